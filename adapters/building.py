@@ -29,14 +29,14 @@ TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
 class TrialPrecision(Precision):
-    """Replaces Lightning's plugin, whose autocast would cover whole steps, including backward passes and updates."""
+    """Replaces Lightning's plugin, whose autocast would cover the whole step, including backward passes and updates."""
 
     def __init__(self, precision: Any) -> None:
         self.precision = precision
 
 
 def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
-    """Replace Lightning's precision plugin; return the precision for each wrapped model, None for float32."""
+    """Replace Lightning's precision plugin; return the precision for each wrapped model, or None for float32."""
     plugin = trainer.strategy.precision_plugin
     dtype = _TYPES.get(plugin.precision)
     if dtype is None:
@@ -54,9 +54,9 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is built; see :class:`TrialModule`.
+    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`.
 
-    ``said`` are arguments of the context that are not in ``configuration``.
+    ``said`` holds arguments of the context that are not in ``configuration``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TrialBuilder:
     def build(
         self, strategy: Strategy, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context; they are built on the first call.
+        """Return the trial, adapted if it is a legacy one, and its context; they are built on the first call.
 
         Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches.
         """
@@ -117,9 +117,9 @@ class TrialBuilder:
         return self._trial
 
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return a trial to hold weights, of which :meth:`build` does not know, and its context; or the one given.
+        """Return a trial that only holds weights, and its context, both unknown to :meth:`build`; or the given trial.
 
-        Models stay where the trial makes them; batches go to ``device``.
+        Models stay where the trial creates them; batches go to ``device``.
         """
         if self._context is not None:
             return self._build_in(self._context), self._context
@@ -129,6 +129,6 @@ class TrialBuilder:
         return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
-        """Notify the other ranks of an error, if the context was made here."""
+        """Notify the other ranks of an error, if the context was created here."""
         if self._owns_context and self._context is not None:
             self._context.distributed.abandon(error)

@@ -30,9 +30,9 @@ def _always() -> bool:
 
 
 class StopIterationGuard:
-    """Raises a ``RuntimeError`` for a ``StopIteration`` of trial code: Lightning takes one for the end of the data.
+    """Turns a ``StopIteration`` of trial code, which Lightning takes for the end of the data, into a ``RuntimeError``.
 
-    ``contextlib.contextmanager`` would raise the ``StopIteration`` itself again.
+    ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
 
     def __enter__(self) -> None:
@@ -49,7 +49,7 @@ class StopIterationGuard:
 
 @contextlib.contextmanager
 def _invalid_hp_ends_the_run() -> Iterator[None]:
-    """Let an ``InvalidHP`` that a hook raises during a checkpoint end the run, without the checkpoint or an error."""
+    """Let an ``InvalidHP`` raised by a hook during a checkpoint end the run, without that checkpoint or an error."""
     try:
         yield
     except errors.InvalidHP as e:
@@ -58,7 +58,7 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 
 
 class RunDriver:
-    """Runs a trial from Lightning's hooks: ends steps, and does what is due at the boundaries."""
+    """Runs a trial from Lightning's hooks: ends steps, and does what is due at boundaries."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RunDriver:
         self._max_steps = sys.maxsize
 
     def start_up(self) -> None:
-        """Begin the run, with what callbacks look at in it."""
+        """Begin the run, and prepare what callbacks see of it."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
@@ -101,12 +101,12 @@ class RunDriver:
         )
 
     def begin_training(self, step_zero_validation: bool) -> None:
-        """Load the checkpoint into the trial; validate where that is due before the first batch."""
+        """Load the checkpoint into the trial; validate if that is due before the first batch."""
         trainer = self._trainer
         run = self.run
         run.begin_training()
         if (epochs := run.schedule.epochs_in_all(run.state, run.data.epoch_len)) is not None:
-            # Not before, because a run that is complete already may have to validate or save.
+            # Not earlier, because a run that is already complete may still have to validate or save.
             lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
@@ -118,7 +118,7 @@ class RunDriver:
             lightning_internals.run_validation(trainer)
 
     def _next_training_batch(self) -> tuple[Any, int]:
-        """Return the batch of the next step, on the device, with its index in the epoch; None if there is none."""
+        """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
             self._fetched = [*itertools.islice(run.prepared(run.data.training.batches), 1)]
@@ -134,12 +134,12 @@ class RunDriver:
             self._fetched = []
             trained = run.train(iter(fetched), _always)
         else:
-            # Lightning's iterator keeps the batch for its callbacks, and costs more than all else done for a batch.
+            # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
             trained = run.train(run.prepared(run.data.training.batches), self._ends_training_step)
         outputs = run.window.take_latest()
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
         if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
-            # Callbacks may look at a metric now, and there will be no report.
+            # Callbacks may look at metrics now, and no report follows.
             lightning_internals.publish_metrics(self._trainer, run.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
@@ -153,9 +153,9 @@ class RunDriver:
         return outputs
 
     def _ends_training_step(self) -> bool:
-        """Return, after each batch, whether the step ends here though no boundary was reached.
+        """Return, after each batch, whether the step ends here although no boundary was reached.
 
-        Unless the process is asked to end, that depends on the data and the flags only: equal runs take equal steps.
+        Unless the process is asked to end, this depends only on the data and the flags: equal runs take equal steps.
         """
         run = self.run
         if self._bars.any_drawn and self._bars.is_due():
@@ -164,7 +164,7 @@ class RunDriver:
         # Several ranks agree on a request to end at the next boundary.
         if run.context.optimizer_steps >= self._max_steps or (early_end.is_alone and early_end.stop_request.requested):
             return True
-        # Lightning's own handler of SIGTERM, where nothing else handles it.
+        # Set by Lightning's own handler of SIGTERM, if nothing else handles the signal.
         return self._trainer.received_sigterm
 
     def _lightning_ends_here(self) -> bool:
@@ -186,7 +186,7 @@ class RunDriver:
             batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
         else:
-            # Not from Lightning's iterator, which costs more than all else done for a batch.
+            # Not from Lightning's iterator, which costs more than anything else done per batch.
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
@@ -224,10 +224,10 @@ class RunDriver:
 
     @_invalid_hp_ends_the_run()
     def act_after_validation(self) -> None:
-        """Save if the policy wants it, then do what is left to do at the boundary."""
+        """Save if the policy asks for it, then do what is left at the boundary."""
         if self._checkpoints is not None:
             self._checkpoints.save_after_validation(self._validation_metrics)
-        # Lightning's validation is not over yet. A checkpoint by policy belongs to it, the others do not.
+        # Lightning's validation is not over yet. A checkpoint by policy is part of it; the other actions are not.
         with torch.enable_grad():
             self.act()
         if self._validation_timer is not None:
@@ -235,7 +235,7 @@ class RunDriver:
 
     @_invalid_hp_ends_the_run()
     def finish(self) -> None:
-        """Report and save what is left, however the training ended."""
+        """Report and save what is left, whatever ended the training."""
         self.run.end_workload()
         if self._checkpoints is not None:
             self._checkpoints.save_unless_current()
@@ -250,7 +250,7 @@ class RunDriver:
             if self._checkpoints is not None:
                 if saves and all_ranks_end(self.run.context.distributed):
                     self._checkpoints.save_unless_current()
-                # A KeyboardInterrupt means that Lightning ignores further ones.
+                # After a KeyboardInterrupt, Lightning ignores any further Ctrl-C.
                 interrupted = isinstance(exception, KeyboardInterrupt)
                 with interrupts_end_the_process() if interrupted else contextlib.nullcontext():
                     self._checkpoints.abandon(exception)
@@ -258,7 +258,7 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
-        """End the run, and leave the trainer's flags as the user had set them."""
+        """End the run, and restore the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)

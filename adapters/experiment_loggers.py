@@ -1,4 +1,4 @@
-"""Loggers of Lightning for the trial of an experiment, as ``det-lightning run --logger`` names them."""
+"""Lightning loggers for the trial of an experiment, as ``det-lightning run --logger`` names them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from det_lightning.core._task import TrialTask
 
 
 def experiment_loggers(task: TrialTask) -> list[Logger]:
-    """Return the loggers that a task names. A trial that is started again logs to new ones.
+    """Return the loggers that a task names. A restarted trial logs to new ones.
 
-    Files go to the directory of the trial; those of MLflow to that of the experiment, unless ``MLFLOW_TRACKING_URI``
+    Files go to the trial's directory, or in the case of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI``
     names a server.
 
     Raises:
@@ -42,7 +42,7 @@ def _mlflow(task: TrialTask) -> Logger:
 
 
 def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
-    """Create the experiment unless it exists; the logger fails if another trial does so at the same moment."""
+    """Create the experiment unless it exists. The logger itself would fail if another trial did so at the same time."""
     import mlflow
 
     client = mlflow.MlflowClient(server)

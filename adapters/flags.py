@@ -1,4 +1,4 @@
-"""The meaning of the flags and callbacks of ``pl.Trainer`` for a trial: schedule, length of a step, refusals."""
+"""What the flags and callbacks of ``pl.Trainer`` mean for a trial: its schedule, its options, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
 
-# What pl.Trainer takes where it is given nothing.
+# The defaults of pl.Trainer.
 _DEFAULT_LOG_EVERY = 50
 _DEFAULT_MAX_EPOCHS = 1000
 
@@ -40,7 +40,7 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
         "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
         f"trial; in several, {_AVERAGING}"
     )
-# Callbacks that change optimizers, their steps or the batch size, which are the trial's.
+# Callbacks that change optimizers, their steps or the batch size, which belong to the trial.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
     BatchSizeFinder: "give the batch size in hparams",
@@ -49,7 +49,7 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
     StochasticWeightAveraging: _AVERAGING,
 }
-# A trial's run is at a position in its own data, which a checkpoint keeps.
+# Data that a trial must supply itself: its run has a position in them, which checkpoints keep.
 _OWN_DATA = {
     "train_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_training_data_loader()",
     "val_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_validation_data_loader()",
@@ -64,8 +64,8 @@ _OWN_DATA = {
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
     """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
 
-    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, None if it was given none. What data a
-    call was given is not known ``before_launch``.
+    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, or None. Which data the call was given
+    is not yet known ``before_launch``.
     """
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
@@ -114,21 +114,21 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
 
 def _uncompile(module: pl.LightningModule) -> bool:
-    """Make a module that was passed through ``torch.compile`` as before; return whether it was."""
+    """Undo ``torch.compile`` on a module; return whether it was compiled."""
     try:
         to_uncompiled(module)
-    except ValueError:  # Lightning's word for one that was not
+    except ValueError:  # it was not compiled
         return False
     return True
 
 
 class TakenFlags:
-    """Flags that a trial obeys, and Lightning would refuse or obey by itself; until :meth:`restore` they are off.
+    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`.
 
     Attributes:
-        accumulated_batches: number of batches whose gradients make one update; 1 if the trainer was not given it.
-        clip_val: where the gradients of an update are clipped; None if the trainer was not given it.
-        clip_algorithm: Lightning's name of the way to clip them; None for its default.
+        accumulated_batches: number of batches whose gradients make one update; 1 if not set on the trainer.
+        clip_val: where the gradients of an update are clipped; None if not set on the trainer.
+        clip_algorithm: Lightning's name for the clipping algorithm; None for its default.
         precision: the precision for each wrapped model; None for float32.
     """
 
@@ -144,14 +144,14 @@ class TakenFlags:
         trainer.accumulate_grad_batches = 1
 
     def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
-        """Return what says when a validation is due, where ``val_check_interval`` is a time; None where it is none."""
+        """Return a timer for validations if ``val_check_interval`` is a time; otherwise None."""
         if self._validation_interval_s is None:
             return None
         every_epochs = self._trainer.check_val_every_n_epoch
         return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
-        """Leave the trainer's flags as the user had set them."""
+        """Restore the trainer's flags as the user had set them."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
@@ -186,8 +186,8 @@ def complete_schedule(
 ) -> Schedule:
     """Return the schedule of a run.
 
-    For what is not ``given`` the flags of ``trainer`` decide, and before their defaults what is ``configured``. Where
-    ``val_check_interval`` is a time, ``timer`` has it.
+    What is ``given`` comes first, then flags set on ``trainer``, then what is ``configured``, then the flags' defaults.
+    ``timer`` is given if ``val_check_interval`` is a time.
     """
     max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
     if max_length is None and trainer.state.fn is TrainerFn.FITTING:
@@ -206,7 +206,7 @@ def complete_schedule(
 
 
 def _warn_of_default_length(trainer: pl.Trainer) -> None:
-    """Say what Lightning says when a trainer is made, before it can know whether the trial has a ``max_length``."""
+    """Warn as Lightning does on creating a trainer, when it cannot know yet whether the trial has a ``max_length``."""
     if trainer.max_epochs == _DEFAULT_MAX_EPOCHS and trainer.max_steps == -1:
         logger.warning(
             "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "
@@ -228,7 +228,7 @@ def _sets_validation(trainer: pl.Trainer) -> bool:
 def _validation_period_of(
     trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
 ) -> TrainUnit | None:
-    """Return the period of validations by the flags of ``trainer``; None for no validations."""
+    """Return the validation period that the flags of ``trainer`` ask for; None for no validations."""
     if not trainer.enable_validation:
         return None
     if timer is not None:

@@ -1,4 +1,4 @@
-"""The hooks of Lightning that look at single batches, backward passes and optimizer steps of a trial."""
+"""Lightning's hooks that look at single batches, backward passes and optimizer steps of a trial."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer
 
 
 class WatchedHooks:
-    """Which of Lightning's hooks are overridden: by the trainer's callbacks, or by a module derived from ``base``.
+    """Which of Lightning's hooks are overridden by the trainer's callbacks, or by a module derived from ``base``.
 
-    Hooks set on an instance count, as ``LambdaCallback`` sets them. ``taken`` has the flags by which the module clips
-    gradients.
+    Hooks set on an instance count too, since ``LambdaCallback`` sets them there. ``taken`` has the flags for gradient
+    clipping.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WatchedHooks:
     def needs_each_batch(self, stage: str) -> bool:
         """Return whether steps of ``stage`` ("train" or "validation") must be single batches.
 
-        Progress bars do not require it, nor does a ``ModelCheckpoint`` that counts no steps.
+        Progress bars do not require it, nor does a ``ModelCheckpoint`` that saves by neither steps nor time.
         """
         if self._profiles or (stage == "train" and self._of_updates):
             return True
@@ -61,7 +61,7 @@ class WatchedHooks:
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
-        """Make a context call what is overridden, and show its backward passes and optimizer steps to a profiler."""
+        """Make a context call the overridden hooks, and let a profiler see its backward passes and optimizer steps."""
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)

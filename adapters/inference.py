@@ -1,4 +1,4 @@
-"""What a trial does without a run: weights from a checkpoint, predictions, the evaluation of data that a call gives."""
+"""What a trial does without a run: loading weights, predicting, evaluating data that are passed in."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Predictor:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the predictions for these inputs, of any shape that the trial or its model takes."""
+        """Return the predictions for whatever inputs the trial or its model takes."""
         return (self._predict_batch or self._models[0])(*args, **kwargs)
 
     def predict(self, batch: Any, batch_idx: int) -> Any:
-        """Return the predictions for a batch of a loader. Of a list or tuple a model gets the first entry."""
+        """Return the predictions for a batch of a loader. If it is a list or tuple, a model gets its first entry."""
         if self._takes_batch_idx:
             return self(batch, batch_idx=batch_idx)
         if self._predict_batch is None and isinstance(batch, list | tuple) and batch:
@@ -61,11 +61,11 @@ class Predictor:
 
 
 class GivenEvaluation:
-    """Evaluates a trial on data that are not its own; its callbacks are not called.
+    """Evaluates a trial on data that are not its own, without calling its callbacks.
 
     Raises:
-        UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, and there are several
-            processes, which share the data.
+        UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, but several processes
+            share the data.
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
@@ -86,7 +86,7 @@ class GivenEvaluation:
             self._evaluation.evaluate_full_dataset(loaders)
 
     def evaluate(self, batch: Any) -> None:
-        """Evaluate a batch on the device, unless all are evaluated already."""
+        """Evaluate a batch, which is on the device, unless the full dataset is already evaluated."""
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
@@ -110,9 +110,9 @@ class InferenceModule(pl.LightningModule):
     Attributes:
         trial: the trial, once it is built.
         context: its context.
-        runnable: the trial, adapted if it is an old one.
+        runnable: the trial, adapted if it is a legacy one.
         models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
-        builder: builds it; subclasses set it.
+        builder: builds the trial; subclasses set it.
     """
 
     builder: TrialBuilder
@@ -141,18 +141,18 @@ class InferenceModule(pl.LightningModule):
         has by then.
 
         Args:
-            checkpoint_path: path or URL of a ``.ckpt`` file of a ``TrialModule``, or such a file that is open; or that
-                of a directory in Determined's format.
-            map_location: where to load tensors to, as in ``torch.load``; by default where they were, if that is there.
-            hparams_file: YAML file with the hyperparameters, in place of those of the checkpoint.
-            strict: False leaves out what only the checkpoint or only the trial has.
+            checkpoint_path: a ``.ckpt`` file of a ``TrialModule``, as a path, URL or open file; or the path or URL of a
+                directory in Determined's format.
+            map_location: where to load tensors to, as in ``torch.load``; by default where they were, if available.
+            hparams_file: YAML file with hyperparameters, in place of those of the checkpoint.
+            strict: False ignores weights that only the checkpoint or only the trial has.
             weights_only: False unpickles anything, running whatever code the checkpoint contains; so does
                 ``trusted=True``.
-            **kwargs: arguments of the module: the class of the trial as ``trial=``; by default ``hparams`` and
-                ``exp_conf`` are those of the checkpoint.
+            **kwargs: arguments of the module: the class of the trial as ``trial=``; ``hparams`` and ``exp_conf`` are by
+                default those of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, unsafe, or that of another module or trial.
+            CheckpointError: the checkpoint is missing, damaged, unsafe, or from another module or trial.
             TypeError: ``trial=`` is missing.
         """
         if weights_only is None:
@@ -176,9 +176,9 @@ class InferenceModule(pl.LightningModule):
         self.to(device)
 
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a trial that is built, adapted if it is an old one, and its context.
+        """Take a trial that is built, adapted if it is a legacy one, and its context.
 
-        It gets the weights of the trial that :meth:`build_from` has built, if it takes the place of that.
+        If it replaces the trial that :meth:`build_from` built, it gets the weights of that trial.
         """
         if self._loaded is not None and self._loaded is not context:
             weights = [model.state_dict() for model in self._loaded.models]
@@ -190,7 +190,7 @@ class InferenceModule(pl.LightningModule):
         self.models = torch.nn.ModuleList(context.models)
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is an old one, and its context.
+        """Return the trial, adapted if it is a legacy one, and its context.
 
         Raises:
             InternalException: it is not built yet.
@@ -210,7 +210,7 @@ class InferenceModule(pl.LightningModule):
         return [as_torch_optimizer(optimizer) for optimizer in context.optimizers], schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Log a value from any hook, as ``LightningModule.log`` does; a step need not say its ``batch_size``."""
+        """Log a value from any hook, as ``LightningModule.log`` does; a step need not give its ``batch_size``."""
         if kwargs.get("batch_size") is None:
             kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
@@ -220,7 +220,7 @@ class InferenceModule(pl.LightningModule):
         return Predictor(original_trial(runnable), context.models)
 
     def _on_device(self, batch: Any) -> Any:
-        """Return a batch of a given loader with arrays of numpy as tensors too, as in the trial's own batches."""
+        """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
         _, context = self.built()
         cast = context.precision.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
@@ -243,7 +243,7 @@ class InferenceModule(pl.LightningModule):
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the predictions for a batch; of a list or tuple a model gets the first entry."""
+        """Return the predictions for a batch; if it is a list or tuple, a model gets its first entry."""
         return self._predictor().predict(self._on_device(batch), batch_idx)
 
     def on_predict_end(self) -> None:

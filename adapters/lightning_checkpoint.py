@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: The key of a loaded Determined checkpoint in the dict that Lightning passes around.
 DETERMINED_KEY = "determined_checkpoint"
-# Entries of Lightning's checkpoints in which there may be numbers of numpy, as of a learning rate.
+# Entries of Lightning's checkpoints that may contain numpy numbers, such as a learning rate.
 _WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
@@ -53,9 +53,9 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun) -> None:
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
-    """Return the content to resume from; None if the checkpoint has nothing of a trial.
+    """Return the content to resume from; None if the checkpoint has no trial in it.
 
-    Weights are loaded here, except in a fit those in Determined's format, which the trial's callbacks may change first.
+    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:
@@ -69,7 +69,7 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
         return None
     content = from_entry(checkpoint[TRIAL_KEY])
     require_resumable(content)
-    # Names may have the prefix of distributed training, which Lightning does not know.
+    # Names may have a prefix from distributed training, which Lightning does not know.
     models, _ = split_models(checkpoint["state_dict"])
     load_models(context, {"models_state_dict": models}, content.source)
     return content
@@ -82,7 +82,7 @@ def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
 
 
 def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str, Any]:
-    """Read a file that Lightning has written. Before 2.6 Lightning's own reader runs any code that a file asks for."""
+    """Read a file that Lightning wrote. Before 2.6 Lightning's own reader runs whatever code a file contains."""
     map_location = "cpu" if map_location is None else map_location
     if location.is_local:
         if not location.exists():
@@ -95,9 +95,9 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
 
 
 class TrialCheckpointIO(CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; leaves files to ``inner``.
+    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``.
 
-    Where one of the checkpoints ``newest_first`` is damaged the next one is read. For the other arguments see
+    If one of the checkpoints in ``newest_first`` is damaged, the next one is read. For the other arguments see
     :class:`TrialModule`.
     """
 
@@ -148,13 +148,13 @@ class TrialCheckpointIO(CheckpointIO):
         }
 
     def _load(self, path: str, trusted: bool) -> CheckpointContent:
-        """Read a checkpoint, or the one before if it is damaged; raise the error of the first if none can be read."""
+        """Read a checkpoint, or the one before it if it is damaged; raise the first error if none can be read."""
         position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
         failures: list[errors.CheckpointError] = []
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
             assert candidate is not None
             try:
-                # Where there is another one to take, damage must show before the parts of a sharded one are loaded.
+                # If there is another one to fall back to, damage must show before parts of a sharded one are loaded.
                 return safe_load.load_checkpoint(
                     candidate, self.options, trusted=trusted, in_parts=True, verify_parts=before is not None
                 )
@@ -181,7 +181,7 @@ class TrialCheckpointIO(CheckpointIO):
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Pass on that the run is over."""
+        """Tell ``inner`` that the run is over."""
         self.inner.teardown()
 
 
@@ -193,7 +193,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
     holds what Lightning keeps beyond the trial, such as the state of its callbacks.
 
     Args:
-        code_dir, code_with_secrets: what of the code is copied; see ``DeterminedCheckpoint``.
+        code_dir, code_with_secrets: which code is copied; see ``DeterminedCheckpoint``.
         trusted: unpickle anything, running whatever code a checkpoint contains.
         options: for the file system of a URL; see ``CheckpointStorage``.
 
@@ -223,17 +223,17 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """Write a directory at ``path``, or replace the one that is there.
 
         Raises:
-            InvalidCheckpointException: the checkpoint is not that of a ``TrialModule``.
+            InvalidCheckpointException: the checkpoint is not from a ``TrialModule``.
             CheckpointError: it cannot be written.
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
-        # One for each storage, because a writer warns only once.
+        # One writer per storage, because a writer gives each warning only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)
         target = checkpoint_path(storage.root, name)
         if target.is_dir() or (target.is_local and not target.exists()):
-            # Under its own name only once it is complete.
+            # It gets its own name only once it is complete.
             storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
         else:
             writer.write(files, name)

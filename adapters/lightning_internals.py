@@ -1,8 +1,8 @@
-"""Every reach into Lightning that is not documented API, with a contract test for each.
+"""Every use of Lightning beyond its documented API, with a contract test for each.
 
-Those into its loops are in ``lightning_loops``, those into its strategies in ``lightning_strategies``.
+Uses of its loops are in ``lightning_loops``, those of its strategies in ``lightning_strategies``.
 
-A new release of Lightning that moves one of these breaks ``tests/adapters/test_lightning_internals.py`` by name.
+If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from det_lightning.checkpoint.format.content import TrialState
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
-# Lightning 2.6 on torch 2.13, at every run; nothing that a user can change.
+# Lightning 2.6 on torch 2.13 warns in every run; users can do nothing about it.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-# What a TrialModule logs is reduced over all ranks already.
+# What a TrialModule logs is already reduced over all ranks.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
-# Printed when a trainer is made, and wrong for a trial with a max_length; flags.py warns of the others.
+# Printed when a trainer is created, and wrong for a trial with a max_length; for other trials flags.py warns.
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
-# A checkpoint after the update is what a trial resumes from.
+# A trial resumes from the state after the update, which is what such a checkpoint holds.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 #: A classmethod that cannot be called on an instance.
 restricted_classmethod = _restricted_classmethod
 
-# A module of automatic optimization, as any is by default.
+# A module with automatic optimization, which is Lightning's default.
 _AUTOMATIC = pl.LightningModule()
 
 # Loops
 
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
-    """Leave out the validation before the first batch, which Determined does not do."""
+    """Skip the validation before the first batch, which Determined does not do."""
     trainer.num_sanity_val_steps = 0
 
 
 def allow_validation(trainer: pl.Trainer, due: bool) -> None:
-    """Let Lightning's fit loop validate after the present step, or keep it from doing so.
+    """Let Lightning's fit loop validate after the current step, or keep it from doing so.
 
-    By its own flags the loop validates after every step if the interval is one step and no epochs are counted, and
-    never if the interval is ``sys.maxsize`` epochs.
+    The loop validates after every step if the interval is one step and no epochs are counted, and never if the
+    interval is ``sys.maxsize`` epochs.
     """
     trainer.val_check_batch = 1
     trainer.check_val_every_n_epoch = None if due else sys.maxsize
 
 
 def take_validation_interval(trainer: Any) -> float | None:
-    """Return the time, in seconds, that is the ``val_check_interval`` of ``trainer``; None if it is none.
+    """Return the ``val_check_interval`` of ``trainer`` in seconds if it is a time; otherwise None.
 
-    From now on the fit loop does not look at the clock, and validates after each step that :func:`allow_validation`
-    lets it. Lightning leaves ``trainer.val_check_interval`` unset, where its ``EarlyStopping`` looks for it.
+    From now on the fit loop ignores the clock, and validates after each step for which :func:`allow_validation` lets
+    it. Also sets ``trainer.val_check_interval``, which Lightning leaves unset although its ``EarlyStopping`` reads it.
     """
     interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
     if interval_s is not None:
@@ -78,30 +78,30 @@ def take_validation_interval(trainer: Any) -> float | None:
 
 
 def restore_validation_interval(trainer: Any, interval_s: float) -> None:
-    """Leave a trainer as it was before :func:`take_validation_interval`."""
+    """Restore a trainer to what it was before :func:`take_validation_interval`."""
     trainer._val_check_time_interval = interval_s
     del trainer.val_check_interval
 
 
 def run_validation(trainer: pl.Trainer) -> None:
-    """Run Lightning's validation loop from outside of a training step."""
+    """Run Lightning's validation loop outside of a training step."""
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
 
 
 def end_epoch(dataloader_iter: Any) -> None:
-    """Make the present step the last one of its epoch, or of its validation."""
+    """Make the current step the last one of its epoch, or of its validation."""
     dataloader_iter.data_fetcher.done = True
 
 
 def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
-    """Train for at most ``epochs``, which progress bars show; -1 for any number, until :func:`end_training`."""
+    """Train for at most ``epochs``, which progress bars show; -1 means no limit, until :func:`end_training`."""
     trainer.fit_loop.max_epochs = epochs
 
 
 def end_training(trainer: pl.Trainer, early: bool) -> None:
-    """End the training after the present step; ``early``: also before ``min_epochs`` or ``min_steps`` are reached."""
+    """End the training after the current step; if ``early``, even before ``min_epochs`` or ``min_steps``."""
     trainer.should_stop = True
     if early:
         trainer.fit_loop.min_epochs = None
@@ -111,12 +111,12 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
     """Make Lightning's ``global_step``, ``batch_idx`` and logging step agree with the trial's.
 
-    The present step has ``extra_batches`` beyond the one that Lightning counts.
+    The current step has ``extra_batches`` beyond the one that Lightning counts.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
-        progress: Any = epoch_loop.batch_progress  # Lightning 2.4 has no method for that
+        progress: Any = epoch_loop.batch_progress  # Lightning 2.4 has no method for this
         for counts in (progress.total, progress.current):
             counts.ready += extra_batches
             counts.started += extra_batches
@@ -141,7 +141,7 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 
 
 def given_data(trainer: pl.Trainer) -> list[str]:
-    """Return the arguments with data that ``fit`` or ``validate`` was called with, by name."""
+    """Return the names of the arguments through which ``fit`` or ``validate`` was given data."""
     fits = trainer.state.fn is TrainerFn.FITTING
     sources: dict[str, Any] = (
         {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
@@ -164,7 +164,7 @@ def has_data(trainer: pl.Trainer) -> bool:
 
 
 def _data_source_of(loop: Any) -> Any:
-    """Return what says where a loop gets its data from: the call, a data module, or the module."""
+    """Return Lightning's record of where a loop gets its data: from the call, a data module or the module."""
     return loop._data_source
 
 
@@ -172,7 +172,7 @@ def _data_source_of(loop: Any) -> Any:
 
 
 def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
-    """Call a hook of all callbacks, then that of the module, as Lightning does: profiled, and free to log."""
+    """Call a hook of all callbacks, then of the module, as Lightning does: profiled, and allowed to log."""
     call._call_callback_hooks(trainer, hook, *args)
     call._call_lightning_module_hook(trainer, hook, *args)
 
@@ -181,9 +181,9 @@ def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
-    """Return what Lightning wants to know where a step takes its batches itself, which is in training only.
+    """Return the batch size to log with, which Lightning cannot tell in training, where a step takes its own batches.
 
-    That is the size of the batch that is shown to hooks, if it ``counts``; 1 if there is none.
+    If it ``counts``, it is the size of the batch that hooks are shown, if any; otherwise 1. None outside of training.
     """
     try:
         trainer = module.trainer
@@ -201,7 +201,7 @@ def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]) -> None:
-    """Show metrics that are reported to callbacks, as logged, and on progress bars."""
+    """Show reported metrics to callbacks, as logged metrics, and on progress bars."""
     publish_metrics(trainer, tensors)
     trainer.logged_metrics.update(tensors)
     trainer.progress_bar_metrics.update(scalars)
@@ -210,13 +210,13 @@ def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalar
 def save_by_time(trainer: pl.Trainer) -> None:
     """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
 
-    Lightning 2.6 looks at it only for modules of automatic optimization.
+    Lightning 2.6 checks it only for modules with automatic optimization.
     """
-    # No validation follows by Lightning's flags, for which a callback would wait with a metric that it has.
+    # If Lightning's flags announced a validation, a callback that monitors a metric would wait for it.
     allow_validation(trainer, due=False)
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            # That of the class: a subclass has seen this step already.
+            # The method of the class itself: an override in a subclass has already seen this step.
             ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
 
 
@@ -243,7 +243,7 @@ def set_printing_rank(rank: int) -> None:
 def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
     """Return the exit code of this process that lets the run end with ``exit_code``.
 
-    Lightning's launcher kills the process that called it when one that it has started ends with an error.
+    Lightning's launcher kills the process that called it when a process that it started ends with an error.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
@@ -272,5 +272,5 @@ def converts_batch_norms(strategy: ParallelStrategy) -> bool:
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer that Lightning has wrapped, if it has."""
+    """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
     return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer

@@ -1,6 +1,6 @@
-"""Lightning's loops, changed for trials; they are not documented API, so each change has a contract test.
+"""Lightning's loops, adapted to trials; they are not documented API, so each change has a contract test.
 
-See ``lightning_internals``, which has all else that is of that kind.
+See ``lightning_internals`` for the other uses of undocumented API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 
 
 class TrialOutputs(ManualResult):
-    """What a step passes to the hooks of its end: a dict in which ``"loss"``, if it is there, may be anything."""
+    """What a step passes to the hooks at its end: a dict whose ``"loss"``, if any, may be anything."""
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any) -> TrialOutputs:
@@ -32,13 +32,13 @@ class TrialOutputs(ManualResult):
 
 
 class TrialOptimization(_ManualOptimization):
-    """Lightning's loop of manual optimization, for what a trial returns."""
+    """Lightning's loop for manual optimization, adapted to what a trial returns."""
 
     output_result_cls = TrialOutputs
 
 
 def _draw(dataloader_iter: Any, items: Iterator[tuple[Any, int, int]]) -> Any:
-    """Return the next batch of ``items``, which hooks get now, with its index; it does not count as fetched."""
+    """Return the next batch of ``items``, which hooks now get with its index; it does not count as fetched."""
     fetcher = dataloader_iter.data_fetcher
     counted = fetcher.iterator, fetcher.fetched, fetcher.done
     fetcher.iterator = items
@@ -51,15 +51,15 @@ def _draw(dataloader_iter: Any, items: Iterator[tuple[Any, int, int]]) -> Any:
 
 
 def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
-    """Make ``batch_idx`` the index that Lightning passes to callbacks at the end of the present step, with no batch."""
+    """Make Lightning pass ``batch_idx``, and no batch, to callbacks at the end of the current step."""
     _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
 
 
 class TrialEpochLoop(_TrainingEpochLoop):
-    """Lightning's loop over an epoch, whose steps begin without an exchange between the ranks.
+    """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
 
-    Where ``next_batch`` is given it yields the batch of each step, and its index in the epoch, before the first hook
-    of the step; ``shown`` is that batch, until the step is over.
+    ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
+    is called; ``shown`` is that batch until the step is over.
     """
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -83,12 +83,12 @@ class TrialEpochLoop(_TrainingEpochLoop):
         finally:
             self.shown = None
             counted = data_fetcher.fetched, data_fetcher.done
-            data_fetcher.reset()  # the batch is needed no more, and may be large
+            data_fetcher.reset()  # the batch is no longer needed, and may be large
             data_fetcher.fetched, data_fetcher.done = counted
 
 
 class _Prepared(Iterator[tuple[Any, int, int]]):
-    """Prepares the batches of ``items``, which come with their index and that of their loader; keeps the latest."""
+    """Prepares the batches of ``items``, which come with their own index and their loader's; keeps the latest."""
 
     def __init__(self, items: Iterator[tuple[Any, int, int]], prepare: Callable[[Any], Any]) -> None:
         self._items = items
@@ -104,7 +104,7 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
 class TrialEvaluationLoop(_EvaluationLoop):
     """Lightning's loop over validation data.
 
-    Where ``prepare_batch`` is given the batch of each step is taken and prepared before the first hook of the step.
+    If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
     """
 
     prepare_batch: Callable[[Any], Any] | None = None
@@ -142,9 +142,9 @@ def show_batches(
     next_training_batch: Callable[[], tuple[Any, int]] | None,
     prepare_validation_batch: Callable[[Any], Any] | None,
 ) -> None:
-    """Show each batch to the hooks at the start of its step, if that is wanted; after :func:`use_trial_loops`.
+    """Show each batch to the hooks at the start of its step, or none if None; call it after :func:`use_trial_loops`.
 
-    The first function returns a batch and its index in the epoch; the second one takes what Lightning has fetched.
+    The first function returns a batch and its index in the epoch; the second one prepares what Lightning has fetched.
     """
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.next_batch = next_training_batch
@@ -154,12 +154,12 @@ def show_batches(
 
 
 def shown_batch(dataloader_iter: Any) -> Any:
-    """Return the batch of a validation that was shown to the hooks at the start of the present step."""
+    """Return the validation batch that was shown to the hooks at the start of the current step."""
     return dataloader_iter.data_fetcher.iterator.latest
 
 
 def validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
-    """Return the most batches that the present validation takes from its loader; None for all of them."""
+    """Return how many batches the current validation takes from its loader at most; None for all of them."""
     flags: Any = trainer  # mypy does not see what Lightning's connectors set
     if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:
         return None  # a loader may have more batches than its length says

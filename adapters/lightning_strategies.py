@@ -1,4 +1,4 @@
-"""What is used of Lightning's strategies and launchers beyond documented API, with a contract test for each reach."""
+"""Uses of Lightning's strategies and launchers beyond documented API, with a contract test for each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CheckingProcessLauncher(_CheckingLauncher, _MultiProcessingLauncher):
 
 
 def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProcessLauncher | CheckingScriptLauncher:
-    """Return a launcher that calls ``check_before_launch(trainer)`` of the module before it starts processes."""
+    """Return a launcher that calls the module's ``check_before_launch(trainer)`` before it starts processes."""
     environment = strategy.cluster_environment
     if start_method != "popen":
         return CheckingProcessLauncher(strategy, start_method=start_method)
@@ -46,7 +46,7 @@ def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProce
 
 
 def ddp_options(strategy: DDPStrategy) -> tuple[dict[str, Any], list[str]]:
-    """Return how a strategy replicates models, as arguments, and the names of options beyond that."""
+    """Return how a strategy replicates models, as arguments, and the names of its other options in use."""
     options = {
         **strategy._ddp_kwargs,
         "ddp_comm_hook": strategy._ddp_comm_hook,
@@ -57,7 +57,7 @@ def ddp_options(strategy: DDPStrategy) -> tuple[dict[str, Any], list[str]]:
 
 
 def fsdp_options(strategy: FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
-    """Return how a strategy shards models, as arguments, and the names of options beyond that."""
+    """Return how a strategy shards models, as arguments, and the names of its other options in use."""
     kwargs = {name: value for name, value in strategy.kwargs.items() if name != "use_orig_params"}
     policy = kwargs.pop("auto_wrap_policy", None)
     options: dict[str, Any] = {}
@@ -73,10 +73,10 @@ def fsdp_options(strategy: FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
 
 
 def replace_strategy(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
-    """Make a trainer use another strategy, in the processes that were started for the present one."""
+    """Make a trainer use another strategy, in the processes that were started for the current one."""
     given: Any = trainer.strategy
     module = trainer.lightning_module
-    # What all strategies for several processes have: devices, launcher, process group, plugins.
+    # The attributes that all strategies for several processes share: devices, launcher, process group, plugins.
     of_processes = vars(DDPStrategy()).keys() & vars(FSDPStrategy()).keys()
     vars(strategy).update({name: value for name, value in vars(given).items() if name in of_processes})
     strategy.num_nodes = given.num_nodes

@@ -1,4 +1,4 @@
-"""From a checkpoint to a module with its weights, without a trainer."""
+"""Loading a module with the weights of a checkpoint, without a trainer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from det_lightning.pytorch._weights import load_models
 
 
 class SavedTrial:
-    """A trial in a checkpoint, a ``.ckpt`` file or a directory in Determined's format.
+    """A trial in a checkpoint, which is a ``.ckpt`` file or a directory in Determined's format.
 
     The arguments are those of ``TrialModule.load_from_checkpoint``.
 
     Raises:
-        CheckpointError: it is missing, damaged, unsafe, or that of another ``LightningModule``.
+        CheckpointError: it is missing, damaged, unsafe, or from another ``LightningModule``.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SavedTrial:
         return from_lightning(checkpoint)
 
     def arguments(self, module_class: type, given: dict[str, Any], hparams_file: Any = None) -> dict[str, Any]:
-        """Return the arguments of a module: those that are given, and the settings that the checkpoint knows.
+        """Return the arguments of a module: those that are given, and the settings that the checkpoint has.
 
         Raises:
             TypeError: ``trial`` is missing; the message names the trial that wrote the checkpoint.
@@ -87,12 +87,12 @@ class SavedTrial:
         content = self._content
         settings = read_settings(content.resume, content.load_data)
         known = {"hparams": settings["hparams"], "exp_conf": settings["experiment_config"]}
-        if known["hparams"] is None:  # as in files that `det-lightning checkpoint export` wrote of older checkpoints
+        if known["hparams"] is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
             known["hparams"] = (content.lightning or {}).get("hyper_parameters")
         return {name: value for name, value in known.items() if value is not None}
 
     def device(self) -> torch.device:
-        """Return where the weights are to be."""
+        """Return the device for the weights."""
         if isinstance(self._map_location, str | torch.device):
             return torch.device(self._map_location)
         models = self._content.state["models_state_dict"]
@@ -110,7 +110,7 @@ class SavedTrial:
 
 
 def _where_it_was(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """Leave a tensor where it was when it was saved, or put it on the CPU if there is no such device now."""
+    """Leave a tensor on the device where it was saved, or put it on the CPU if there is no such device now."""
     kind = location.partition(":")[0]
     module = getattr(torch, kind, None)
     is_there = kind == "cpu" or (module is not None and module.is_available())

@@ -30,34 +30,34 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.units import TrainUnit
 
-# Sections of a configuration about what DeterminedCheckpoint is told.
+# Configuration fields for what DeterminedCheckpoint takes as arguments.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
 
 class TrialModule(InferenceModule):
-    """A Determined trial as a ``LightningModule``: fit it, validate it, log it, like any other.
+    """A Determined trial as a ``LightningModule``: fit it, validate it and log it like any other.
 
-    The trial is built when ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
-    Lightning's logged metrics. Several batches are trained in one Lightning step, unless a callback looks at each.
+    The trial is built once ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
+    Lightning's logged metrics. One Lightning step trains several batches, unless a callback looks at each of them.
 
     Args:
-        trial: a subclass of ``PyTorchTrial``, or a trial that is built already (then give its ``context`` too).
-        hparams: hyperparameters for the trial's context; by default those of ``exp_conf``, of a range the middle.
-        exp_conf: experiment configuration for the trial's context, as a dict, which may have only some of the keys, or
-            as a YAML file. It says what neither the other arguments nor the flags of ``pl.Trainer`` say. Checkpoints
-            are those of ``DeterminedCheckpoint``; it seeds nothing.
-        trial_kwargs: arguments of the trial beyond the context.
+        trial: a subclass of ``PyTorchTrial``, or a trial that is already built (then give its ``context`` too).
+        hparams: hyperparameters for the trial's context; by default those of ``exp_conf``, with the middle of a range.
+        exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, which may be partial. It
+            supplies what neither the other arguments nor the flags of ``pl.Trainer`` say. Its fields about checkpoints
+            have no effect (see ``DeterminedCheckpoint``), and it seeds nothing.
+        trial_kwargs: arguments of the trial in addition to the context.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         average_aggregated_gradients: divide the gradients of an update by that number.
         trial_seed: what ``context.get_trial_seed()`` returns.
-        max_length: number of batches or epochs to train for, before a last validation; by default ``pl.Trainer``
+        max_length: number of batches or epochs to train for, before a final validation; by default ``pl.Trainer``
             decides, then ``exp_conf``.
-        validation_period: one or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
+        validation_period: one period or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
         reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
         test_mode: train on one batch and validate on one.
-        context: the context of a trial that is built already.
+        context: the context of a trial that is already built.
         trusted: unpickle anything in a checkpoint, running whatever code it contains.
         storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
         newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: if
@@ -116,7 +116,7 @@ class TrialModule(InferenceModule):
         )
         self.builder = TrialBuilder(trial, context, trial_kwargs or {}, configuration, said)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
-        # Raises now for a wrong period, not when training starts.
+        # A wrong period raises now, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured_schedule = Schedule(**configuration.missing_in(given))
         at_start = configuration.complete(step_zero_validation=step_zero_validation)
@@ -128,7 +128,7 @@ class TrialModule(InferenceModule):
         self._latest_run: TrialRun | None = None
         self._forget_run()
         if hparams:
-            # For Lightning's checkpoints and loggers, which take the name of the argument; the trial has its own.
+            # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
             hparams = mask(hparams)
             self.save_hyperparameters(hparams)
 
@@ -144,7 +144,7 @@ class TrialModule(InferenceModule):
         flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Refuse flags that cannot work; attach what ends a trial's run after an exception."""
+        """Refuse flags that cannot work; attach the callback that ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
         use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
@@ -153,7 +153,7 @@ class TrialModule(InferenceModule):
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
-        """Let ``ckpt_path=`` take checkpoints in Determined's format."""
+        """Make ``ckpt_path=`` accept checkpoints in Determined's format."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
@@ -171,7 +171,7 @@ class TrialModule(InferenceModule):
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
     def train_dataloader(self) -> Any:
-        """Return the endless training data, cut into epochs."""
+        """Return the endless training data, divided into epochs."""
         return self.trial_run.data.training
 
     def val_dataloader(self) -> Any:
@@ -180,7 +180,7 @@ class TrialModule(InferenceModule):
             self._start_run()
         return self.trial_run.data.validation
 
-    # Training and validation. The methods of RunDriver say what the hooks do.
+    # Training and validation. The methods of RunDriver document what the hooks do.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Keep the trial's gradients, which Lightning would clear at the start of each run."""
@@ -214,18 +214,18 @@ class TrialModule(InferenceModule):
             self.driver.close()
             run = self.driver.run
             if run.early_end.preempted and self.stop_request is not None:
-                # Together, because a launcher ends the others when the first one ends.
+                # All at once, because a launcher ends the other processes when the first one ends.
                 run.context.distributed.broadcast(None)
                 raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
 
     def restore_flags(self) -> None:
-        """Leave the trainer's flags as the user had set them."""
+        """Restore the trainer's flags as the user had set them."""
         if self._taken is not None:
             self._taken.restore()
             self._taken = None
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients, which may be those of an unfinished aggregation."""
+        """Keep the gradients, which may belong to an unfinished aggregation."""
 
     def on_validation_model_eval(self) -> None:
         """Leave the modes of the models to the run."""
@@ -259,15 +259,15 @@ class TrialModule(InferenceModule):
             self.resume_content = content
             # Lightning loads this entry next.
             checkpoint["state_dict"] = self.state_dict()
-        # The trial's own position replaces that of Lightning's loops.
+        # The trial's own position replaces the state of Lightning's loops.
         checkpoint.pop("loops", None)
 
     @property
     def trial_run(self) -> TrialRun:
-        """The run of the trial under ``fit`` or ``validate``, or the latest one that began.
+        """The current run of the trial, or the latest one, under ``fit`` or ``validate``.
 
         Raises:
-            InternalException: there was none yet.
+            InternalException: no run has begun yet.
         """
         if self._latest_run is None:
             raise _no_run()
@@ -309,7 +309,7 @@ def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> T
 
 
 class _RunGuard(pl.Callback):
-    """Ends the run of a trial after an exception, of which Lightning notifies only callbacks."""
+    """Ends the run of a trial after an exception; Lightning notifies only callbacks of exceptions."""
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(pl_module, TrialModule):
@@ -317,5 +317,5 @@ class _RunGuard(pl.Callback):
         pl_module.restore_flags()
         if pl_module.driver is not None:
             pl_module.driver.abandon(exception)
-        if not isinstance(exception, SystemExit):  # as Preempted is one
+        if not isinstance(exception, SystemExit):  # such as Preempted
             pl_module.builder.abandon(exception)

@@ -1,4 +1,4 @@
-"""Optimizers that are none of torch's, as Lightning asks for them."""
+"""Optimizers that are not torch's, in the form that Lightning asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class PlainOptimizer:
-    """An optimizer with what Lightning looks at: ``defaults`` and ``state``, which one that is not of torch may lack.
+    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
 
     The trial steps the optimizer itself; Lightning only saves and loads its state.
     """

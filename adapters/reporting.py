@@ -20,8 +20,8 @@ _BAR_INTERVAL_S = 0.1
 class LightningReporter:
     """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
-    All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``.
-    Where a subclass of ``base``, that of all such modules, overrides ``log`` or ``log_dict``, it sees those of each
+    All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``
+    prefix. If the module's class overrides ``log`` or ``log_dict`` of ``base``, they see the metrics of each
     validation.
     """
 
@@ -60,7 +60,7 @@ class LightningReporter:
 
 
 def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
-    """Keep all bits: Lightning would round a Python float to float32."""
+    """Return the scalars as float64 tensors: Lightning would round a Python float to float32."""
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}
 
 
@@ -79,10 +79,10 @@ class BarRefresh:
         return time.monotonic() >= self._next_s
 
     def draw(self, hook: str, batches: int) -> None:
-        """Call the ``hook`` of each bar for the end of a batch, with the number of batches that are done."""
+        """Call each bar's ``hook`` for the end of a batch, given the number of batches that are done."""
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
         for bar in self._bars:
-            # tqdm's bar draws itself at multiples of its refresh rate only.
+            # tqdm's bar is drawn only at multiples of its refresh rate.
             rate = bar.refresh_rate if isinstance(bar, TQDMProgressBar) else 1
             if batches >= rate:
                 shown = batches - batches % rate

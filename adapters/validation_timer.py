@@ -8,15 +8,15 @@ from collections.abc import Container
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._position import TrainingPosition
 
-#: What an interval is measured by, in seconds.
+#: The clock that intervals are measured by, in seconds.
 clock = time.monotonic
 
 
 class ValidationTimer(Container[int]):
     """The batches after which ``interval_s`` has passed since the latest validation, or since training began.
 
-    The clock of the chief decides, so all ranks ask after each batch. ``every_epochs`` leaves out all epochs but every
-    n-th, as Lightning does; None or 1 for no such limit.
+    The chief's clock decides, so all ranks must ask together. ``every_epochs`` limits validations to every n-th epoch,
+    as in Lightning; None or 1 means no such limit.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ValidationTimer(Container[int]):
         self._since = clock()
 
     def restart(self) -> None:
-        """Measure from now on."""
+        """Measure from now."""
         self._since = clock()
 
     def __contains__(self, batches_trained: object) -> bool:

@@ -26,28 +26,28 @@ logger = logging.getLogger(__name__)
 class DeterminedCheckpoint(pl.Callback):
     """Writes checkpoints that Determined 0.38 and det_lightning load.
 
-    Besides those by ``period`` and ``policy`` there is always one at the end of the training.
+    In addition to those by ``period`` and ``policy``, there is always one at the end of training.
 
     Args:
         storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
-            an experiment configuration, or a ``CheckpointStorage``; by default, or with a section that says no more
-            than which checkpoints to keep, Determined's own for local runs.
+            an experiment configuration, or a ``CheckpointStorage``; by default, or with a section that only says which
+            checkpoints to keep, Determined's own storage for local runs.
         policy: which validations are followed by a checkpoint: ``"all"``, ``"best"`` (those that improve ``metric``)
             or ``"none"``.
         period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``.
-        metric: name of the validation metric that ``"best"`` compares, and ``retention``.
+        metric: name of the validation metric that ``"best"`` and ``retention`` compare.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
         code_dir: the directory that is copied into each checkpoint; by default the working directory.
-        code_with_secrets: copy files whose names suggest secrets too, such as ``.env``.
-        async_write: copy the state, and write the copy while training continues; by default where ``storage`` is
-            remote. An error is raised at the next boundary.
+        code_with_secrets: also copy files whose names suggest secrets, such as ``.env``.
+        async_write: copy the state, and write the copy while training continues; by default if ``storage`` is remote.
+            An error is raised at the next boundary.
         retention: which checkpoints to keep; by default as in the configuration given as ``storage``, otherwise all.
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
-        trial: name of the trial; by default a run that resumes from a checkpoint has the name of the run that wrote
-            it, unless that one, or another that resumes from it, is alive. Only one run at a time may have a name.
+        trial: name of the trial; by default a run that resumes from a checkpoint takes the name of the run that wrote
+            it, unless that run, or another one resuming from it, is alive. Only one run at a time may use a name.
         best_elsewhere: called on the chief at each validation; returns the best value of ``metric`` outside the run,
-            such as that of other trials of an experiment, or None. ``"best"`` compares with it, too.
-        on_complete: called on the chief with the id of each checkpoint that is complete, and its number of batches.
+            for example in other trials of the experiment, or None. ``"best"`` compares with it too.
+        on_complete: called on the chief for each complete checkpoint, with its id and number of batches.
         job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints.
 
     Attributes:
@@ -107,32 +107,32 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def last_checkpoint_id(self) -> str | None:
-        """Id of the checkpoint begun last; None before the first."""
+        """The id of the checkpoint begun last; None before the first one."""
         return self._plan.last_id
 
     @property
     def last_checkpoint_path(self) -> str | None:
-        """Its directory, as a path or URL; with the password, if the storage was given with one."""
+        """The directory of that checkpoint, as a path or URL, with the password if the storage was given with one."""
         return self._path_of(self._plan.last_id)
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """Directory of the checkpoint that followed the best validation.
+        """The directory of the checkpoint that followed the best validation.
 
-        None before the first, or with another policy than ``"best"``.
+        None before the first one, or with a policy other than ``"best"``.
         """
         return self._path_of(self._plan.best_id)
 
     @property
     def best_value(self) -> float | None:
-        """The best value of ``metric`` up to now."""
+        """The best value of ``metric`` so far."""
         return self._plan.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
-        """Return what of an interrupted run is saved, and how to go on, in words.
+        """Return a text that says what was saved of an interrupted run, and how to go on.
 
         Args:
-            resumed_from: path or URL of the checkpoint that the run has resumed from.
+            resumed_from: path or URL of the checkpoint that the run resumed from.
         """
         if self._plan.complete is not None:
             checkpoint_id, batches = self._plan.complete
@@ -149,7 +149,7 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach the plan of the checkpoints; keep other runs from deleting the one that the run resumes from.
+        """Attach the checkpoint plan; keep other runs from deleting the checkpoint that the run resumes from.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
@@ -160,7 +160,7 @@ class DeterminedCheckpoint(pl.Callback):
             self.protect(trainer.ckpt_path)
 
     def protect(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint until this run ends; return False if one does so now.
+        """Keep other runs from deleting a checkpoint until this run ends; return False if one is already deleting it.
 
         Args:
             path: path or URL of its directory.
@@ -187,7 +187,7 @@ class DeterminedCheckpoint(pl.Callback):
 
         self._run_storage.limit_retries_when(is_ending)
         if trainer.is_global_zero:
-            if self._is_default:  # a warning, because it is shown without any configuration of logging
+            if self._is_default:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
             else:
                 logger.info("Checkpoints go to %s.", escape(self.storage))
@@ -200,14 +200,14 @@ class DeterminedCheckpoint(pl.Callback):
             self._run_storage.saver.reserve_memory(context.models, context.optimizers)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Give up the name of the trial if the run failed before it began; otherwise that is done at its end."""
+        """Release the trial's name if the run failed before it began; otherwise the end of the run does so."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget the run, because the storage may be used by another."""
+        """Forget the run, because another one may use the storage."""
         self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:
-        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        """Release the trial's name, and what keeps other runs from deleting checkpoints."""
         self._run_storage.end()

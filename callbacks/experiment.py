@@ -1,4 +1,4 @@
-"""What an experiment learns of a trial: its metrics, its checkpoints, and that it gave up on its hyperparameters."""
+"""What a trial reports to its experiment: metrics, checkpoints, and that it gave up on its hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.masking import mask
 
-# Progress is for people, who see no more of it.
+# Progress is only for display, which needs no more.
 _PROGRESS_INTERVAL_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
-    """End the process well, with one line: a search replaces the trial.
+    """End the process with one line and a successful status: a search replaces the trial.
 
     Raises:
         SystemExit: always, with status 0.
     """
-    # On each rank, because a single one may have raised it.
+    # Logged on each rank, because possibly only one raised it.
     logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
     if rank == 0 and task is not None:
         task.report("early_exit", None, {"reason": "INVALID_HP"})
@@ -37,7 +37,7 @@ def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: in
 
 
 class ExperimentReporter(pl.Callback):
-    """Reports metrics and checkpoints to ``det-lightning run``, whose search decides by them."""
+    """Reports metrics and checkpoints to ``det-lightning run``, whose search bases its decisions on them."""
 
     def __init__(self, task: TrialTask) -> None:
         self._task = task
@@ -46,16 +46,16 @@ class ExperimentReporter(pl.Callback):
         self._progress_at = 0.0
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this one, and the one that writes the hyperparameters to TensorBoard files.
+        """Return this callback, and the one that writes the hyperparameters to TensorBoard files.
 
         They come before the callback that writes checkpoints.
         """
-        from det_lightning.callbacks.hparams import HParamsSummary  # brings tensorboard
+        from det_lightning.callbacks.hparams import HParamsSummary  # imports tensorboard
 
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[Logger]:
-        """Return new loggers of those kinds that were chosen when the experiment began.
+        """Return new loggers, of the kinds that were chosen when the experiment began.
 
         Raises:
             ModuleNotFoundError: a package is not installed.
@@ -64,7 +64,7 @@ class ExperimentReporter(pl.Callback):
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Return what a :class:`DeterminedCheckpoint` of this trial needs to know."""
+        """Return the arguments of a :class:`DeterminedCheckpoint` that this trial determines."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
@@ -85,7 +85,7 @@ class ExperimentReporter(pl.Callback):
             logger.log_hyperparams(mask(self._task.hparams))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from zero after a warm start, as Determined does: the checkpoint is that of another trial."""
+        """Count from zero after a warm start, as Determined does, because the checkpoint is from another trial."""
         module = require_trial_module(self, pl_module)
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
         content = module.resume_content
@@ -109,7 +109,7 @@ class ExperimentReporter(pl.Callback):
             self._task.report("progress", steps_completed, {"progress": progress})
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report the metrics of a validation, with how far training is: a search may compare by it."""
+        """Report the metrics of a validation, with the progress of training, by which a search may compare trials."""
         progress: dict[str, Any] = {"batches": steps_completed}
         if self._module is not None and self._module.context is not None:
             progress["epochs"] = steps_completed // self._module.context.position.epoch_length()

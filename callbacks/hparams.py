@@ -1,4 +1,4 @@
-"""The hyperparameters of an experiment's trial, for TensorBoard's tab of that name."""
+"""The hyperparameters of an experiment's trial, for TensorBoard's HParams tab."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from det_lightning.masking import is_masked, mask
 
 
 class HParamsSummary(pl.Callback):
-    """Writes a trial's hyperparameters to its TensorBoard files, and what the experiment searches for.
+    """Writes a trial's hyperparameters, and what the experiment searches for, to the trial's TensorBoard files.
 
-    TensorBoard, on a directory above those of several trials, then compares them by the searcher's metric.
+    TensorBoard, given a directory above those of several trials, then compares them by the searcher's metric.
     """
 
     def __init__(self, output: TensorBoardOutput, task: TrialTask) -> None:
@@ -24,7 +24,7 @@ class HParamsSummary(pl.Callback):
         self._task = task
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the hyperparameters; and the search, which each trial writes: any of them may be the only one there."""
+        """Write the hyperparameters and the search. Each trial writes the search, as it may be the only trial there."""
         if not self._output.enabled or not trainer.is_global_zero:
             return
         task = self._task
@@ -40,7 +40,7 @@ class HParamsSummary(pl.Callback):
 def _parameters(
     space: Mapping[str, Any], hparams: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[summary_v2.HParam, Any]]:
-    """Yield each hyperparameter, those of groups with dotted names, and its value in a type that TensorBoard has."""
+    """Yield each hyperparameter and its value, in a type that TensorBoard has; groups give dotted names."""
     for name, entry in space.items():
         value = hparams[name]
         if "type" not in entry:
@@ -51,7 +51,7 @@ def _parameters(
 
 
 def _domain(entry: Mapping[str, Any], value: Any) -> summary_v2.Domain:
-    """Return which values a hyperparameter may have."""
+    """Return the values that a hyperparameter may have."""
     kind = "const" if is_masked(value) else entry["type"]
     if kind == "int":
         return summary_v2.IntInterval(entry["minval"], entry["maxval"])

@@ -23,24 +23,24 @@ logger = logging.getLogger(__name__)
 class PreemptionHandler(pl.Callback):
     """Saves a trial and ends the process when a scheduler sends a signal.
 
-    A signal only sets a flag. At the next boundary, at the latest the next report, all ranks agree on it, write a
-    checkpoint unless there is one of this batch, and wait until it is complete. Then ``fit`` raises
+    A signal only sets a flag. At the next boundary, at the latest the next report, all ranks agree to end, write a
+    checkpoint unless this batch already has one, and wait until it is complete. Then ``fit`` raises
     ``errors.Preempted``, which ends the process with ``exit_code`` unless it is caught. A single process does not wait
     for a boundary: it ends after the current batch or validation.
 
-    A second signal ends the process at once. Handlers installed before are called too, and restored after the fit.
-    Until training starts there is nothing to save, and signals have their usual effect.
+    A second signal ends the process at once. Previously installed handlers are also called, and restored after the
+    fit. Until training starts there is nothing to save, and signals have their usual effect.
 
     Args:
-        signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where there is one.
-        exit_code: exit code of the process; not 0, which means to a scheduler that the job is done.
+        signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where it exists.
+        exit_code: exit code of the process; not 0, which tells a scheduler that the job is done.
         save_on_interrupt: handle Ctrl-C (``SIGINT``) too, which otherwise ends a run at once, without saving it.
 
     Attributes:
         interrupted: whether it was Ctrl-C that asked this process to end.
 
     Raises:
-        ValueError: a signal cannot be handled or is that of Ctrl-C, or the code is not an error code of a process.
+        ValueError: a signal cannot be handled or is ``SIGINT``, or ``exit_code`` is not from 1 to 255.
 
     Example:
         >>> import signal
@@ -73,11 +73,11 @@ class PreemptionHandler(pl.Callback):
         return self._stop_request.requested
 
     def request(self) -> None:
-        """Ask this process to end, for notices that are not signals and where signals cannot be handled."""
+        """Ask this process to end: for notices that are not signals, or where signals cannot be handled."""
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Pass the module the request to end, which a signal sets.
+        """Give the module the request to end, which a signal sets.
 
         Raises:
             TypeError: the module is not a :class:`TrialModule`.
@@ -98,7 +98,7 @@ class PreemptionHandler(pl.Callback):
         """Handle the signals in place of Lightning, which would raise in the middle of a step.
 
         Raises:
-            Preempted: SIGTERM came while Lightning handled it, and Lightning would exit with status 0.
+            Preempted: SIGTERM came while Lightning was handling it; Lightning would exit with status 0.
         """
         if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
             raise Preempted(exit_code_of(trainer, self.exit_code))
@@ -129,10 +129,10 @@ def interrupts_in_one_line(
     preemption: PreemptionHandler | None,
     resumed_from: str | None,
 ) -> Iterator[None]:
-    """Say in one line what a run that Ctrl-C has ended has saved; leave out Lightning's frames, and the traceback.
+    """Say in one line what was saved of a run that Ctrl-C ended, without Lightning's frames or a traceback.
 
     Raises:
-        KeyboardInterrupt: also where ``preemption`` has saved the run.
+        KeyboardInterrupt: even if ``preemption`` has saved the run.
     """
     try:
         with interrupts_come_through():

@@ -9,7 +9,7 @@ from det_lightning.adapters.module import require_trial_module
 
 
 class TorchProfiler(pl.Callback):
-    """Runs a ``torch.profiler.profile`` over the training and steps it right after each ``train_batch``.
+    """Runs a ``torch.profiler.profile`` during training, and steps it right after each ``train_batch``.
 
     Args:
         profiler: from ``context.set_profiler``.

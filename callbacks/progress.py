@@ -12,23 +12,23 @@ from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
 
 
 def is_watched() -> bool:
-    """Return whether somebody sees a bar move: stderr is a terminal, or the session interactive, as in a notebook."""
+    """Return whether somebody can see a bar move: stderr is a terminal, or the session is interactive (a notebook)."""
     return sys.stderr.isatty() or hasattr(sys, "ps1")
 
 
 class TrialProgressBar(TQDMProgressBar):
-    """Lightning's bar, for a trial: one line per epoch that stays, with the metrics reported last; on stderr."""
+    """Lightning's bar for a trial, on stderr: one line per epoch, which stays, with the metrics reported last."""
 
     def __init__(self) -> None:
         super().__init__(leave=True)
 
     def init_train_tqdm(self) -> Tqdm:
-        """Return the bar of the training."""
+        """Return the bar for training."""
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_train_tqdm()
 
     def init_validation_tqdm(self) -> Tqdm:
-        """Return the bar of a validation."""
+        """Return the bar for a validation."""
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_validation_tqdm()
 

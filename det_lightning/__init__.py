@@ -64,7 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "TrialContext":  # there are no others
         return __getattr__("pytorch").PyTorchTrialContext
-    # ``det.pytorch`` after a mere ``import det_lightning as det``, at no cost for who does not use it.
+    # ``det.pytorch`` works after a mere ``import det_lightning as det``, at no cost if it is not used.
     if name in __all__:
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
         state = random.getstate()

@@ -38,7 +38,7 @@ def main() -> None:
 def _run_script(script: pathlib.Path) -> None:
     if not script.is_file():
         sys.exit(f"det_lightning: there is no script {script}")
-    # As Python does for a script: its own directory comes first.
+    # As in Python itself, the directory of the script comes first.
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
 

@@ -1,6 +1,6 @@
-"""An experiment configuration as a dict with lookups, which has this name in Determined.
+"""An experiment configuration as a dict with lookups, under Determined's name.
 
-``det_lightning.config`` checks configurations; this takes any dict.
+``det_lightning.config`` checks configurations; this class takes any dict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["ExperimentConfig"]
 class ExperimentConfig(dict[str, Any]):
     """An experiment configuration: a dict, with a method for each field that scripts look up.
 
-    Methods that read a field without a default raise a ``KeyError`` if it is not there.
+    Methods that read a field without a default raise a ``KeyError`` if it is missing.
 
     Example:
         >>> import det_lightning as det
@@ -51,7 +51,7 @@ class ExperimentConfig(dict[str, Any]):
         return bool(self.get("profiling", {}).get("enabled", False))
 
     def profiling_interval(self) -> tuple[int, int | None]:
-        """Return the first batch to profile, and the one to stop after or None; (0, 0) without profiling."""
+        """Return the first batch to profile, and the batch to stop after or None; (0, 0) without profiling."""
         if not self.profiling_enabled():
             return 0, 0
         profiling = self["profiling"]
@@ -62,20 +62,20 @@ class ExperimentConfig(dict[str, Any]):
         return bool(self.get("profiling", {}).get("sync_timings", True))
 
     def get_records_per_epoch(self) -> int | None:
-        """Return ``records_per_epoch``; None if it is not there."""
+        """Return ``records_per_epoch``; None if it is missing."""
         records = self.get("records_per_epoch")
         return None if records is None else int(records)
 
     def get_min_validation_period(self) -> dict[str, Any]:
-        """Return ``min_validation_period``; by default empty. An ``AssertionError`` if it is not a dict."""
+        """Return ``min_validation_period``; by default empty. Raise an ``AssertionError`` if it is not a dict."""
         return self._period("min_validation_period")
 
     def get_min_checkpoint_period(self) -> dict[str, Any]:
-        """Return ``min_checkpoint_period``; by default empty. An ``AssertionError`` if it is not a dict."""
+        """Return ``min_checkpoint_period``; by default empty. Raise an ``AssertionError`` if it is not a dict."""
         return self._period("min_checkpoint_period")
 
     def get_searcher_metric(self) -> str:
-        """Return ``searcher.metric``; an ``AssertionError`` if it is not a string."""
+        """Return ``searcher.metric``; raise an ``AssertionError`` if it is not a string."""
         metric = self.get("searcher", {}).get("metric")
         if not isinstance(metric, str):
             raise AssertionError(f"searcher.metric must be the name of a metric; got {metric!r}.")
@@ -92,7 +92,7 @@ class ExperimentConfig(dict[str, Any]):
         return found
 
     def get_entrypoint(self) -> str | list[str]:
-        """Return ``entrypoint``; a ``ValueError`` if it is neither a string nor a list of strings."""
+        """Return ``entrypoint``; raise a ``ValueError`` if it is neither a string nor a list of strings."""
         found = self["entrypoint"]
         words = found if isinstance(found, list) else [found]
         if not all(isinstance(word, str) for word in words):

@@ -1,4 +1,4 @@
-"""Answering to the name ``determined``, for scripts whose import lines are not changed."""
+"""Importing det_lightning as ``determined``, for scripts whose import lines are not changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["answering_determined", "install"]
 _THEIRS = "determined"
 _MODEL_HUB = "model_hub"
 _OURS = {_THEIRS: "det_lightning", _MODEL_HUB: "det_lightning.model_hub"}
-#: Where a process that has this on its search path finds ``determined``, which is det_lightning.
+#: A process with this directory on its search path finds ``determined`` in it, which is det_lightning.
 ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
 
@@ -36,14 +36,14 @@ class _AliasLoader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It ran when it was imported under its own name; the import system has put the alias's spec in its place.
+        # The module ran when imported under its own name; the import system has replaced its spec by the alias's.
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code of our module, which ``python -m`` runs.
 
         Raises:
-            ImportError: it has none.
+            ImportError: the module has no code.
         """
         found = importlib.util.find_spec(self._name)
         loader = None if found is None else found.loader
@@ -71,7 +71,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
 
 
 def _is_another_model_hub(submodule: str) -> bool:
-    """Return whether the package of this name is a project's own, which has nothing to do with Determined's."""
+    """Return whether the package ``model_hub`` belongs to a project, and has nothing to do with Determined's."""
     if submodule:
         return sys.modules[_MODEL_HUB].__name__ != _OURS[_MODEL_HUB]
     elsewhere = [folder for folder in sys.path if folder != str(ALIAS_DIRECTORY)]
@@ -83,15 +83,15 @@ def _is_another_model_hub(submodule: str) -> bool:
 
 
 def install() -> None:
-    """Make ``import determined``, and the import of its submodules, give the modules of det_lightning.
+    """Make ``import determined``, and imports of its submodules, return the modules of det_lightning.
 
-    ``model_hub`` is answered, too, unless there is another package of that name.
+    The same holds for ``model_hub``, unless there is another package of that name.
 
-    This holds for the present process, and for those that :mod:`multiprocessing` starts in it, such as the workers of a
-    loader, by ``fork``, ``spawn`` or ``forkserver``. Calling it again changes nothing.
+    This applies to the current process, and to those that :mod:`multiprocessing` starts from it, such as the workers of
+    a loader, by ``fork``, ``spawn`` or ``forkserver``. Calling it again changes nothing.
 
     Raises:
-        RuntimeError: the real determined is imported already.
+        RuntimeError: the real determined is already imported.
     """
     if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         return
@@ -107,7 +107,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def answering_determined() -> Iterator[None]:
-    """Do what :func:`install` does inside of a ``with`` block only, also where the real determined is in use."""
+    """Do what :func:`install` does, but only inside a ``with`` block, and even if the real determined is in use."""
     if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         yield
         return
@@ -127,13 +127,13 @@ def answering_determined() -> Iterator[None]:
 
 
 def _add_to_search_path() -> None:
-    """Let processes find the alias that get a copy of this one's search path, and begin without its finders."""
-    # Scripts take the first entry for the directory that they are in.
+    """Let processes find the alias that get a copy of this one's search path, but not its finders."""
+    # At index 1, because scripts take the first entry for the directory that they are in.
     if str(ALIAS_DIRECTORY) not in sys.path:
         sys.path.insert(1, str(ALIAS_DIRECTORY))
 
 
 def _forget_determined() -> dict[str, ModuleType]:
-    """Take the modules of these names out of ``sys.modules``; return them."""
+    """Remove ``determined``, ``model_hub`` and their submodules from ``sys.modules``; return them."""
     names = [name for name in sys.modules if name.partition(".")[0] in _OURS]
     return {name: sys.modules.pop(name) for name in names}

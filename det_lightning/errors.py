@@ -1,7 +1,7 @@
-"""The errors that det_lightning raises, each with a type of its own.
+"""The errors that det_lightning raises, each with its own type.
 
 Errors about a misused trial API keep the names and base classes that they have in Determined, so that an
-``except`` clause in a ported script goes on working. Everything else derives from :class:`DetLightningError`.
+``except`` clause in a ported script still works. Nearly all others derive from :class:`DetLightningError`.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
 ]
 
 
-# Python then asks for a module of this name where a name cannot be imported, and what is missing says so.
+# With a path, Python looks for a submodule if a name cannot be imported, and the error says what is missing.
 __path__: list[str] = []
 
-#: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` of Unix's ``sysexits.h``, "try
-#: again later". It is not 0, so that whatever restarts failed jobs restarts this one.
+#: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` in Unix's ``sysexits.h``, "try
+#: again later". It is not 0, so that anything that restarts failed jobs restarts this one.
 PREEMPTED_EXIT_CODE = 75
 
 
 class DetLightningError(Exception):
-    """Base class of the errors that exist in det_lightning only."""
+    """Base class of the errors that exist only in det_lightning."""
 
 
 class InvalidExperimentException(BaseException):
     """The trial uses the API in a way that cannot work.
 
-    Like Determined's error of this name it derives from :class:`BaseException`: an ``except Exception`` in a trial
-    must not hide it.
+    Like Determined's error of this name, it derives from :class:`BaseException`, so that an ``except Exception`` in a
+    trial does not hide it.
     """
 
 
@@ -79,7 +79,7 @@ class InvalidConfigurationException(InvalidExperimentException):
 
 
 class InternalException(Exception):
-    """A value was requested before the run has reached the point where it is known."""
+    """A value was requested before the run reached the point where it is known."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class InternalException(Exception):
 
 
 class InvalidHP(Exception):
-    """Raised by a trial to give up on its hyperparameters: the run checkpoints what it has and ends.
+    """Raised by a trial to give up on its hyperparameters: the run saves a checkpoint and ends.
 
     Args:
         msg: why these hyperparameters cannot be used.
@@ -113,7 +113,7 @@ class ConfigMistake(NamedTuple):
     """One mistake in an experiment configuration.
 
     Args:
-        line: the line of the file, counted from 1; None for what did not come from a file.
+        line: the line of the file, counted from 1; None if there is no file.
         path: the keys that lead to the value, such as ``searcher.max_length`` or ``bind_mounts[0].host_path``.
         message: what is wrong, and what to write.
 
@@ -132,7 +132,7 @@ class ConfigMistake(NamedTuple):
     message: str
 
     def position(self) -> tuple[int, str]:
-        """Return what to sort mistakes by, for the order of the file."""
+        """Return a key that sorts mistakes in the order of the file."""
         return self.line or 0, self.path
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ class ConfigError(DetLightningError, ValueError):
     """An experiment configuration cannot be used.
 
     Args:
-        name: what was read: usually the name of a file.
+        name: what was read, usually the name of a file.
         mistakes: everything that is wrong with it, in the order of the file.
     """
 
@@ -178,7 +178,7 @@ class CheckpointError(DetLightningError):
 class InvalidCheckpointException(CheckpointError, RuntimeError):
     """The content of a checkpoint does not fit the trial that it is loaded into.
 
-    A ``RuntimeError`` too, which ``load_state_dict`` raises in torch, and so did resuming in Determined.
+    Also a ``RuntimeError``, which torch's ``load_state_dict`` raises, as did resuming in Determined.
     """
 
 
@@ -187,11 +187,11 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 
 class IncompleteCheckpointError(CheckpointError):
-    """The checkpoint was not written to its end, or one of its files is damaged."""
+    """The checkpoint was not completely written, or one of its files is damaged."""
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """Reading the checkpoint would run code that it carries."""
+    """Reading the checkpoint would run code that it contains."""
 
 
 class StorageError(CheckpointError):
@@ -202,7 +202,7 @@ class ShouldExit(Exception):
     """Raised by a trial or a callback to end the run at once, without an error.
 
     Args:
-        skip_exit_checkpoint: leave unsaved what was trained since the latest checkpoint.
+        skip_exit_checkpoint: do not save what was trained since the latest checkpoint.
     """
 
     def __init__(self, skip_exit_checkpoint: bool = False) -> None:
@@ -211,9 +211,9 @@ class ShouldExit(Exception):
 
 
 class Preempted(SystemExit):
-    """Raised by ``fit`` when the process was preempted, and the run is saved.
+    """Raised by ``fit`` when the process was preempted and the run is saved.
 
-    Unless a script catches it, the process ends with the code that it holds; an ``except Exception`` does not.
+    Unless a script catches it, the process ends with its exit code; an ``except Exception`` does not catch it.
 
     Args:
         code: the exit code.
@@ -224,19 +224,19 @@ class Preempted(SystemExit):
 
 
 class UnsupportedPart(DetLightningError):
-    """A part of Determined that det_lightning does not have; the message says why, and what to use in its place.
+    """A part of Determined that det_lightning does not have; the message says why, and what to use instead.
 
-    Where a module is imported it is a ``ModuleNotFoundError`` too, and where an attribute is looked up an
+    If a module was imported, it is also a ``ModuleNotFoundError``; if an attribute was looked up, an
     ``AttributeError``.
     """
 
 
 class UnsupportedAttribute(UnsupportedPart, AttributeError):
-    """A name of Determined that is not here was looked up; ``hasattr`` returns False."""
+    """A name that only Determined has was looked up; ``hasattr`` returns False."""
 
 
 class MissingLinks(DetLightningError, ImportError):
-    """A clone is used without being installed, and its symbolic links are text files; the message says what to do."""
+    """A clone that is not installed has text files in place of its symbolic links; the message says what to do."""
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):

@@ -1,4 +1,4 @@
-"""Names that may come from anywhere, made fit to be shown."""
+"""Making names from untrusted sources safe to show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def escape(text: object) -> str:
-    r"""Return ``str(text)`` on one line and without what could steer a terminal: ``\n``, ``\x1b`` and the like."""
+    r"""Return ``str(text)`` on one line, with characters that could control a terminal escaped, such as ``\x1b``."""
     plain = str(text)
     if plain.isprintable():
         return plain

@@ -10,12 +10,12 @@ from det_lightning.missing_parts import attribute_error
 
 __all__ = ["hvd"]
 
-#: Lets ``from determined.horovod import NAME`` look for a submodule, so that the error for what is not here says why.
+#: Makes ``from determined.horovod import NAME`` look for a submodule, whose error says why the name is missing.
 __path__: list[str] = []
 
 
 class _Horovod:
-    """Stands for ``horovod.torch``, which is imported when something of it is used.
+    """Stands in for ``horovod.torch``, which is imported when an attribute is used.
 
     Horovod is connected in trials that train with it; see ``strategy="horovod"`` of ``init()``.
     """
@@ -32,7 +32,7 @@ class _Horovod:
             )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pickle, copy and inspect ask for those
+        if name.startswith("__"):  # pickle, copy and inspect look these up
             raise AttributeError(name)
         try:
             module = importlib.import_module("horovod.torch")

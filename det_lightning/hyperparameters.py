@@ -1,4 +1,4 @@
-"""From the hyperparameters of an experiment configuration to one value for each."""
+"""Choosing one value for each hyperparameter of an experiment configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["chosen_hparams", "ranges_in"]
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one value for each hyperparameter of a configuration; a ValueError names all that cannot be read.
+    """Return one value for each hyperparameter of a configuration; raise a ValueError that names all unreadable ones.
 
-    A constant has its own value, ``categorical`` its first one, and a range its middle, for ``log`` that of exponents.
+    A constant gives its own value, ``categorical`` its first, and a range its middle, for ``log`` that of exponents.
     """
     entries = config.get("hyperparameters") or {}
     mistakes: list[str] = []
@@ -22,7 +22,7 @@ def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
-    """Return where among hyperparameters an entry of a search space, such as a range, is in place of a value."""
+    """Return where hyperparameters have an entry of a search space, such as a range, instead of a value."""
     found = []
     for name, value in hparams.items():
         if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ _VALUE_OF: dict[str, Any] = {
     "categorical": lambda entry: entry["vals"][0],
 }
 
-# What tells an entry of a search space from nested hyperparameters that happen to have a "type".
+# The keys that tell an entry of a search space from nested hyperparameters that happen to have a "type".
 _KEYS_OF: dict[str, set[Any]] = {
     "const": {"val"},
     "int": {"minval", "maxval"},

@@ -13,14 +13,14 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-# A second copy of this package would know other classes of the same names.
+# A second copy of this package would have different classes with the same names.
 _OURS = "det_lightning"
 
 
 def _shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
-    """Return the loaded modules that would be taken in place of those in ``directory``, having the same names.
+    """Return the loaded modules that would be used instead of those with the same names in ``directory``.
 
-    Those of Python itself and of installed packages stay.
+    Modules of Python itself and of installed packages are not among them.
     """
     names = {path.stem for path in directory.glob("*.py")} | {
         path.parent.name for path in directory.glob("*/__init__.py")
@@ -50,9 +50,9 @@ def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Import from ``path`` instead of the working directory, inside a ``with`` block.
 
-    Modules of the working directory, and others that were imported before and would be taken instead of one of the same
-    name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so that the
-    next block can import others of the same name. Nothing is written to ``path`` (no ``__pycache__``).
+    Modules of the working directory, and others that were imported before and would be used instead of one with the
+    same name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so
+    that the next block can import others with the same names. Nothing is written to ``path`` (no ``__pycache__``).
 
     Example:
         >>> import pathlib
@@ -88,7 +88,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
     """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in it.
 
-    Bytecode that lies in a ``__pycache__`` there is not used: it need not belong to the source.
+    Bytecode in a ``__pycache__`` there is not used, because it need not match the source.
     """
     directory = pathlib.Path(path).resolve()
     hook = _only(directory, frozenset(str(file.resolve()) for file in files))
@@ -103,10 +103,10 @@ def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> 
 
 
 class _SourceLoader(machinery.SourceFileLoader):
-    """Compiles the source, whatever bytecode there may be beside it."""
+    """Compiles the source, and ignores any bytecode next to it."""
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError(f"the bytecode of {path} is not used")  # for the import system there is none
+        raise OSError(f"the bytecode of {path} is not used")  # tells the import system that there is none
 
 
 _LOADERS = (
@@ -117,7 +117,7 @@ _LOADERS = (
 
 
 class _Finder(machinery.FileFinder):
-    """Finds modules among given files of a directory; what else lies there does not exist for it."""
+    """Finds modules among given files of a directory, and ignores everything else in it."""
 
     def __init__(self, path: str, allowed: frozenset[str]) -> None:
         super().__init__(path)
@@ -156,10 +156,10 @@ def _forget_finders(directory: pathlib.Path) -> None:
 
 
 def load_class(spec: str) -> Any:
-    """Import what ``spec`` names, as ``"module:Class"`` or ``"module:Outer.Inner"``.
+    """Import the object that ``spec`` names, as ``"module:Class"`` or ``"module:Outer.Inner"``.
 
     Raises:
-        ImportError: there is no such module, or nothing of that name in it.
+        ImportError: there is no such module, or nothing with that name in it.
     """
     module_name, _, qualified_name = spec.partition(":")
     found: Any = importlib.import_module(module_name)

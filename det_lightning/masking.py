@@ -1,6 +1,6 @@
-"""Secrets among settings and in texts: finding them, masking what is written, and refusing to use a mask.
+"""Secrets in settings and texts: finding them, masking them in output, and refusing to use a mask as a value.
 
-What is masked is a copy that goes into a file, a message or a log. A trial reads what it was given.
+Only copies that go into a file, a message or a log are masked. A trial reads what it was given.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from det_lightning.secret_names import is_secret_name
 
-#: What replaces a secret in files and messages; the platform of Determined writes the same.
+#: What replaces a secret in files and messages; Determined's platform writes the same.
 MASK = "********"
 
-# A text would be unreadable without all that is as short as a secret of fewer characters.
+# Shorter secrets are not masked in texts: the same few characters may occur anywhere, and a text would be unreadable.
 _SHORTEST = 4
 
-# Texts may come from anywhere, so no pattern goes back over more of one than these limits allow.
-# user:password@ after a scheme. A password may hold anything; a port is not one.
+# Texts may come from anywhere, so these limits keep every pattern from backtracking over too much of one.
+# user:password@ after a scheme. A password may contain anything; a port is not a password.
 _USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
 _URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
 _WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
@@ -28,7 +28,7 @@ _QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s
 _ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
 _FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?!-)(\S+)")
 _ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)")
-# As in a line of YAML, which its reader shows where it cannot read on.
+# As in a line of YAML, which a YAML parser's error shows.
 _UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
 _ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}")
@@ -44,10 +44,10 @@ _FORMATS = re.compile(
 
 
 def mask(value: Any) -> Any:
-    """Return settings with their secrets masked, as they may be written; ``value`` is not changed.
+    """Return settings with their secrets masked, safe to be written; ``value`` is not changed.
 
-    Masked are the values of names that are those of secrets, with all that is below them, and in strings what
-    :func:`mask_text` masks. Anything but dicts, lists, tuples and strings is returned unchanged.
+    The values under names of secrets are masked, with everything below them, and in other strings what
+    :func:`mask_text` masks. Anything other than dicts, lists, tuples and strings is returned unchanged.
     """
     if isinstance(value, MaskedSettings):
         value = {**value, **dict.fromkeys(value.masked, MASK)}
@@ -71,7 +71,7 @@ def _mask_all(value: Any, name: str) -> Any:
 
 
 def _mask_argument(value: Any, before: Any) -> Any:
-    """Mask an item of a list, which may be that of a command: ``["--api-key", "..."]``."""
+    """Mask an item of a list, which may be a command: ``["--api-key", "..."]``."""
     is_flag = isinstance(before, str) and before.startswith("--") and "=" not in before
     return MASK if is_flag and isinstance(value, str) and is_secret_name(before) else mask(value)
 
@@ -84,12 +84,12 @@ def _mask_string(text: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Return a URL with its password masked, whatever characters that has."""
+    """Return a URL with its password masked, whatever characters the password has."""
     return _WHOLE_URL.sub(rf"\1\2:{MASK}@", url, count=1) if _WHOLE_URL.match(url) else url
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text with ``secrets``, passwords of URLs, ``name=value`` of secrets and tokens of known forms masked."""
+    """Return a text with ``secrets``, passwords in URLs, ``name=value`` of secrets and tokens of known forms masked."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     text = _URL.sub(rf"\1\2:{MASK}@", text)
@@ -119,12 +119,12 @@ def _mask_entry(found: re.Match[str]) -> str:
 
 
 def describe_masked(value: object) -> str:
-    """Return an object that is neither a dict nor a list as a text to be written."""
+    """Return an object that JSON cannot hold as a masked text."""
     return mask_text(str(value))
 
 
 def secrets_in(settings: Any) -> Iterator[str]:
-    """Yield the strings among ``settings`` that :func:`mask` masks as a whole, and the passwords of URLs."""
+    """Yield the strings in ``settings`` that :func:`mask` masks as a whole, and the passwords of URLs."""
     if isinstance(settings, Mapping):
         for name, item in settings.items():
             yield from (_strings(item) if is_secret_name(name) else secrets_in(item))
@@ -146,7 +146,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def cause_without_secrets(error: BaseException) -> BaseException | None:
-    """Return an error to be the cause of another; None if its message, or that of a cause of it, shows a secret."""
+    """Return an error for use as a cause, or None if its message, or that of one of its own causes, shows a secret."""
     link: BaseException | None = error
     while link is not None:
         if mask_text(str(link)) != str(link):
@@ -159,9 +159,9 @@ def cause_without_secrets(error: BaseException) -> BaseException | None:
 
 
 class MaskedSettings(dict[Any, Any]):
-    """Settings less those whose values were masked where they were written: nobody takes a mask for a value.
+    """Settings without those whose values were masked when they were written, so that no mask is taken for a value.
 
-    ``where`` names what they are settings of; to look up one of the ``masked`` entries is an error.
+    ``where`` names the settings; looking up one of the ``masked`` entries is an error.
     """
 
     def __init__(self, entries: Mapping[Any, Any], where: str, masked: list[Any]) -> None:
@@ -181,12 +181,12 @@ class MaskedSettings(dict[Any, Any]):
 
 
 def is_masked(value: Any) -> bool:
-    """Return whether a value is a mask, or has one in it."""
+    """Return whether a value is a mask, or contains one."""
     return isinstance(value, str) and MASK in value
 
 
 def leave_out_masked(settings: Any, where: str) -> Any:
-    """Return the settings ``where`` without values that are masks; the very same object if there are none."""
+    """Return the settings called ``where`` without values that are masks; the same object if there are none."""
     if isinstance(settings, dict):
         kept = {
             name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)

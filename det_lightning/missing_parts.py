@@ -1,4 +1,4 @@
-"""Errors for imports and attributes of Determined that det_lightning does not have, and for broken links."""
+"""Errors for modules and attributes of Determined that det_lightning does not have, and for broken links."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from det_lightning.parts_of_determined import missing_part, topic_of
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
-#: Names that our package has too, for something else.
+#: Names that our package uses for something else.
 _SOMETHING_ELSE = ("determined.cli",)
 #: The packages that are symbolic links in a clone.
 _LINKED = {f"{_OURS}.{name}": Path(__file__).parent / name for name in ("adapters", "callbacks")}
 
 
 class UnsupportedImport(UnsupportedPart, ModuleNotFoundError):
-    """Raised where a module is imported."""
+    """Raised when a module that is missing here is imported."""
 
 
 def import_error(path: str) -> ImportError:
-    """Return the error for the import of a part that is not here."""
+    """Return the error for importing a part that is missing here."""
     return UnsupportedImport(str(missing_part(path)), name=path)
 
 
 def attribute_error(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module of ours does not have, be it a part of Determined or not."""
+    """Return the error for a name that a module of ours does not have, whether or not it is a part of Determined."""
     path = _by_their_name(f"{module}.{name}")
     if topic_of(path) == _THEIRS or name.startswith("__"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -38,7 +38,7 @@ def attribute_error(module: str, name: str) -> AttributeError:
 
 
 def is_something_else(path: str) -> bool:
-    """Return whether what our package has at the place of a module of Determined is something else."""
+    """Return whether our package has something else under the name of a module of Determined."""
     return any(f"{path}.".startswith(f"{taken}.") for taken in _SOMETHING_ELSE)
 
 
@@ -47,7 +47,7 @@ def _by_their_name(name: str) -> str:
 
 
 class _LastFinder(importlib.abc.MetaPathFinder):
-    """Raises the error for what no other finder has: an installed clone, for one, needs no links."""
+    """Raises the error for a module that no other finder has; an installed clone, for example, needs no links."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -69,6 +69,6 @@ class _LastFinder(importlib.abc.MetaPathFinder):
 
 
 def explain_imports() -> None:
-    """Let the import of what is not here raise the error that says why; calling it again changes nothing."""
+    """Make imports of missing parts raise an error that says why; calling it again changes nothing."""
     if not any(isinstance(finder, _LastFinder) for finder in sys.meta_path):
         sys.meta_path.append(_LastFinder())

@@ -1,4 +1,4 @@
-"""The parts of Determined that are not here: why each is not, and what to use in its place."""
+"""The parts of Determined that are missing here: the reason for each, and what to use instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INTERNAL = ("it is internal to Determined's harness", "remove it or replace it 
 _ADAPTER = ("a LightningModule needs no adapter here", "give the LightningModule that it wraps to pl.Trainer")
 _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
 
-#: Why each part is not here, and what to use in its place; a row holds for what is below it, too.
+#: Why each part is missing, and what to use instead; a row also applies to everything below it.
 MISSING_PARTS = {
     "determined": ("there is no counterpart", "remove it or replace it with your own code"),
     "determined.EnvContext": _INTERNAL,
@@ -102,23 +102,23 @@ MISSING_PARTS = {
 
 
 class MissingPart(NamedTuple):
-    """A part of Determined that is not here."""
+    """A part of Determined that is missing here."""
 
-    path: str  # its dotted name, as Determined has it
-    reason: str  # why it is not here
-    advice: str  # what to use in its place
+    path: str  # its dotted name in Determined
+    reason: str  # why it is missing
+    advice: str  # what to use instead
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}. What to do: {self.advice}."
 
 
 def missing_part(path: str) -> MissingPart:
-    """Return why det_lightning does not have a dotted name of Determined, and what to use in its place."""
+    """Return why det_lightning does not have a dotted name of Determined, and what to use instead."""
     return MissingPart(path, *MISSING_PARTS[topic_of(path)])
 
 
 def topic_of(path: str) -> str:
-    """Return the row of the table that holds for a dotted name of Determined."""
+    """Return the row of the table that applies to a dotted name of Determined."""
     prefix = path
     while prefix not in MISSING_PARTS:
         prefix = prefix.rpartition(".")[0] or _THEIRS

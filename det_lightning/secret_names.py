@@ -6,7 +6,7 @@ import difflib
 import functools
 import re
 
-# A name with one of these words is that of a secret, unless the last word says that it is not the secret itself.
+# A name with one of these words names a secret, unless the last word says that it is not the secret itself.
 _STRONG = re.compile("secrets?|passwords?|passwd|passphrases?|credentials?|creds")
 _DESCRIPTION = re.compile("names?|file|path|dir|length|len|policy|type|arn|ref|required")
 _LAST = re.compile("pwd|pw|passcode|userpass|o?auth|authorization|bearer|cookies?|dsn|jwt|sas")
@@ -14,18 +14,18 @@ _JOINED = re.compile(
     "((api|access|secret|account|private)key|conn(ection)?str(ing)?|(auth|access|api|session|identity|registry)token|"
     "accesssignature)$"
 )
-# What a key is for, if it is a secret: a sort_key or an image_key is not. Likewise for a pass, a short password.
+# What a key is for if it is a secret; a sort_key or an image_key is not. Likewise for "pass", short for password.
 _OF_KEYS = re.compile(
     "access|account|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|gcp|hf|hmac|huggingface|kaggle|"
     "license|master|neptune|openai|private|s3|sas|service|session|shared|signing|ssh|storage|subscription|wandb"
 )
 _OF_PASS = re.compile("admin|db|database|email|ftp|login|mail|proxy|root|sftp|smtp|ssh|user")
-# A token of a text is not a secret.
+# Tokens of a text are not secrets.
 _OF_TEXT = re.compile(
     "additional|audio|begin|blank|bo[is]|class|cls|dist|end|eo[is]|extra|fim|first|image|img|last|latent|mask|next|pad|"
     "patch|prefix|prompt|query|register|sep|sos|space|special|start|stop|suffix|system|text|unk|unknown|video|word"
 )
-# Names of a configuration's secrets, which somebody may have mistyped.
+# Names of a configuration's secrets, which may be mistyped.
 _OFTEN_MISTYPED = (
     "secretkey", "accesskey", "sessiontoken", "password", "registryauth", "connectionstring", "credential",
 )  # fmt: skip
@@ -38,9 +38,9 @@ _NO_WORD = re.compile(r"[^A-Za-z0-9]+")
 
 @functools.lru_cache(4096)
 def is_secret_name(name: object) -> bool:
-    """Return whether a setting of this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
+    """Return whether a setting with this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
 
-    Names that are nearly those of a configuration's secrets count too: somebody mistyped one.
+    Names that are close to those of a configuration's secrets count too, because they may be mistyped.
     """
     if not isinstance(name, str):
         return False
@@ -71,7 +71,7 @@ def _words(name: str) -> list[str]:
 
 
 def _is_key(name: str, words: list[str]) -> bool:
-    if name.isupper() and words[-1].endswith("key"):  # a variable of the environment
+    if name.isupper() and words[-1].endswith("key"):  # an environment variable
         return True
     return words[-1] in ("key", "keys") and any(map(_OF_KEYS.fullmatch, words))
 

@@ -1,4 +1,4 @@
-"""Units in which the length and the periods of a training run are given."""
+"""Units for the length and the periods of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TrainUnit:
 
     Args:
         value: an ``int`` is a length or a period (``Batch(100)``: every 100 batches; below 1: after every batch or
-            epoch); a container is a schedule (``Batch([5, 30, 45])``: after the 5th, the 30th and the 45th).
+            epoch); a container is a schedule (``Batch([5, 30, 45])``: after the 5th, the 30th and the 45th batch).
 
     Example:
         >>> from det_lightning.pytorch import Batch
@@ -26,7 +26,7 @@ class TrainUnit:
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:
-        """Return whether step ``step_num`` (counted from 1) is one that this unit names."""
+        """Return whether batch or epoch ``step_num``, counted from 1, is one that this unit names."""
         if isinstance(self.value, int):
             return self.value < 1 or (step_num != 0 and step_num % self.value == 0)
         return step_num in self.value
@@ -36,7 +36,7 @@ class TrainUnit:
 
 
 class Epoch(TrainUnit):
-    """Unit of one pass over the training data.
+    """Unit of one epoch, as many batches as the training loader has.
 
     Example:
         >>> from det_lightning.pytorch import Epoch
@@ -46,7 +46,7 @@ class Epoch(TrainUnit):
 
 
 class Batch(TrainUnit):
-    """Unit of one batch per process, in the order of training.
+    """Unit of one training batch on each rank.
 
     Example:
         >>> from det_lightning.pytorch import Batch

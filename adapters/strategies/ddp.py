@@ -1,4 +1,4 @@
-"""Data-parallel training with Lightning's launchers and process groups, every wrapped model on its own."""
+"""Data-parallel training with Lightning's launchers and process groups, wrapping each model separately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend, DDPOptions
 
-#: The name of the strategy with its option, as Lightning's names have it.
+#: The name of the strategy with that option, in the style of Lightning's names.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 
 _OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}
@@ -25,15 +25,15 @@ class PerModelDDPStrategy(PerModelStrategy):
     gradients are exchanged only on batches that update.
 
     Args:
-        find_unused_parameters: look, in each forward pass, for parameters that get no gradient; for models that do not
+        find_unused_parameters: look for parameters that get no gradient in each forward pass, for models that do not
             use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
-        broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: of the ``DistributedDataParallel`` of
-            each model; by default as there.
-        ddp_comm_hook: exchanges the gradients of a bucket, for each model, as ``DistributedDataParallel`` says.
-        ddp_comm_state: its state; the first model has it, each other one a copy.
-        ddp_comm_wrapper: makes of that hook another one.
-        **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
-            ``cluster_environment``.
+        broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: passed to the
+            ``DistributedDataParallel`` of each model, with the same defaults.
+        ddp_comm_hook: exchanges the gradients of a bucket of each model, as in ``DistributedDataParallel``.
+        ddp_comm_state: the state of the hook; the first model gets it, every other model a copy.
+        ddp_comm_wrapper: wraps the hook in another one.
+        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+            ``start_method``, ``cluster_environment``.
 
     Example:
         >>> import pytorch_lightning as pl

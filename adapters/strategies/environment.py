@@ -1,4 +1,4 @@
-"""The processes of a run that was launched and connected before Lightning came in."""
+"""The processes of a run, as Lightning sees them, if they were launched and connected without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from det_lightning.core._topology import ProcessTopology
 
 
 class ContextEnvironment(ClusterEnvironment):
-    """The process topology, for Lightning, which then launches nothing itself."""
+    """Tells Lightning the process topology, so that it launches nothing itself."""
 
     def __init__(self, topology: ProcessTopology) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class ContextEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        return False  # it is passed to a strategy, never found
+        return False  # it is passed to a strategy, never detected
 
     def world_size(self) -> int:
         return self._topology.size
 
     def set_world_size(self, size: int) -> None:
-        """The topology is fixed."""
+        """Do nothing: the topology is fixed."""
 
     def global_rank(self) -> int:
         return self._topology.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """The topology is fixed."""
+        """Do nothing: the topology is fixed."""
 
     def local_rank(self) -> int:
         return self._topology.local_rank

@@ -1,4 +1,4 @@
-"""Sharded training with Lightning's launchers and process groups, every wrapped model on its own."""
+"""Sharded training with Lightning's launchers and process groups, sharding each model separately."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from det_lightning.distributed.sharded_states import gather_optimizer, gather_te
 
 
 class PerModelFSDPStrategy(PerModelStrategy):
-    """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters lie in shards on the ranks.
+    """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters are sharded over the ranks.
 
-    Models are sharded in place by FSDP2; make each optimizer after ``wrap_model``. A model's parameters are whole only
-    while its ``forward`` and its backward passes run, so all ranks must run it equally often; for methods other
-    than ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
+    FSDP2 shards models in place; create each optimizer after ``wrap_model``. A model's parameters are whole only while
+    its ``forward`` and backward passes run, so all ranks must run it equally often; for methods other than
+    ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
     batches than others, the models are whole on every rank during validations.
 
-    Checkpoints hold whole tensors, gathered on the chief, and are those of any other strategy, unless they are sharded.
+    Unless ``sharded_checkpoints``, checkpoints hold whole tensors, gathered on the chief, as with any other strategy.
 
     Args:
-        policy: modules that are units of their own, gathered one by one: classes, or a function of a module that
+        policy: modules that are gathered separately, as units of their own: classes, or a function of a module that
             returns a bool. By default a model is one unit.
-        mixed_precision: in which types FSDP2 gathers the parameters and reduces the gradients; by default in their own.
-        sharded_checkpoints: write into the checkpoints of ``DeterminedCheckpoint`` what each rank holds, and gather
-            nothing. ``det-lightning checkpoint merge`` makes Determined's files from them.
-        **kwargs: those of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``, ``start_method``,
-            ``cluster_environment``.
+        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients; by default their own.
+        sharded_checkpoints: let each rank write what it holds into the checkpoints of ``DeterminedCheckpoint``, and
+            gather nothing. ``det-lightning checkpoint merge`` makes Determined's files from them.
+        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+            ``start_method``, ``cluster_environment``.
 
     Raises:
         UnsupportedTrainerFlags: torch is older than 2.13.
@@ -76,7 +76,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         """Prepare a run.
 
         Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are sharded already.
+            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are already sharded.
         """
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
@@ -92,7 +92,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         self.setup_precision_plugin()
 
     def teardown(self) -> None:
-        """End a run. Models stay on their device, where alone their shards can be gathered."""
+        """End a run. Models stay on their device, because their shards can be gathered only there."""
         assert self.cluster_environment is not None
         assert self.accelerator is not None
         self.cluster_environment.teardown()

@@ -32,13 +32,13 @@ _OPERATIONS = {
 
 
 class HorovodStrategy(ParallelStrategy):
-    """``pl.Trainer(strategy="horovod")`` in a script that ``horovodrun`` starts: a trial's gradients go over Horovod.
+    """``pl.Trainer(strategy="horovod")`` in a script that ``horovodrun`` starts: Horovod exchanges a trial's gradients.
 
-    ``horovodrun`` decides how many processes there are, and ``devices=`` of the trainer means nothing. Learning rates
-    are as the trial sets them. It trains a ``TrialModule`` only.
+    ``horovodrun`` decides how many processes there are; the trainer's ``devices=`` has no effect. Learning rates stay
+    as the trial sets them. Only a ``TrialModule`` can be trained.
 
     Args:
-        **kwargs: those of ``ParallelStrategy``: ``accelerator``, ``checkpoint_io``, ``precision_plugin``.
+        **kwargs: arguments of ``ParallelStrategy``: ``accelerator``, ``checkpoint_io``, ``precision_plugin``.
 
     Raises:
         ImportError: Horovod is not installed.
@@ -80,7 +80,7 @@ class HorovodStrategy(ParallelStrategy):
         assert devices
         if self.local_rank < len(devices):
             return devices[self.local_rank]
-        # devices= counts those of one process, or was left out.
+        # devices= counts the devices of one process, or was left out.
         return devices[0] if devices[0].type == "cpu" else torch.device(devices[0].type, self.local_rank)
 
     def model_to_device(self) -> None:
@@ -88,7 +88,7 @@ class HorovodStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return what a trial's context trains on."""
+        """Return the backend for a trial's context."""
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
@@ -100,7 +100,7 @@ class HorovodStrategy(ParallelStrategy):
 
         Raises:
             UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is
-                not a ``TrialModule``, so that nothing would exchange its gradients.
+                not a ``TrialModule``, and nothing would exchange its gradients.
         """
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
@@ -115,8 +115,8 @@ class HorovodStrategy(ParallelStrategy):
                 "not Horovod's, and each rank would train by itself."
             )
 
-    # Collectives. Everything has a name: without one Horovod names an object by its type, and ranks whose types differ
-    # wait for each other forever.
+    # Collectives. Each call gives a name: by default Horovod names an object by its type, and ranks whose types differ
+    # would wait for each other forever.
 
     def barrier(self, name: str | None = None) -> None:
         if self.world_size > 1:
@@ -129,7 +129,7 @@ class HorovodStrategy(ParallelStrategy):
         return found
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the ranks. A mean of integers is a float; anything but a tensor is returned unchanged.
+        """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged.
 
         Raises:
             ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.
@@ -159,11 +159,11 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) -> torch.Tensor:
-    """Run a collective on a tensor of any type, in whatever mode Lightning has put torch."""
+    """Run a collective on a tensor of any type, in whatever mode Lightning has set torch to."""
     as_float = tensor.dtype is torch.bfloat16  # which Horovod does not know
     if averages and not tensor.is_floating_point():
-        tensor = tensor.double()  # integers would be divided as such
-    # Horovod works in place, which inference mode forbids for tensors that were made in it.
+        tensor = tensor.double()  # Horovod would use integer division
+    # Horovod works in place, which torch forbids outside inference mode for tensors that were created in it.
     with torch.inference_mode(False), torch.no_grad():
         own = tensor.detach().clone(memory_format=torch.contiguous_format)
         return run(own.float()).bfloat16() if as_float else run(own)

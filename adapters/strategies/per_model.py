@@ -1,4 +1,4 @@
-"""What the strategies for trials on several processes share: Lightning's launchers, process groups and collectives."""
+"""The base of the strategies that train trials in several processes, with Lightning's launchers and process groups."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _OF_PROCESSES = {
 
 
 class PerModelStrategy(DDPStrategy):
-    """Lightning's DDP without its module: the trial's models are made ready for training one by one.
+    """Lightning's DDP without its DDP module: the trial's models are prepared for training one by one.
 
-    It takes the arguments of ``DDPStrategy`` about processes; a TypeError is raised for any other.
+    Takes the arguments of ``DDPStrategy`` about processes, and raises a TypeError for any other.
     """
 
     strategy_name: str
@@ -48,7 +48,7 @@ class PerModelStrategy(DDPStrategy):
         """Connect the processes.
 
         Raises:
-            ValueError: torch was built without the backend of ``process_group_backend``, or it cannot do without GPUs.
+            ValueError: torch was built without ``process_group_backend``, or that backend needs GPUs.
         """
         backend = self.process_group_backend
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
@@ -68,7 +68,7 @@ class PerModelStrategy(DDPStrategy):
         self.require_trial()
 
     def require_trial(self) -> None:
-        """Raise an UnsupportedTrainerFlags unless the module has a trial: nothing would exchange its gradients."""
+        """Raise an UnsupportedTrainerFlags if the module has no trial: nothing would exchange its gradients."""
         module = self.lightning_module
         if self.world_size > 1 and getattr(module, "context", None) is None:
             raise errors.UnsupportedTrainerFlags(
@@ -77,14 +77,14 @@ class PerModelStrategy(DDPStrategy):
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Change no message: Lightning's hint names settings that a trial does not have."""
+        """Leave the message alone: Lightning's hint names settings that a trial does not have."""
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return what a trial's context trains on."""
+        """Return the backend for a trial's context."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:
-        """Return the processes that Lightning has launched, with an exchange of objects."""
+        """Return the processes that Lightning has launched, connected for exchanging objects."""
         environment = self.cluster_environment
         assert environment is not None
         return DistributedContext(
@@ -100,5 +100,5 @@ class PerModelStrategy(DDPStrategy):
 
 
 def _names_in(backend: str) -> list[str]:
-    """Return the backends in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
+    """Return the backends named in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
     return [entry.rpartition(":")[2] for entry in backend.split(",")]

@@ -1,4 +1,4 @@
-"""The processes that train one trial: their exchange of objects, their backend, and Lightning's strategy for them."""
+"""The processes that train one trial: how they exchange objects, their backend, and their Lightning strategy."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TrainingProcesses:
 
     @classmethod
     def of_script(cls, distributed: DistributedContext | None, strategy: str | Strategy) -> TrainingProcesses:
-        """Return the processes of a run that its script has launched.
+        """Return the processes of a run, which its script has launched.
 
-        ``distributed`` and ``strategy`` are those of ``init``, which says what they may be and what is raised.
+        ``distributed`` and ``strategy`` are arguments of ``init``, which documents their values and what is raised.
         """
         if _is_horovod(strategy):
             return _of_horovod(distributed)
@@ -57,7 +57,7 @@ class TrainingProcesses:
 
     @classmethod
     def of_trainer(cls, strategy: Strategy) -> TrainingProcesses:
-        """Return those of a strategy of ``pl.Trainer``; a ValueError if the environment asks for Horovod instead."""
+        """Return the processes of a ``pl.Trainer`` strategy; raise a ValueError if the environment asks for Horovod."""
         if not isinstance(strategy, HorovodStrategy):
             refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))
         device = strategy.root_device
@@ -88,7 +88,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
 
 
 def _is_horovod(strategy: str | Strategy) -> bool:
-    """Return whether a run trains with Horovod: as chosen, or by default as the environment asks."""
+    """Return whether a run trains with Horovod: because it is chosen, or by default if the environment asks for it."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
     if strategy == PerModelDDPStrategy.strategy_name:  # the default

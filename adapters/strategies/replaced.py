@@ -1,4 +1,4 @@
-"""Lightning's own strategies for several processes, replaced by those that train a trial's models."""
+"""Replacing Lightning's own strategies for several processes by those that train a trial's models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
 
 
 def use_trial_strategy(trainer: pl.Trainer) -> None:
-    """Replace ``"ddp"`` or ``"fsdp"`` of a trainer by the strategy for trials, with its options and a notice.
+    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with the same options and a notice.
 
     Raises:
         UnsupportedTrainerFlags: it has options that a trial's models cannot be trained with.

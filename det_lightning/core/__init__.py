@@ -40,7 +40,7 @@ __all__ = [
     "init",
 ]
 
-# Imported when they are used: what they need is not for who wants none of them.
+# Imported on first use, so that their dependencies cost nothing if they are not used.
 _MODULES = {
     "CheckpointContext": "_checkpoint",
     **dict.fromkeys(("Context", "ExperimentalCoreContext", "init"), "_context"),

@@ -1,4 +1,4 @@
-"""Checkpoints of a script: directories of any files, in a storage, with metadata."""
+"""Checkpoints of a script: directories of arbitrary files, in a storage, with metadata."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointContext:
-    """Uploads and downloads checkpoints, each a directory of any files, named by its id.
+    """Uploads and downloads checkpoints, each a directory of arbitrary files, named by its id.
 
-    A checkpoint is complete when its ``metadata.json``, which is written last, is there.
+    A checkpoint is complete once it has its ``metadata.json``, which is written last.
 
     Attributes:
         storage: where the checkpoints are.
@@ -65,10 +65,10 @@ class CheckpointContext:
         self._job: str | None = None
 
     def continue_job(self, job: str) -> str | None:
-        """Note ``job`` in the metadata of each checkpoint from now on; return the id of the newest that has it already.
+        """Note ``job`` in the metadata of each checkpoint from now on; return the id of the newest that already has it.
 
-        All ranks call this. By the name of the job its checkpoints are known from others of the storage; if that has
-        none of them yet, None is returned. Raises a StorageError if it cannot be read.
+        All ranks call this. The job's name tells its checkpoints from others in the storage; None is returned if there
+        are none yet. Raises a StorageError if the storage cannot be read.
         """
         self._job = job
         newest = self.storage.newest(job) if self._distributed.rank == 0 else None
@@ -87,15 +87,15 @@ class CheckpointContext:
 
         Args:
             ckpt_dir: the directory; with ``shard``, None on ranks without files.
-            metadata: what is known of the checkpoint, for JSON. In a trial of an experiment it has
+            metadata: facts about the checkpoint, which JSON can hold. In a trial of an experiment they must include
                 ``steps_completed``.
             shard: all ranks call this, and contribute their files. Otherwise only the chief may.
-            selector: returns whether a file is copied, given by its path in the directory; those of directories end in
+            selector: called with each path in the directory, returns whether to copy it; paths of directories end in
                 ``/``.
 
         Raises:
-            RuntimeError: another rank than the chief calls it without ``shard``, there is no directory, or the ranks
-                contribute different files of one name or different metadata.
+            RuntimeError: a rank other than the chief calls it without ``shard``, there is no directory, or the ranks
+                contribute different files of the same name or different metadata.
             ValueError: the metadata lack ``steps_completed``.
             TypeError: JSON cannot hold the metadata.
             StorageError: the storage refuses.
@@ -120,9 +120,9 @@ class CheckpointContext:
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[pathlib.Path, str]]:
-        """Write a checkpoint in a ``with`` block: what is saved in a directory then becomes one.
+        """Write a checkpoint in a ``with`` block: the files saved in the directory become the checkpoint.
 
-        If the block raises, there will be no checkpoint.
+        If the block raises, there is no checkpoint.
 
         Args:
             metadata: see :meth:`upload`.
@@ -156,17 +156,17 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy a checkpoint into a directory, which is made where there is none.
+        """Copy a checkpoint into a directory, which is created if needed.
 
         Args:
             storage_id: its id, or the path or URL of any checkpoint.
             ckpt_dir: the directory.
             download_mode: whether the first rank of each machine copies it for all of them.
-            selector: returns whether a file is copied, given by its path in the checkpoint; those of directories end
-                in ``/``. Ranks that share a copy get what any of them selects.
+            selector: called with each path in the checkpoint, returns whether to copy it; paths of directories end in
+                ``/``. Ranks that share a copy get what any of them selects.
 
         Raises:
-            CheckpointNotFound: there is none of this id.
+            CheckpointNotFound: there is no checkpoint with this id.
             StorageError: the storage cannot be read.
             RuntimeError: the rank that copies for this one has failed.
         """
@@ -182,11 +182,11 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> Iterator[pathlib.Path]:
-        """Show a checkpoint as a directory for the time of a ``with`` block; a remote one is copied.
+        """Provide a checkpoint as a directory during a ``with`` block; a remote one is copied.
 
         Args:
             storage_id: its id, or the path or URL of any checkpoint.
-            download_mode, selector: see :meth:`download`. On a disk the directory itself is shown, with all files.
+            download_mode, selector: see :meth:`download`. In local storage it is the directory itself, with all files.
 
         Yields:
             The directory. It must not be changed.
@@ -220,10 +220,10 @@ class CheckpointContext:
         return read_metadata(self._find(storage_id))
 
     def delete(self, storage_id: str) -> None:
-        """Remove a checkpoint; nothing is done if there is none.
+        """Remove a checkpoint; do nothing if there is none.
 
         Raises:
-            CheckpointNotFound: the directory of this id is not a checkpoint; nothing was removed.
+            CheckpointNotFound: the directory with this id is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
         if not checkpoint_path(self.storage.root, storage_id).is_dir():
@@ -249,7 +249,7 @@ class CheckpointContext:
         return self._distributed if shares else DistributedContext()
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
-        """Return where a new checkpoint is written, on the chief, and where it will be."""
+        """Return where a new checkpoint is written, on the chief only, and where it will be."""
         staging = self.storage.begin(new_id()) if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
         return staging, checkpoint_path(self.storage.root, checkpoint_id)
@@ -273,7 +273,7 @@ class CheckpointContext:
         try:
             staging.commit(metadata, files)
         except errors.StorageError:
-            raise  # a copy is kept on this machine, and the message names it
+            raise  # a copy stays on this machine, and the message names it
         except BaseException:
             staging.abandon()
             raise

@@ -14,7 +14,7 @@ class TrialInfo:
     Attributes:
         trial_id: number of the trial in its experiment, from 1.
         experiment_id: number of the experiment.
-        trial_seed: what the random generators of the trial are seeded with.
+        trial_seed: the seed of the trial's random generators.
         hparams: the values of the hyperparameters.
 
     Example:
@@ -42,7 +42,7 @@ class TrialInfo:
         self.experiment_id = experiment_id
         self.trial_seed = trial_seed
         self.hparams = hparams
-        # Scripts read these, private as they are in Determined.
+        # Scripts read these, although they are private in Determined too.
         self._config = config
         self._steps_completed = steps_completed
         self._trial_run_id = trial_run_id
@@ -51,14 +51,14 @@ class TrialInfo:
 
     @property
     def user_data(self) -> dict[str, Any]:
-        """The section ``data`` of the experiment configuration."""
+        """The ``data`` section of the experiment configuration."""
         data: dict[str, Any] = self._config.get("data") or {}
         return data
 
 
 @dataclasses.dataclass
 class RendezvousInfo:
-    """The containers of the task: here always this machine alone.
+    """The containers of the task; here always this machine only.
 
     Attributes:
         container_addrs: the address of each machine.
@@ -96,13 +96,13 @@ class ResourcesInfo:
 class ClusterInfo:
     """The task that the process belongs to, with the fields of Determined 0.38.1.
 
-    Where ``det-lightning run`` stands in for a cluster, the fields of the master and of the agent say so: the master's
-    URL and the session token are empty.
+    Since ``det-lightning run`` stands in for a cluster, the master's URL and the session token are empty, and the
+    cluster and agent have fixed names.
 
     Attributes:
         slot_ids: the slots of the task on this machine.
-        task_id, allocation_id: names of the task and of this start of it.
-        task_type: ``"TRIAL"``; nothing else is run here.
+        task_id, allocation_id: names of the task and of this run of it.
+        task_type: ``"TRIAL"``; there are no other tasks here.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -146,12 +146,12 @@ class ClusterInfo:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The checkpoint that the trial goes on from; None if it begins."""
+        """The checkpoint that the trial resumes from; None if it starts from scratch."""
         return self._latest_checkpoint if self.task_type == "TRIAL" else None
 
     @property
     def user_data(self) -> dict[str, Any]:
-        """The section ``data`` of the experiment configuration."""
+        """The ``data`` section of the experiment configuration."""
         return self.trial.user_data if self.task_type == "TRIAL" else {}
 
     @property
@@ -167,22 +167,22 @@ class ClusterInfo:
 
     @property
     def container_addrs(self) -> list[str]:
-        """The addresses of the machines of the task; a ``RuntimeError`` is raised where they are not known."""
+        """The addresses of the machines of the task; raises a ``RuntimeError`` if they are not known."""
         return self._rendezvous.container_addrs
 
     @property
     def container_rank(self) -> int:
-        """The index of this machine among those of the task; a ``RuntimeError`` is raised where it is not known."""
+        """The index of this machine among those of the task; raises a ``RuntimeError`` if it is not known."""
         return self._rendezvous.container_rank
 
     @property
     def container_slot_counts(self) -> list[int]:
-        """The number of slots on each machine of the task; a ``RuntimeError`` is raised where it is not known."""
+        """The number of slots on each machine of the task; raises a ``RuntimeError`` if it is not known."""
         return self._rendezvous.container_slot_counts
 
     @property
     def gpu_uuids(self) -> list[str]:
-        """The identifiers of the GPUs of the task; a ``RuntimeError`` is raised where they are not known."""
+        """The identifiers of the GPUs of the task; raises a ``RuntimeError`` if they are not known."""
         if self._resources_info is None:
             raise RuntimeError("The devices of this task are not known.")
         return self._resources_info.gpu_uuids
@@ -197,7 +197,7 @@ class ClusterInfo:
 def get_cluster_info() -> ClusterInfo | None:
     """Return the trial that this process belongs to under ``det-lightning run``; None anywhere else.
 
-    Scripts ask ``get_cluster_info() is None`` to choose their local branch.
+    Scripts check ``get_cluster_info() is None`` to choose their local branch.
 
     Example:
         >>> import det_lightning as det

@@ -1,4 +1,4 @@
-"""The Core API: what a script without a trial class uses of Determined."""
+"""The Core API: Determined's API for scripts without a trial class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ExperimentalCoreContext:
-    """Notes of what a script uses, which the master of Determined kept; here they are logged.
+    """Notes about what a script uses. Determined's master stored them; here they are logged.
 
     Example:
         >>> import det_lightning as det
@@ -47,17 +47,17 @@ class ExperimentalCoreContext:
 
 
 class Context:
-    """The parts of the Core API; made by :func:`init`.
+    """The parts of the Core API; created by :func:`init`.
 
     Attributes:
         checkpoint: uploads and downloads checkpoints.
         distributed: the other processes.
-        preempt: whether to save and end.
+        preempt: tells whether to save and end.
         train: reports metrics, progress and status.
-        searcher: how long to train.
-        profiler: samples the machine.
-        experimental: notes.
-        info: the trial of an experiment that the process belongs to; None elsewhere.
+        searcher: tells how long to train.
+        profiler: samples metrics of the machine.
+        experimental: notes about what the script uses.
+        info: the trial of an experiment that the process belongs to; None outside of experiments.
 
     Example:
         >>> import det_lightning as det
@@ -91,7 +91,7 @@ class Context:
         self.info = info
 
     def start(self) -> None:
-        """Begin; ``with`` does it."""
+        """Begin; a ``with`` statement does this."""
         self.preempt.start()
 
     def alert(
@@ -103,7 +103,7 @@ class Context:
         """Log a message; Determined sent it to webhooks.
 
         Raises:
-            ValueError: the level is not one.
+            ValueError: there is no such level.
         """
         if level not in (None, *_LEVELS):
             raise ValueError(f"The level of an alert is one of {', '.join(_LEVELS)}; got {level!r}.")
@@ -115,7 +115,7 @@ class Context:
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """End; ``with`` does it. The arguments are accepted for compatibility."""
+        """End; a ``with`` statement does this. After an error, ``exc_val``, the other ranks are notified of it."""
         self.preempt.close()
         self.profiler.off()
         if exc_val is None:
@@ -133,7 +133,7 @@ class Context:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """End; the process ends well if the hyperparameters are invalid, since a search then replaces the trial."""
+        """End. After an ``InvalidHP`` the process exits with status 0, since a search then replaces the trial."""
         self.close(exc_type, exc_val, exc_tb)
         if isinstance(exc_val, InvalidHP):
             if self.distributed.rank == 0:
@@ -149,21 +149,21 @@ def init(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> Context:
-    """Return the Core API, to be used in a ``with`` block.
+    """Return the Core API, to be used in a ``with`` statement.
 
-    In a trial of ``det-lightning run`` it reports to the experiment. Anywhere else it works alone: metrics become
+    In a trial of ``det-lightning run`` it reports to the experiment. Anywhere else it works on its own: metrics become
     TensorBoard files below ``runs/``, and checkpoints go to ``checkpoint_storage``.
 
     Args:
         distributed: the other processes; needed if there are any.
         checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
-            configuration. By default that of the experiment, elsewhere the directory that Determined uses for local
-            runs.
+            configuration. By default the experiment's storage, or outside of one the directory that Determined uses
+            for local runs.
         preempt_mode: which ranks call ``preempt.should_preempt()``.
         tensorboard_mode: whether reported metrics are written as TensorBoard files.
 
     Raises:
-        ValueError: the trial has several slots, and there is no ``distributed``; or the storage's configuration is
+        ValueError: the trial has several slots but ``distributed`` is missing; or the storage's configuration is
             wrong.
         StorageError: the storage cannot be opened.
 
@@ -201,7 +201,7 @@ def init(
 
 
 def _print_stacks_on_signal() -> None:
-    """Let ``SIGUSR1``, where nothing handles it, print the stacks of all threads, as in Determined."""
+    """Let ``SIGUSR1``, unless something handles it, print the stacks of all threads, as in Determined."""
     if not hasattr(signal, "SIGUSR1") or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL or not sys.__stderr__:
         return
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)

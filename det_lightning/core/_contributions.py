@@ -1,4 +1,4 @@
-"""What each rank contributes to an exchange of objects, and its forms in the store."""
+"""What each rank contributes to an exchange of objects, and how it is encoded in the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Contribution:
 
 
 def read_contributions(appended: bytes) -> list[Contribution]:
-    """Read the contributions of one key, in the order of the group."""
+    """Read the contributions appended to one key; return them in the order of the group."""
     stream = io.BytesIO(appended)
     found = []
     while stream.tell() < len(appended):
@@ -32,10 +32,10 @@ def read_contributions(appended: bytes) -> list[Contribution]:
 
 
 def condense(contributions: list[Contribution]) -> bytes:
-    """Return contributions, in the order of the group, as a pickle that has equal ones of neighbours once."""
+    """Return contributions, in the order of the group, as a pickle that holds equal neighbours only once."""
 
     def content(one: Contribution) -> tuple[str, int, bytes, int]:
-        # Those in parts are under keys of their own.
+        # Contributions in parts are stored under keys of their own.
         return one.operation, one.parts, one.inline, one.index if one.parts else 0
 
     runs = [[*members] for _, members in itertools.groupby(contributions, content)]
@@ -43,7 +43,7 @@ def condense(contributions: list[Contribution]) -> bytes:
 
 
 def expand(condensed: bytes) -> list[Contribution]:
-    """Return the contributions of :func:`condense`."""
+    """Return the contributions that :func:`condense` was given."""
     firsts = [(Contribution(*fields), count) for fields, count in pickle.loads(condensed)]
     return [
         dataclasses.replace(first, index=first.index + offset) for first, count in firsts for offset in range(count)

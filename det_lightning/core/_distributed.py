@@ -1,4 +1,4 @@
-"""The position of this process among those of a run, and the exchange of objects with the others."""
+"""The position of this process among the processes of a run, and the exchange of objects with the others."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _DEFAULT_PORT = 12360
 
 
 class DistributedContext:
-    """Rank and size of a run, and gathering and broadcasting of Python objects over its processes.
+    """The rank and size of a run, and gathering and broadcasting of Python objects over its processes.
 
-    Without arguments it is that of a single process. Otherwise all six numbers are needed, and making the context
-    waits until all ranks have made theirs. No process group is needed, and none is used or changed.
+    Without arguments it is the context of a single process. Otherwise all six numbers are needed, and creating the
+    context waits until all ranks have created theirs. No process group is needed, and none is used or changed.
 
-    Objects of any type that can be pickled are exchanged, of any size; they are meant for metrics, paths and states,
-    not for gradients. All ranks must call the same operations in the same order; each operation returns when all
-    have called it. The ranks may be processes or threads.
+    Objects may be of any size and of any type that can be pickled; they are meant to be metrics, paths and states,
+    not gradients. All ranks must call the same operations in the same order; each operation returns once all have
+    called it. The ranks may be processes or threads.
 
     The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``), between the processes of
     one run only: as with ``torch.distributed`` itself, whoever reaches the store's port can run code in the ranks, so
@@ -48,22 +48,22 @@ class DistributedContext:
         local_size: number of processes on each node.
         cross_rank: index of its node.
         cross_size: number of nodes.
-        chief_ip: where the chief is reached from other nodes; needed with several nodes.
-        pub_port: port of the store that rank 0 runs; by default the variable ``INTER_TRAIN_PROCESS_COMM_PORT_1`` of
-            the environment, or 12360. Not used under ``torchrun``.
+        chief_ip: address at which other nodes reach the chief; needed with several nodes.
+        pub_port: port of the store that rank 0 runs; by default the environment variable
+            ``INTER_TRAIN_PROCESS_COMM_PORT_1``, or 12360. Not used under ``torchrun``.
         pull_port, force_tcp: accepted for compatibility; one port is enough, and TCP is always used.
-        port_offset: is added to ``pub_port``, for several runs on the same machines.
-        timeout_s: how long an operation, or making the context, waits for other ranks before it raises. It must be
-            longer than what a rank may do while others wait, such as writing a checkpoint.
+        port_offset: added to ``pub_port``, for several runs on the same machines.
+        timeout_s: how long an operation, or creating the context, waits for other ranks before it raises. It must be
+            longer than anything that a rank may do while others wait, such as writing a checkpoint.
 
     Attributes:
         topology: the six numbers together; each is an attribute too.
 
     Raises:
         ValueError: some of the six numbers are missing, they contradict each other or those of other ranks, or the
-            port or the timeout cannot be used; names all that is wrong.
-        AssertionError: there are several nodes, and no ``chief_ip``.
-        RuntimeError: the other ranks could not be reached, or did not come in time; names them.
+            port or the timeout cannot be used. The message names everything that is wrong.
+        AssertionError: there are several nodes, but no ``chief_ip``.
+        RuntimeError: the other ranks could not be reached, or did not come in time. The message names them.
 
     Example:
         >>> import det_lightning as det
@@ -114,13 +114,13 @@ class DistributedContext:
         """Read the topology from the environment of a process that ``torchrun`` has started.
 
         Args:
-            chief_ip: where the chief is reached from other nodes; by default the environment variables
+            chief_ip: address at which other nodes reach the chief; by default the environment variable
                 ``DET_CHIEF_IP`` or ``MASTER_ADDR``.
             timeout_s: see the class.
 
         Raises:
-            ValueError: this process was not started by ``torchrun``; names what is missing, and is a KeyError too. Or
-                see the class.
+            ValueError: this process was not started by ``torchrun``; the error, which is also a KeyError, names what is
+                missing. Or see the class.
             AssertionError, RuntimeError: see the class.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
@@ -134,8 +134,8 @@ class DistributedContext:
 
         Args:
             hvd: the module ``horovod.torch``, after ``hvd.init()``.
-            chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class, also for the errors.
+            chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
+            timeout_s: see the class, which also documents the errors.
         """
         return cls(**vars(topology_from_horovod(hvd)), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
 
@@ -146,11 +146,11 @@ class DistributedContext:
         """Read the topology from the environment of a process that Determined's DeepSpeed launcher has started.
 
         Args:
-            chief_ip: where the chief is reached from other nodes; by default the variable ``DET_CHIEF_IP``.
+            chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
             timeout_s: see the class.
 
         Raises:
-            ValueError: variables are missing; names them, and is a KeyError too. Or see the class.
+            ValueError: variables are missing; the error, which is also a KeyError, names them. Or see the class.
             AssertionError, RuntimeError: see the class.
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
@@ -182,12 +182,12 @@ class DistributedContext:
         return self.cross_size
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        """Return the objects of all ranks, in the order of the ranks, on the chief; None elsewhere.
+        """Return the objects of all ranks, in rank order, on the chief; None elsewhere.
 
         Raises:
-            RuntimeError: another rank has left, did not come within ``timeout_s``, or called another operation; or
+            RuntimeError: another rank has left, did not come within ``timeout_s``, or called a different operation; or
                 this context was closed, or has failed before. The message names the rank. A context that has failed
-                cannot be used any more. This holds for all exchanges.
+                can no longer be used. This holds for all exchanges.
         """
         return [stuff] if self._all is None else self._all.gather(stuff)
 
@@ -196,7 +196,7 @@ class DistributedContext:
         return [stuff] if self._local is None else self._local.gather(stuff)
 
     def allgather(self, stuff: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of the ranks, on every rank."""
+        """Return the objects of all ranks, in rank order, on every rank."""
         return [stuff] if self._all is None else self._all.allgather(stuff)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
@@ -215,7 +215,7 @@ class DistributedContext:
         """Wait for a collective of ``torch.distributed`` that all ranks begin, with the errors of :meth:`gather`.
 
         It is one of the operations that all ranks must call in the same order. ``collective`` is what a call with
-        ``async_op=True`` has returned, ``operation`` its name in messages.
+        ``async_op=True`` returned, ``operation`` its name in messages.
         """
         if self._all is None:
             collective.wait()
@@ -223,7 +223,7 @@ class DistributedContext:
             self._all.wait_for(collective, operation)
 
     def close(self) -> None:
-        """Take part in no further exchange, and notify the other ranks; a second call does nothing.
+        """Stop taking part in exchanges, and notify the other ranks; a second call does nothing.
 
         If rank 0 runs the store, its process keeps running it until all ranks have closed, at most 30 s.
         """
@@ -231,25 +231,25 @@ class DistributedContext:
             self._session.close()
 
     def abandon(self, error: BaseException) -> None:
-        """Like :meth:`close`, after an error of this rank: the others get its message, and are not waited for.
+        """Like :meth:`close`, after an error on this rank: the others get its message, and are not waited for as long.
 
-        Under ``torchrun`` the first rank that fails writes its error into the file that ``torchrun`` reports, and the
-        others wait some seconds, so that it does not take one of theirs for the cause. Call it in an ``except`` block.
+        Under ``torchrun`` the first rank to fail writes its error into the file that ``torchrun`` reports, and the
+        others wait a few seconds, so that it does not take one of theirs for the cause. Call it in an ``except`` block.
         """
         if self._session is not None:
             self._session.fail(error)
 
     def name_progress(self, describe: Callable[[], str]) -> None:
-        """Name the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
+        """Show the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
 
-        ``describe`` is called in another thread, about once a second.
+        ``describe`` returns it, and is called in another thread, about once a second.
         """
         if self._session is not None:
             self._session.name_progress(describe)
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""
-        from det_lightning.core._exchange import Exchange  # brings torch, which a single process does not need
+        from det_lightning.core._exchange import Exchange  # imports torch, which a single process does not need
         from det_lightning.core._session import Session
 
         self._session = session = Session(address, self.rank, self.size, timeout_s)
@@ -284,7 +284,7 @@ class DummyDistributedContext(DistributedContext):
 def _store_address(
     topology: ProcessTopology, chief_ip: str | None, pub_port: int | None, port_offset: int
 ) -> StoreAddress:
-    from det_lightning.core._store import StoreAddress, agent_store  # brings torch
+    from det_lightning.core._store import StoreAddress, agent_store  # imports torch
 
     one_node = topology.cross_size == 1
     if address := agent_store(topology.rank, topology.size, one_node):

@@ -6,7 +6,7 @@ import enum
 
 
 class DownloadMode(enum.Enum):
-    """Whether the ranks of a machine share one copy of a checkpoint, and call in step, or each gets its own.
+    """Whether the ranks of a machine share one copy of a checkpoint, which all must ask for, or each gets its own.
 
     Example:
         >>> import pathlib

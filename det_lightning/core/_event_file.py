@@ -1,4 +1,4 @@
-"""TensorBoard's event files. Slow to import, because of tensorboard."""
+"""TensorBoard's event files. Importing this module is slow, because of tensorboard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EventFile:
         self._append([event_pb2.Event(wall_time=time.time(), summary=summary).SerializeToString()])
 
     def _append(self, events: Sequence[bytes]) -> None:
-        # One write for all; and tensorboard's own writer spends most of its time on checksums, in Python.
+        # A single write; tensorboard's own writer would spend most of its time on checksums, in Python.
         with self.path.open("ab") as file:
             file.write(_as_records(events))
 
@@ -48,14 +48,14 @@ def _as_records(events: Sequence[bytes]) -> bytes:
     return b"".join(itertools.chain.from_iterable(zip(starts, events, _masked_checksums(events), strict=True)))
 
 
-@functools.lru_cache(maxsize=64)  # events of the same metric have few different lengths
+@functools.lru_cache(maxsize=64)  # events have only a few different lengths
 def _record_start(length: int) -> bytes:
     packed = struct.pack("<Q", length)
     return packed + _masked_checksums([packed])[0]
 
 
 def _masked_checksums(pieces: Sequence[bytes]) -> list[bytes]:
-    # A call for each event would take longer than the checksums.
+    # Calling numpy for each event would take longer than the checksums.
     checksums = np.fromiter(map(google_crc32c.value, pieces), np.uint32, len(pieces))
     masked = ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(0xA282EAD8)
     packed = masked.astype("<u4").tobytes()

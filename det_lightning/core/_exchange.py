@@ -1,8 +1,8 @@
 """Exchanges of Python objects among a group of ranks, over the store of their session.
 
-The object collectives of a process group would not do: where a rank is missing, has left, or calls another operation,
-they wait for the timeout of the group and name nobody, and they must not cross the collectives of a backward pass.
-Tensor collectives that the engine begins are waited for here, where the store says what has become of other ranks.
+The object collectives of a process group would not do: if a rank is missing, has left, or calls another operation, they
+wait for the timeout of the group and name no rank, and they must not interleave with the collectives of a backward
+pass. Tensor collectives of the engine are also waited for here, because the store knows what happened to other ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
 
-# The store refuses values of more than 8 MiB; small ones travel along with the name of the operation.
+# The store refuses values of more than 8 MiB; small ones are sent along with the name of the operation.
 _PART_BYTES = 4 << 20
 _INLINE_BYTES = 1024
 _LOOK_AROUND_S = 1.0
@@ -38,12 +38,12 @@ class Exchange:
     """Numbered rounds among the ranks ``members``, the first being the chief; each must take part in every round.
 
     In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
-    contributions under another key, which the others poll; equal ones of neighbours once, so that what each rank reads
-    does not grow with their number where all say the same. Every rank sees which operation each has called, so
-    differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
-    when all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
-    A collective of a process group is a round too, which the store knows of only once it takes more than a second.
-    ``name`` is the prefix of the group's keys, ``suffix`` that of its operations' names, ``_local`` on a node.
+    contributions under another key, which the others poll. Equal neighbours are published only once, so what each rank
+    reads does not grow with the number of ranks if all say the same. Every rank sees which operation each has called,
+    so differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
+    once all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
+    A collective of a process group is also a round, but the store hears of it only if it takes more than a second.
+    ``name`` is the prefix of the group's keys, ``suffix`` is added to its operations' names: ``_local`` on a node.
     """
 
     def __init__(self, session: Session, name: str, suffix: str, members: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class Exchange:
         self._index = self._members.index(session.rank)
         session.rounds[name] = 0
         self._stored_rounds = 0
-        # Rounds of which the store has keys: on behalf of all members, and of this one.
+        # Rounds that have keys in the store: from all members, and from this one.
         self._kept_round: int | None = None
         self._announced_rounds: list[int] = []
         session.on_leave.append(self._notify)
@@ -68,7 +68,7 @@ class Exchange:
         return None
 
     def allgather(self, stuff: Any, operation: str = "allgather") -> list[Any]:
-        """Return all objects, in the order of the group; they are copies, but for the chief's own one on the chief."""
+        """Return all objects, in the order of the group: copies, except the chief's own object on the chief."""
         found = self._run(operation, pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), range(len(self._members)))
         if self._index == 0:
             return [stuff, *map(pickle.loads, found[1:])]
@@ -83,7 +83,7 @@ class Exchange:
         return pickle.loads(found)
 
     def wait_for(self, collective: Collective, operation: str) -> None:
-        """Wait for a collective that all members begin, as for an exchange, and with the same errors."""
+        """Wait for a collective that all members begin as for an exchange, with the same errors."""
         operation = operation + self._suffix
         with self._leaving_on_error(operation):
             with self._session.naming_a_lost_store():
@@ -98,12 +98,12 @@ class Exchange:
         return self._session.rounds[self._name]
 
     def _notify(self, reason: str) -> None:
-        """Wake the ranks that wait for this one, now or in the next round, and delete the group's keys as the last."""
+        """Wake the ranks that wait for this one, now or in the next round; the last one deletes the group's keys."""
         store = self._session.store
         rank = self._session.rank
         store.delete_key(f"waiting/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
-        # The present round may have been joined already, if that is what failed.
+        # The current round may already have been joined, if that is what failed.
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):
@@ -130,7 +130,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _leaving_on_error(self, operation: str) -> Iterator[None]:
-        """Take part in no further exchange if the block raises."""
+        """Leave the session if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -138,7 +138,7 @@ class Exchange:
             raise
 
     def _end_round(self) -> None:
-        """Count the round; what this rank has announced in earlier ones is not read any more."""
+        """Count the round, and delete what this rank announced in earlier ones, which nobody reads any more."""
         while self._announced_rounds and self._announced_rounds[0] < self._round:
             self._session.store.delete_key(self._key("each", self._announced_rounds.pop(0)))
         self._session.rounds[self._name] += 1
@@ -154,7 +154,7 @@ class Exchange:
         store.append(self._key("each"), Contribution(self._index, operation, parts, inline).pickled())
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
             store.set(self._key("all"), condense(self._came(store)))
-            # All have come to this round, so none reads the one before.
+            # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
                 self._delete_round(store, self._kept_round)
 
@@ -166,9 +166,9 @@ class Exchange:
         return expand(found)
 
     def _poll(self, store: Store, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
-        """Return the first answer that counts as true, and look around now and then until there is one.
+        """Return the first true answer of ``ask``, and call ``look_around`` now and then until there is one.
 
-        None if the time is over, and the last rank has come after all; a RuntimeError if one has not.
+        Return None if the time is up but the last rank has come after all; raise a RuntimeError if one has not.
         """
         session = self._session
         looks = 0
@@ -187,7 +187,7 @@ class Exchange:
         return answer
 
     def _look_at_others(self, store: Store, operation: str) -> None:
-        """Raise if a rank has left, exchanges something else or waits for this one; announce that this one waits."""
+        """Raise if a rank has left, exchanges something else or waits for this one; announce that this rank waits."""
         if self._round not in self._announced_rounds:
             store.append(self._key("each"), Contribution(self._index, operation, 0, b"").pickled())
             self._announced_rounds.append(self._round)
@@ -196,7 +196,7 @@ class Exchange:
         self._look_for_deadlock(store, operation)
 
     def _raise_its_error(self, operation: str, collective: Collective) -> None:
-        """Raise the error with which a collective has ended, if any; or why a rank left, of which it knows nothing."""
+        """If a collective ended with an error, raise it; or, if a rank left, an error that says why."""
         try:
             collective.wait()
         except RuntimeError as error:
@@ -213,7 +213,7 @@ class Exchange:
             raise RuntimeError(f"Rank {rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
 
     def _look_for_deadlock(self, store: Store, operation: str) -> None:
-        """Raise if a missing rank waits for this one in another group; note in the store where this one waits."""
+        """Note in the store where this rank waits; raise if a missing rank waits for it in another group."""
         store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
         self._session.awaited = missing = self._missing(store)
         for rank, (name, number, other) in self._waiting_elsewhere(store, missing).items():
@@ -264,7 +264,7 @@ class Exchange:
         return b"".join(store.get(self._part(contribution.index, part)) for part in parts)
 
     def _release(self, store: Store, contributions: list[Contribution]) -> None:
-        """Count this rank as one that has read the large objects; the last one deletes them."""
+        """Count this rank among those that have read the large objects; the last one deletes them."""
         in_parts = [found for found in contributions if found.parts]
         if in_parts and store.add(self._key("read"), 1) == len(self._members):
             for found in in_parts:

@@ -1,4 +1,4 @@
-"""Which rank has failed first, as torchrun shall report it."""
+"""Which rank failed first, so that torchrun reports that one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from det_lightning import errors
 from det_lightning.core._store import Store
 
-# torchrun takes the failure that it sees first for the cause of the others. It looks ten times a second, and a process
-# takes its time to end.
+# torchrun takes the first failure that it sees for the cause of the others. It looks ten times a second, and a process
+# needs some time to end.
 _HEAD_START_S = 3.0
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# What gloo says where a process at the other end of a connection has ended.
+# Part of gloo's message if the process at the other end of a connection has ended.
 _OF_LOST_CONNECTIONS = "gloo/transport/"
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a process that ends by this error has failed, and was not asked to end."""
+    """Return whether a process that ends with this error has failed, rather than been asked to end."""
     return isinstance(error, Exception) and not isinstance(error, errors.InvalidHP | errors.ShouldExit)
 
 
 def claim_first_failure(store: Store | None, rank: int, error: BaseException) -> bool:
     """Write the error into the file that torchrun reads, if this rank is the first of its run to fail.
 
-    Return False if another rank was the first, or may have been: ``store`` is None where this rank has left the
-    session because of an exchange that failed, and a lost connection means that a process has ended.
+    Return False if another rank was or may have been the first: ``store`` is None if this rank left the session because
+    an exchange failed, and a lost connection means that another process has ended.
     """
     if store is None or isinstance(error, dist.DistError) or _OF_LOST_CONNECTIONS in str(error):
         return False
@@ -36,21 +36,21 @@ def claim_first_failure(store: Store | None, rank: int, error: BaseException) ->
     try:
         if store.compare_set("failed", "", own) != own:
             return False
-    except RuntimeError:  # the store is lost, and the process that ran it
+    except RuntimeError:  # the store is lost, together with the process that ran it
         return False
     _record(error)
     return True
 
 
 def follow_first_failure(error: BaseException) -> None:
-    """Let the rank that failed first end before this one, as far as it does soon; then write the error file."""
+    """Give the rank that failed first some time to end before this one, then write the error file."""
     if reports_failures():
         time.sleep(_HEAD_START_S)
         _record(error)
 
 
 def reports_failures() -> bool:
-    """Return whether torchrun has started this process, and reads what it writes about its failure."""
+    """Return whether torchrun started this process and reads what it writes about its failure."""
     return bool(os.environ.get(_ERROR_FILE))
 
 

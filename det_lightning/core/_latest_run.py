@@ -1,4 +1,4 @@
-"""The run that this process has begun last, for what trials make without a context."""
+"""The run that this process began last, for objects that trials create without a context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Run(Protocol):
 
 
 class _Latest:
-    # A run is not kept from being freed.
+    # A weak reference, so that the run can be freed.
     run: weakref.ref[Run] | None = None
 
 
@@ -28,5 +28,5 @@ def remember_run(run: Run) -> None:
 
 
 def latest_run() -> Run | None:
-    """Return the run that was begun last; None if there is none, or it is over and freed."""
+    """Return the run that was begun last; None if there is none, or it was freed."""
     return None if _Latest.run is None else _Latest.run()

@@ -13,7 +13,7 @@ _REAL_KINDS = "iuf"
 
 
 def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics that are single real numbers, which loggers can show, as floats; names become texts."""
+    """Return the metrics that are single real numbers, which loggers can show, as floats; names become strings."""
     numbers = ((name, as_float(value)) for name, value in metrics.items() if name not in leave_out)
     return {str(name): number for name, number in numbers if number is not None}
 
@@ -21,10 +21,10 @@ def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[s
 def as_float(value: Any) -> float | None:
     """Return a number, or an array of shape ``()`` that holds one, as a float.
 
-    None for anything else: also for complex numbers, durations, and integers that no float can be.
+    Return None for anything else, including complex numbers, durations, and integers too large for a float.
     """
     if type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in _REAL_KINDS:
-        return float(value)  # nearly all metrics are such
+        return float(value)  # the case of nearly all metrics
     if not is_numerical_scalar(value) or np.iscomplexobj(value):
         return None
     try:

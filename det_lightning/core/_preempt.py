@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 class PreemptMode(enum.Enum):
     """Which ranks call ``should_preempt()``, and whether they agree.
 
-    ``WorkersAskChief``: all of them, in step; if any was asked to end, all get True. ``ChiefOnly``: the chief, which
-    informs the others itself. ``WorkersAskMaster``: each for itself.
+    ``WorkersAskChief``: all of them together; if any was asked to end, all get True. ``ChiefOnly``: only the chief; the
+    script informs the others. ``WorkersAskMaster``: each on its own.
 
     Example:
         >>> import det_lightning as det
@@ -33,10 +33,10 @@ class PreemptMode(enum.Enum):
 
 
 class PreemptContext:
-    """Whether this process was asked to end: by ``SIGTERM``, from the runner of an experiment or any scheduler.
+    """Whether this process was asked to end, by a ``SIGTERM`` from the runner of an experiment or any scheduler.
 
-    The signal is handled from the first call of :meth:`should_preempt` on: a script that never asks ends by it. A
-    second one ends the process at once.
+    The signal is handled from the first call of :meth:`should_preempt` on; it simply ends a script that never asks. A
+    second signal ends the process at once.
 
     Example:
         >>> import det_lightning as det
@@ -63,7 +63,7 @@ class PreemptContext:
         self._signals = EndSignals(lambda _: self.request())
 
     def start(self) -> PreemptContext:
-        """Allow questions; ``with core.init()`` does it.
+        """Allow calls of :meth:`should_preempt`; ``with core.init()`` does this.
 
         Raises:
             RuntimeError: it was started before.
@@ -84,14 +84,13 @@ class PreemptContext:
         self.close()
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Return whether the script should save and end, to go on later.
+        """Return whether the script should save and end, to continue later.
 
         Args:
             auto_ack: acknowledge it at the first True; see :meth:`acknowledge_preemption_signal`.
 
         Raises:
-            RuntimeError: :meth:`start` was not called, or this is not the chief, which alone may ask in the mode
-                ``ChiefOnly``.
+            RuntimeError: :meth:`start` was not called, or this is not the chief and the mode is ``ChiefOnly``.
         """
         if not self._started:
             raise RuntimeError("should_preempt() was called before PreemptContext.start(); use `with core.init()`.")
@@ -111,7 +110,7 @@ class PreemptContext:
         return asked
 
     def acknowledge_preemption_signal(self) -> None:
-        """State that the script ends now although it is not done: the runner will start it again."""
+        """Confirm that the script ends now although it is not done; the runner will start it again."""
         if self._task is not None and not self._acknowledged:
             self._task.report("preempted", None, {})
         self._acknowledged = True

@@ -24,8 +24,8 @@ _BYTES = {
 class ProfilerContext:
     """Samples processor, memory, disk and network in a thread, for the metrics of a trial of an experiment.
 
-    On each machine the first process samples. Elsewhere :meth:`on` does nothing. The names of the groups and metrics
-    are Determined's.
+    The first process on each machine samples. Outside of experiments :meth:`on` does nothing. The names of the groups
+    and metrics are Determined's.
 
     Example:
         >>> import det_lightning as det
@@ -42,11 +42,11 @@ class ProfilerContext:
         self._ends = threading.Event()
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
-        """Begin to sample; a second call does nothing.
+        """Start sampling; a second call does nothing.
 
         Args:
             sampling_interval: seconds between two samples, at least 0.1.
-            samples_per_report: number of samples of which the average is reported.
+            samples_per_report: number of samples that are averaged for each report.
 
         Raises:
             ValueError: an argument is too small, in a trial of an experiment.

@@ -1,4 +1,4 @@
-"""What the ranks of a run publish about themselves, and sentences about which of them wait for which."""
+"""What the ranks of a run publish about themselves, and messages about which of them wait for which."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class RankStatus:
     where: str
     waits: bool
     still_s: float  # how long it has not moved
-    stuck: bool  # it should have moved since a signal
-    awaited: list[int]  # the ranks that it waits for, where it knows them
-    noticed: bool = False  # a message about it is out
+    stuck: bool  # whether it should have moved since a signal
+    awaited: list[int]  # the ranks that it waits for, if known
+    noticed: bool = False  # whether there was a message about it
 
 
 def describe_wait(own: RankStatus, statuses: Sequence[RankStatus], silent: Collection[int]) -> str:
@@ -39,7 +39,7 @@ def describe_wait(own: RankStatus, statuses: Sequence[RankStatus], silent: Colle
 
 
 def _describe_alike(statuses: Sequence[RankStatus], still_s: float) -> str:
-    """Say where ranks are that are at the same place, and since when."""
+    """Return where ranks at the same place are, and for how long."""
     first = statuses[0]
     several = len(statuses) > 1
     if still_s < 1:

@@ -1,4 +1,4 @@
-"""The files of a script that uses the Core API, beside its checkpoints."""
+"""The files of a script that uses the Core API, other than its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from det_lightning.core._task import TrialTask, as_json
 class RunFiles:
     """Where a script's TensorBoard files, metadata and status are.
 
-    In a trial of an experiment that is the directory of the trial; otherwise a new directory below ``runs/``, which is
-    made when something is written.
+    In a trial of an experiment that is the trial's directory; otherwise a new directory below ``runs/``, which is
+    created when something is written.
     """
 
     def __init__(self, task: TrialTask | None) -> None:
@@ -25,7 +25,7 @@ class RunFiles:
         """The directory of the files."""
         if self._task is not None:
             return self._task.directory
-        from det_lightning.core._tensorboard import default_directory  # brings tensorboard
+        from det_lightning.core._tensorboard import default_directory  # not needed in a trial of an experiment
 
         return default_directory()
 
@@ -36,12 +36,12 @@ class RunFiles:
 
     @property
     def metadata(self) -> Path:
-        """The file of the metadata that the script has set."""
+        """The file with the metadata that the script has set."""
         return self.directory / "metadata.json"
 
     @property
     def status(self) -> Path:
-        """The file of the latest status."""
+        """The file with the latest status."""
         return self.directory / "status.json"
 
     def update_status(self, **entries: Any) -> None:
@@ -49,7 +49,7 @@ class RunFiles:
         self.write_json(self.status, {**self.read_json(self.status), **entries})
 
     def read_json(self, file: Path) -> dict[str, Any]:
-        """Return the content of one of the files; empty if it is not there."""
+        """Return the content of one of the files, or an empty dict if it does not exist."""
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How long a script should train: the operations of a search, of which there is one since Determined 0.38."""
+"""How long a script should train: the operations of a search, of which there is only one since Determined 0.38."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unit(enum.Enum):
-    """What the length of an operation counts.
+    """The unit that the length of an operation is counted in.
 
     Example:
         >>> import det_lightning as det
@@ -29,7 +29,7 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Which ranks call ``operations()``: all of them in step (``WorkersAskChief``), or the chief (``ChiefOnly``).
+    """Which ranks call ``operations()``: all of them together (``WorkersAskChief``), or the chief (``ChiefOnly``).
 
     Example:
         >>> import det_lightning as det
@@ -40,11 +40,11 @@ class SearcherMode(enum.Enum):
     """
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
-    ChiefOnly = "CHEIF_ONLY"  # spelled so in Determined
+    ChiefOnly = "CHEIF_ONLY"  # the spelling in Determined
 
 
 class SearcherOperation:
-    """A request to train up to a length, and to validate then.
+    """A request to train up to a length, and then validate.
 
     Attributes:
         completed: whether its completion was reported.
@@ -68,7 +68,7 @@ class SearcherOperation:
 
     @property
     def length(self) -> int:
-        """The total length to train for, not that since the operation before, in units of ``searcher.max_length``."""
+        """The total length to train for, not the length since the last operation, in the searcher's unit."""
         return self._length
 
     def report_progress(self, length: float) -> None:
@@ -88,7 +88,7 @@ class SearcherOperation:
         """Report that the operation is done; the search itself uses the metrics of reported validations.
 
         Raises:
-            RuntimeError: this is not the chief, or it was reported before.
+            RuntimeError: this is not the chief, or completion was reported before.
         """
         self._require_chief("report_completed")
         if self.completed:
@@ -102,9 +102,9 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """The operations of the trial: one, of ``searcher.max_length``; off an experiment one of length 1.
+    """The operations of the trial: one of length ``searcher.max_length``, or outside of experiments one of length 1.
 
-    Asking for operations is deprecated since Determined 0.38, and warns: let the script say how long it trains.
+    Asking for operations is deprecated since Determined 0.38, and warns: let the script decide how long it trains.
 
     Example:
         >>> import det_lightning as det
@@ -138,8 +138,8 @@ class SearcherContext:
 
         Raises:
             ValueError: the configuration has no ``searcher.max_length``.
-            RuntimeError: the chief asks for another operation before it has reported this one as completed; or
-                another rank asks in the mode ``ChiefOnly``.
+            RuntimeError: the chief asks for another operation before it has reported this one as completed, or another
+                rank asks in the mode ``ChiefOnly``.
         """
         length = self._require_length()
         warnings.warn(
@@ -176,7 +176,7 @@ class SearcherContext:
         self._require_length()
 
     def get_configured_units(self) -> Unit | None:
-        """Return what ``searcher.max_length`` counts; None if it has no unit.
+        """Return the unit of ``searcher.max_length``; None if it has none.
 
         Raises:
             ValueError: the configuration has no ``searcher.max_length``.
@@ -194,7 +194,7 @@ class SearcherContext:
 
 
 def searcher_of(task: TrialTask, distributed: DistributedContext) -> SearcherContext:
-    """Return what the configuration of an experiment says of a trial's length."""
+    """Return the searcher for the length in the configuration of a trial's experiment."""
     searcher = task.config.get("searcher") or {}
     length = searcher.get("max_length")
     unit = searcher.get("unit")

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks of a run at a store, and the session that they share there until they leave."""
+"""The rendezvous of the ranks of a run at a store, and the session that they share until they leave."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from det_lightning.core._rank_status import name_ranks
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, notice_period_s
 
-# How long a chief that has closed keeps running the store for ranks that have not, so that they can finish; and after
-# a failure, so that they can read what happened.
+# How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
+# failure so that they can read what happened.
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
@@ -28,12 +28,12 @@ class Session:
     """The keys that all ranks of one run share in a store, from their rendezvous until they leave.
 
     Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
-    has left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group,
-    ``awaited`` are the ranks that it waits for in one; ``on_leave`` is called with the reason when it leaves.
+    left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group,
+    ``awaited`` holds the ranks that it waits for; ``on_leave`` functions are called with the reason when it leaves.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
-        notice_s = notice_period_s()  # a mistake there is found before other ranks are met
+        notice_s = notice_period_s()  # raises for a wrong value before other ranks are met
         self.address = address
         self.rank = rank
         self.size = size
@@ -63,7 +63,7 @@ class Session:
         return self._store
 
     def name_progress(self, describe: Callable[[], str]) -> None:
-        """Call ``describe`` for what a message says of the progress of this rank, such as ``"batch 12"``."""
+        """Call ``describe`` for the progress of this rank in messages, such as ``"batch 12"``."""
         if self._watch is not None:
             self._watch.name_progress(describe)
 
@@ -79,7 +79,7 @@ class Session:
             ) from error
 
     def leave(self, reason: str, *, failed: bool = False) -> None:
-        """Take part in no further exchange and notify the other ranks; a second call does nothing.
+        """Stop taking part in exchanges and notify the other ranks; a second call does nothing.
 
         After a failure some of the others may never leave, so they are not waited for as long.
         """
@@ -93,7 +93,7 @@ class Session:
             self._watch.stop()
             self._watch = None
         everyone_left = False
-        # There is nobody left to notify, or the connection is what failed.
+        # An error here means that nobody is left to notify, or that the connection is what failed.
         with contextlib.suppress(RuntimeError):
             for notify in self.on_leave:
                 notify(reason)
@@ -108,7 +108,7 @@ class Session:
         del self._shared_store
 
     def fail(self, error: BaseException) -> None:
-        """Leave because of an error, and let torchrun name the rank that failed first; see ``_failures``."""
+        """Leave because of an error, and make torchrun name the rank that failed first; see ``_failures``."""
         if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
             return
         self._has_failed = True
@@ -120,11 +120,11 @@ class Session:
             follow_first_failure(error)
 
     def close(self) -> None:
-        """Leave as agreed."""
+        """Leave without an error."""
         self.leave(_CLOSED)
 
     def _keep_serving(self, longest_s: float) -> None:
-        """Keep the store until the last rank has read what is in it, which may be after this one has closed."""
+        """Keep the store until the last rank has left, or for ``longest_s``; this rank may already have closed."""
         if threading.main_thread().is_alive():
             threading.Thread(target=_linger, args=(self.store, longest_s), name="det_lightning-store").start()
         else:  # the interpreter is ending, and would not wait for a thread
@@ -145,7 +145,7 @@ class Session:
                 if look(store, f"joined/{name}/{rank}") is not None:
                     absent.discard(rank)
                 elif (found := look(store, f"request/{rank}")) and (rank, nonce := found.decode()) not in answered:
-                    # The request may be one of an earlier run; then another one follows.
+                    # The request may be from an earlier run; then another one follows.
                     store.set(f"reply/{nonce}", name.encode())
                     answered.add((rank, nonce))
             if not absent:
@@ -171,7 +171,7 @@ class Session:
             try:
                 return self._request_name(self.timeout_s - waited)
             except DistNetworkError:
-                # The store was the one of an earlier context, which rank 0 had not yet shut down.
+                # The store belonged to an earlier context, which rank 0 had not yet shut down.
                 self._shared_store = self._connect()
         raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} again and again.")
 

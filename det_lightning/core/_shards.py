@@ -1,4 +1,4 @@
-"""What several ranks contribute to one checkpoint: their files and metadata, and where they contradict each other."""
+"""What several ranks contribute to one checkpoint: their files and metadata, and conflicts between them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Selector = Callable[[str], bool]
 
 
 def list_files(directory: pathlib.Path, selector: Selector | None = None) -> list[str]:
-    """Return the paths of the files and directories below a directory, from there, in order; directories end in ``/``.
+    """Return the sorted paths of files and directories in a directory, relative to it; directories end in ``/``.
 
     Args:
         directory: the directory.
-        selector: returns for each path whether to keep it.
+        selector: called with each path, returns whether to include it.
 
     Raises:
         NotADirectoryError, FileNotFoundError: it is not a directory.
@@ -47,12 +47,12 @@ def list_files(directory: pathlib.Path, selector: Selector | None = None) -> lis
 
 
 def only_files(names: Iterable[str]) -> list[str]:
-    """Return the paths that are not those of directories."""
+    """Return the paths that are not directories."""
     return [name for name in names if not name.endswith("/")]
 
 
 def list_stored(checkpoint: Location) -> list[str]:
-    """Return the paths of the files of a checkpoint, and of the directories that they are in, which end in ``/``."""
+    """Return the paths of a checkpoint's files and of their directories, which end in ``/``."""
     if checkpoint.is_local:
         return list_files(checkpoint.local_path)
     found = set(checkpoint.find_files())
@@ -62,7 +62,7 @@ def list_stored(checkpoint: Location) -> list[str]:
 
 
 def _conflicting_files(of_ranks: list[list[str]]) -> dict[str, list[int]]:
-    """Return the files that several ranks have, or that are a directory of another one, with the ranks."""
+    """Return the files that several ranks have, or that are directories on another rank, with those ranks."""
     having: dict[str, list[int]] = {}
     for rank, names in enumerate(of_ranks):
         for name in names:
@@ -115,7 +115,7 @@ def _describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
 
 
 def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selector: Selector | None) -> list[str]:
-    """Return the files of a directory that this rank contributes to a checkpoint: no two ranks the same one."""
+    """Return the files of a directory that this rank contributes to a checkpoint; no two ranks contribute the same."""
     identity = None
     if directory is not None:
         found = directory.stat()
@@ -124,7 +124,7 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
     if set(identities) == {None}:
         raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; one at least needs a directory.")
     names: list[str] = []
-    # Ranks may share a directory. The first of them contributes it, or each what it has selected.
+    # Ranks may share a directory. The first of them contributes it; with a selector, each contributes what it selects.
     if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):
         names = [name for name in list_files(directory, selector) if name != METADATA_FILE]
     conflicts = _conflicting_files(ranks.allgather(names))
@@ -153,7 +153,7 @@ def put(directory: pathlib.Path, names: list[str], target: Location, storage: Ch
 
 
 def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
-    """Copy files and directories of a checkpoint into a directory, which is made where there is none."""
+    """Copy files and directories of a checkpoint into a directory, which is created if needed."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name.endswith("/"):
@@ -173,7 +173,7 @@ def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None
 
 
 def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
-    """Return on every rank of a machine what ``action`` returns on its first one; raise its errors on all."""
+    """Return on every rank of a machine what ``action`` returns on its first one; raise its errors on all of them."""
     outcome = None
     if ranks.local_rank == 0:
         try:
@@ -199,7 +199,7 @@ def abandoning(staging: StagingDirectory | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_or_none(ranks: DistributedContext) -> Iterator[None]:
-    """Raise on every rank if the block raises on one."""
+    """Raise on every rank if the block raises on any."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Handling signals that ask a process to end, and knowing which were received while no handler could run."""
+"""Handling signals that ask a process to end, and recording which were received while no handler could run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-# GNU timeout and some launchers send a signal twice, to a process and to its group, within this time.
+# GNU timeout and some launchers send a signal twice within this time, to a process and to its group.
 SAME_SIGNAL_S = 2.0
 
 
@@ -22,7 +22,7 @@ def end_by_signal(signum: int) -> None:
 
 
 def print_at_once(message: str) -> None:
-    """Write to stderr from a signal handler, which may run in the middle of a log record."""
+    """Write to stderr from a signal handler, which may interrupt the writing of a log record."""
     try:
         os.write(2, message.encode())
     except OSError:  # nobody reads it any more
@@ -30,9 +30,9 @@ def print_at_once(message: str) -> None:
 
 
 class EndSignals:
-    """Handles signals that ask the process to end: reports the first one, and ends the process at a second one.
+    """Handles signals that ask the process to end: reports the first one, and ends the process on a second one.
 
-    Other handlers that were installed before are called at the first one. A fork of the process just ends.
+    Previously installed handlers are also called on the first one. A fork of the process just ends.
 
     Args:
         on_first: called with the number of the first signal.
@@ -49,12 +49,12 @@ class EndSignals:
         self.installed = False
 
     def remember(self, signums: Iterable[int]) -> None:
-        """Remember the present handlers of the signals, which :meth:`restore` installs again."""
+        """Remember the current handlers of the signals, which :meth:`restore` installs again."""
         self._before = {signum: signal.getsignal(signum) for signum in signums}
         self._first_s = None
 
     def install(self) -> bool:
-        """Handle the signals that are remembered; return False, and do nothing, outside of the main thread."""
+        """Handle the remembered signals; outside of the main thread, do nothing and return False."""
         if threading.current_thread() is not threading.main_thread():
             return False
         self._process = os.getpid()
@@ -64,7 +64,7 @@ class EndSignals:
         return True
 
     def restore(self) -> None:
-        """Install the handlers that were there before."""
+        """Install the previous handlers again."""
         if self.installed and threading.current_thread() is threading.main_thread():
             for signum, handler in self._before.items():
                 # None: a handler that Python did not install, and cannot restore.
@@ -88,10 +88,10 @@ class EndSignals:
 
 
 class SignalLog:
-    """The signals that were received, also while the main thread is in a call that lets no handler in Python run.
+    """The signals that were received, even while the main thread is in a call that lets no Python handler run.
 
-    Only signals with a handler in Python are seen. There is one such log in a process, as there is one
-    ``signal.set_wakeup_fd``; it is left alone where something else uses that, such as an event loop.
+    Only signals with a Python handler are seen. A process has one such log, as it has one ``signal.set_wakeup_fd``,
+    which is left alone if something else uses it, such as an event loop.
     """
 
     def __init__(self) -> None:
@@ -101,15 +101,15 @@ class SignalLog:
         self._came: dict[int, float] = {}
 
     def open(self) -> bool:
-        """Begin to take down signals; return False, and do nothing, where that cannot be done.
+        """Start recording signals; outside of the main thread and on Windows, do nothing and return False.
 
-        That is outside of the main thread, and on Windows. Otherwise :meth:`close` must be called too.
+        If this returns True, :meth:`close` must be called later.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             return False
         if self._ends is None:
             self._ends = _nonblocking_pipe()
-            # What a fork is sent must not be seen here.
+            # Signals sent to a fork must not be seen here.
             os.register_at_fork(after_in_child=self._forget)
         if not self._users:
             self._drain()
@@ -119,13 +119,13 @@ class SignalLog:
         return True
 
     def close(self) -> None:
-        """End what :meth:`open` began."""
+        """End the recording that :meth:`open` started."""
         self._users -= 1
         if not self._users and threading.current_thread() is threading.main_thread():
             self._forget()
 
     def first_of(self, signums: tuple[int, ...]) -> tuple[int, float] | None:
-        """Return the first of these signals that came, and the value of ``time.monotonic()`` soon after; or None."""
+        """Return which of these signals came first, and ``time.monotonic()`` soon after that; None if none came."""
         with self._lock:
             for signum in self._drain():
                 self._came.setdefault(signum, time.monotonic())

@@ -1,4 +1,4 @@
-"""Where the threads of this process are, as their stacks show it."""
+"""Where the threads of this process are, according to their stacks."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def place_of(thread: int) -> Place | None:
 
 
 def position_of(thread: int) -> tuple[tuple[int, int], ...]:
-    """Return what differs from an earlier result if the thread has moved since; empty if it has ended."""
+    """Return a value that differs from an earlier one if the thread has moved since; empty if it has ended."""
     return tuple((id(frame), frame.f_lasti) for frame in _stack_of(thread))
 
 
 def _stack_of(thread: int) -> list[FrameType]:
     """Return the frames of a thread, the innermost one first.
 
-    Frames inside an exchange of objects are left out: it polls, so they change although the rank only waits.
+    Frames inside an exchange of objects are left out: it polls, so they change even while the rank only waits.
     """
     innermost = _innermost_frames().get(thread)
     frames = [] if innermost is None else list(_outwards(innermost))
@@ -69,7 +69,7 @@ def _innermost_frames() -> dict[int, FrameType]:
 
 
 def writes_a_checkpoint() -> bool:
-    """Return whether a thread of this process is writing a checkpoint, and not waiting for another rank meanwhile."""
+    """Return whether a thread of this process is writing a checkpoint without waiting for another rank."""
     return any(_writes(list(_outwards(innermost))) for innermost in _innermost_frames().values())
 
 
@@ -97,7 +97,7 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _describe(frames: list[FrameType], users: int) -> str:
-    """Return the user's line and the public functions called from there; of many, the first and the last two."""
+    """Return the user's line and the public functions called from it; if there are many, the first and the last two."""
     inner = [frame.f_code.co_name for frame in reversed(frames[:users])]
     named = [name for name in dict.fromkeys(inner) if not name.startswith(("_", "<")) and name not in _WRAPPERS]
     calls = named if len(named) < 4 else [named[0], *named[-2:]]
@@ -108,5 +108,5 @@ def _describe(frames: list[FrameType], users: int) -> str:
 
 
 def _shown(file: str) -> str:
-    """Return the path of a file, from the working directory if it is in there."""
+    """Return the path of a file, relative to the working directory if it is in there."""
     return file.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118 (kept as it is shown)

@@ -1,4 +1,4 @@
-"""The key-value store of torch that the ranks of a run share: where it is, running it, reaching it."""
+"""torch's key-value store that the ranks of a run share: where it is, running it, connecting to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REQUEST_TIMEOUT = timedelta(seconds=30)
 
 
 class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here; values are bytes, which its own types leave out."""
+    """The part of ``torch.distributed.Store`` that is used here, with bytes as values, which its own types lack."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def append(self, key: str, value: bytes) -> None: ...
@@ -45,7 +45,7 @@ class StoreAddress:
 
 
 def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
-    """Return the store of the agent of ``torchrun``, if that started this process as the given rank."""
+    """Return the store of ``torchrun``'s agent, if that started this process as the given rank."""
     started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     host = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
@@ -55,10 +55,10 @@ def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
 
 
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
-    """Yield the seconds that have passed, with a sleep after each, until the time is over.
+    """Yield the seconds that have passed, and sleep after each yield, until the time is up.
 
     Ranks poll the store, because its own ``wait`` cannot be interrupted by signals, and logs warnings when its time is
-    over. An eighth more is waited than needed, at most ``longest_s``: 20 requests of 0.1 ms in a second.
+    up. The wait is at most an eighth longer than needed, and by at most ``longest_s``: 20 requests of 0.1 ms a second.
     """
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout_s:
@@ -67,8 +67,8 @@ def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[flo
 
 
 def look(store: Store, key: str) -> bytes | None:
-    """Return the value of a key, None if there is none: one request, where ``check`` and ``get`` make three."""
-    # A key that does not exist is left so, as the expected value is not empty, and that value comes back.
+    """Return the value of a key, or None if there is none, in one request; ``check`` and ``get`` would make three."""
+    # Since the expected value is not empty, a missing key is not created, and the expected value is returned.
     found = store.compare_set(key, "?", b"?")
     return None if found == b"?" else found
 
@@ -89,7 +89,7 @@ def serve(address: StoreAddress) -> Store:
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=listening,
-            use_libuv=False,  # that of torch 2.6 cannot take over a socket
+            use_libuv=False,  # libuv's store in torch 2.6 cannot take over a socket
             timeout=_REQUEST_TIMEOUT,
         )
     except RuntimeError as error:
@@ -102,7 +102,7 @@ def serve(address: StoreAddress) -> Store:
 
 
 def _listen_on_this_node(address: StoreAddress) -> int | None:
-    """Return a socket that other machines cannot reach; None if there is one, which torch then reuses or refuses."""
+    """Return a socket that other machines cannot reach; None if the port is in use, which torch reuses or refuses."""
     try:
         return socket.create_server(("127.0.0.1", address.port)).detach()
     except OSError:
@@ -110,11 +110,11 @@ def _listen_on_this_node(address: StoreAddress) -> int | None:
 
 
 def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
-    """Connect to the store of the chief, or of the agent; a RuntimeError if that takes longer than ``timeout_s``."""
+    """Connect to the store of the chief or the agent; raise a RuntimeError if it takes longer than ``timeout_s``."""
     problem: Exception | None = None
     for _ in pauses(timeout_s):
         try:
-            # torch would log every refusal while the chief has not started yet.
+            # torch itself would log every refusal until the chief has started.
             socket.create_connection((address.host, address.port), timeout=10).close()
             return cast(Store, TCPStore(address.host, address.port, is_master=False, timeout=_REQUEST_TIMEOUT))
         except (OSError, DistNetworkError) as error:

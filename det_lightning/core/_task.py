@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: The variable of the environment that names the file of the task.
+#: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
 
 
@@ -18,55 +18,55 @@ TASK_VARIABLE = "DET_LIGHTNING_TASK"
 class TrialTask:
     """One run of one trial of an experiment."""
 
-    directory: Path  # the trial's, for what it reports
+    directory: Path  # the trial's directory, for its reports
     experiment_id: int  # from 1
     trial_id: int  # in the experiment, from 1
     run_id: int  # how often the trial was started, from 1
     trial_seed: int  # for the random generators of the trial
-    hparams: dict[str, Any]  # the values that the search has drawn
+    hparams: dict[str, Any]  # the values that the search drew
     config: dict[str, Any]  # the experiment configuration with all defaults
     slots: list[int]  # indices of the devices, or of processes on the CPU
     checkpoint_storage: str | dict[str, Any]  # a directory, or a section of a configuration
     latest_checkpoint: str | None = None  # where the run starts: the trial's newest checkpoint, or that of a warm start
     steps_completed: int = 0  # number of batches that the trial's newest checkpoint has been trained for
     validate_at: list[int] = dataclasses.field(default_factory=list)  # lengths, in units of the search
-    best_validation: float | None = None  # of the searcher's metric in the experiment, when the run began
+    best_validation: float | None = None  # the experiment's best value of the searcher's metric when the run began
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
 
     @property
     def file(self) -> Path:
-        """Where it is kept."""
+        """The file that the task is written to."""
         return self.directory / "task.json"
 
     @property
     def metrics_file(self) -> Path:
-        """Where the trial writes its metrics."""
+        """The file that the trial writes its metrics to."""
         return self.directory / "metrics.jsonl"
 
     @property
     def tensorboard_path(self) -> Path:
-        """Where the trial writes its TensorBoard files, unless its code names another directory."""
+        """The directory of the trial's TensorBoard files, unless its code names another one."""
         return self.directory / "tensorboard"
 
     @property
     def best_file(self) -> Path:
-        """Where the runner writes the best value of the searcher's metric in each trial of the experiment."""
+        """The file that the runner writes each trial's best value of the searcher's metric to."""
         return self.directory.with_name("best.json")
 
     def best_of_others(self) -> float | None:
-        """Return the best value of the searcher's metric in the other trials up to now; None if there is none."""
+        """Return the best value of the searcher's metric in the other trials so far; None if there is none."""
         return self._best(leave_out=self.trial_id)
 
     def best_of_experiment(self) -> float | None:
-        """Return the best value of the searcher's metric in all trials up to now; None if there is none."""
+        """Return the best value of the searcher's metric in all trials so far; None if there is none."""
         return self._best()
 
     def _best(self, leave_out: int | None = None) -> float | None:
-        """Return the best value in the trials but one.
+        """Return the best value in all trials except ``leave_out``.
 
-        Where the runner's file cannot be seen, as on a machine without the experiment's directory, it is the best value
-        from when the run began.
+        If the runner's file does not exist, as on a machine without the experiment's directory, it is the experiment's
+        best value from when the run began.
         """
         try:
             best = json.loads(self.best_file.read_text(encoding="utf-8"))
@@ -77,7 +77,7 @@ class TrialTask:
         return choose(values, default=None)
 
     def write(self) -> None:
-        """Write it where the processes of the trial look for it."""
+        """Write the task to :attr:`file`, where the processes of the trial look for it."""
         content = {**dataclasses.asdict(self), "directory": str(self.directory)}
         draft = self.file.with_suffix(".tmp")
         draft.write_text(json.dumps(content), encoding="utf-8")
@@ -94,12 +94,12 @@ class TrialTask:
         return cls(**{**content, "directory": Path(content["directory"])})
 
     def report(self, group: str, steps_completed: int | None, metrics: dict[str, Any]) -> None:
-        """Add a record to the metrics of the trial, through to the disk; only one rank may.
+        """Append a record to the metrics of the trial, synced to disk; only one rank may.
 
         Args:
             group: ``"training"``, ``"validation"``, or another name.
             steps_completed: number of batches trained.
-            metrics: what JSON knows; NaN and infinities become strings.
+            metrics: the metrics; values that JSON cannot hold become strings.
         """
         record = {
             "group": group,
@@ -109,14 +109,14 @@ class TrialTask:
             "time": time.time(),
         }
         with self.metrics_file.open("ab") as file:
-            # One write, so that a reader sees a whole line or none.
+            # A single write, so that a reader sees a whole line or none.
             file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
 
 def current_task() -> TrialTask | None:
-    """Return the task of this process; None if no experiment has started it.
+    """Return the task of this process; None if no experiment started it.
 
     Raises:
         OSError: the variable names a file that cannot be read.
@@ -126,7 +126,7 @@ def current_task() -> TrialTask | None:
 
 
 def as_json(value: Any) -> Any:
-    """Return ``value`` with what JSON cannot hold as text: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, or ``repr``."""
+    """Return ``value`` with what JSON cannot hold as strings: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, ``repr``."""
     if isinstance(value, dict):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

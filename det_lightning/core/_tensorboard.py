@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # slow to import, and not every run writes
 
 
 class TensorBoardOutput:
-    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, made on first use.
+    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, created on first use.
 
     The tags of metrics are Determined's: ``Determined/<metric>`` for each training batch, counted from 0, and
-    ``Determined/val_<metric>`` for each validation, at the number of batches trained before it. A name that begins with
-    ``val`` gets no ``val_``.
+    ``Determined/val_<metric>`` for each validation, at the number of batches trained before it. A name that already
+    begins with ``val`` gets no ``val_``.
     """
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
@@ -30,7 +30,7 @@ class TensorBoardOutput:
         self._locate = locate or default_directory
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch the writing of metrics as TensorBoard files on or off.
+        """Switch the writing of TensorBoard files on or off.
 
         Raises:
             AssertionError: the argument is not a bool.
@@ -58,7 +58,7 @@ class TensorBoardOutput:
     def add_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Write the metrics of each batch, and of the averages those that no batch has, as those of reducers."""
+        """Write the metrics of each batch, and those averages that no batch has, such as the metrics of reducers."""
         scalars = [
             (f"Determined/{name}", number, step)
             for step, metrics in enumerate(batch_metrics, start=steps_completed - len(batch_metrics))
@@ -77,8 +77,8 @@ class TensorBoardOutput:
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write ``(tag, value, step)`` triples and flush them.
 
-        Until :attr:`writer` is used they go to a file of their own, in one piece: a ``SummaryWriter`` reopens its file
-        for each value. Once there is one it is used: TensorBoard follows only the latest file of a directory.
+        Until :attr:`writer` is used, they go to a separate file in one write: a ``SummaryWriter`` reopens its file for
+        each value. From then on the writer is used, because TensorBoard follows only the latest file of a directory.
         """
         if not scalars:
             return
@@ -90,7 +90,7 @@ class TensorBoardOutput:
             self._event_file.write(scalars)
 
     def add_summary(self, summary: Summary) -> None:
-        """Write a summary of any kind, such as one of a plugin."""
+        """Write a summary of any kind, such as a plugin's."""
         if "writer" in vars(self):
             self.writer.file_writer.add_summary(summary)
             self.writer.flush()

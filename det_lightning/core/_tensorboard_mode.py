@@ -6,7 +6,7 @@ import enum
 
 
 class TensorboardMode(enum.Enum):
-    """Who writes TensorBoard files: the library those of reported metrics (``AUTO``), or the script (``MANUAL``).
+    """Who writes TensorBoard files: the library, with the reported metrics (``AUTO``), or the script (``MANUAL``).
 
     Example:
         >>> import det_lightning as det

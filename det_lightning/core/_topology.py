@@ -1,4 +1,4 @@
-"""Process topology: which rank a process has, on which node, whether the numbers are consistent; a port for them."""
+"""Process topology: a process's rank and node, whether the numbers are consistent, and finding a free port."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ DEEPSPEED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_
 
 
 class NotLaunched(ValueError, KeyError):
-    """Raised where variables of a launcher are missing; scripts catch the KeyError that Determined raises."""
+    """Raised if variables of a launcher are missing; also a KeyError, because scripts catch Determined's."""
 
     def __str__(self) -> str:
-        # KeyError would quote the text, as a key.
+        # KeyError would quote the text like a key.
         return ValueError.__str__(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessTopology:
-    """The position of a process among those of a run; by default it is the only one."""
+    """The position of a process among the processes of a run; by default it is the only one."""
 
     rank: int = 0
     size: int = 1
@@ -38,7 +38,7 @@ class ProcessTopology:
             if not 0 <= getattr(self, index) < getattr(self, count):
                 values = f"{index}={getattr(self, index)}, {count}={getattr(self, count)}"
                 found.append(f"{values}: {index} must be from 0 to {count} - 1")
-        # Nodes may have different numbers of processes, but each has one at least.
+        # Nodes may have different numbers of processes, but each has at least one.
         others = self.size - self.local_size
         if others < self.cross_size - 1 or (self.cross_size == 1 and others):
             found.append(
@@ -49,9 +49,9 @@ class ProcessTopology:
 
 
 def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the numbers, in the order of its fields, or that of a single process if all are None.
+    """Return the topology with the numbers, in the order of its fields, or of a single process if all are None.
 
-    An error names all that is wrong.
+    An error names everything that is wrong.
     """
     names = [field.name for field in dataclasses.fields(ProcessTopology)]
     given = {name: number for name, number in zip(names, numbers, strict=True) if number is not None}
@@ -71,7 +71,7 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
 
 
 def contradictions(ranks: list[ProcessTopology]) -> list[str]:
-    """Return where the topologies of the ranks contradict each other; each is consistent by itself."""
+    """Return where the topologies of the ranks, each consistent by itself, contradict each other."""
     chief = ranks[0]
     problems = []
     slots: dict[tuple[int, int], int] = {}
@@ -111,7 +111,7 @@ def topology_from_horovod(hvd: Any) -> ProcessTopology:
 
 def elastic_job() -> str | None:
     """Return the id of torchrun's job, which restarts keep; None without torchrun, or if the job has no id."""
-    # A job that was not given a name is called "none".
+    # torchrun calls a job without an id "none".
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     return None if job in (None, "", "none") else job
 
@@ -123,7 +123,7 @@ def restarts() -> int:
 
 
 def free_port(host: str = "") -> int:
-    """Return a TCP port that nothing listens on, on one interface or by default on all."""
+    """Return a TCP port that nothing listens on, on one interface or by default on any."""
     with socket.socket() as found:
         found.bind((host, 0))
         port: int = found.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Reporting of a script's metrics, progress and status."""
+"""Reporting a script's metrics, progress and status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics to the experiment; on the chief it writes them as TensorBoard files.
+    """Reports metrics to the experiment, and on the chief writes them as TensorBoard files.
 
     Example:
         >>> import det_lightning as det
@@ -66,12 +66,12 @@ class TrainContext:
     def report_training_metrics(
         self, steps_completed: int, metrics: dict[str, Any], batch_metrics: list[dict[str, Any]] | None = None
     ) -> None:
-        """Report metrics of the training.
+        """Report training metrics.
 
         Args:
             steps_completed: number of batches trained.
             metrics: the metrics, such as averages since the last report.
-            batch_metrics: those of each batch since the last report, for the TensorBoard files.
+            batch_metrics: the metrics of each batch since the last report, for the TensorBoard files.
         """
         logger.info("Training metrics after %d batches: %s", steps_completed, metrics)
         self._report("training", steps_completed, metrics)
@@ -79,18 +79,18 @@ class TrainContext:
             output.add_training(steps_completed, metrics, batch_metrics or [])
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report metrics of a validation; a search decides by them.
+        """Report the metrics of a validation, on which a search bases its decisions.
 
         Args:
             steps_completed: number of batches trained before it.
-            metrics: the metrics. Those that are ``bytes`` are left out.
+            metrics: the metrics; ``bytes`` values are not reported.
 
         Raises:
             RuntimeError: a metric is None, in a trial of an experiment.
         """
         logger.info("Validation metrics after %d batches: %s", steps_completed, metrics)
         if self._task is not None:
-            # A search may compare by how far training is.
+            # A search may compare trials by how far training has come.
             self._report("validation", steps_completed, {"batches": steps_completed, **_checked(metrics)})
         if (output := self._output()) is not None:
             output.add_validation(steps_completed, metrics)
@@ -99,7 +99,7 @@ class TrainContext:
         """Report metrics of any group.
 
         Args:
-            group: name of the group; ``"training"`` and ``"validation"`` mean those metrics. No ``.`` may be in it.
+            group: name of the group, without ``.``; ``"training"`` and ``"validation"`` mean those metrics.
             steps_completed: number of batches trained.
             metrics: the metrics.
 
@@ -137,10 +137,10 @@ class TrainContext:
             self._files.update_status(status=status)
 
     def set_metadata(self, metadata: dict[str, Any]) -> dict[str, Any] | None:
-        """Replace the metadata of the run, which are kept in ``metadata.json`` beside its TensorBoard files.
+        """Replace the metadata of the run, which are stored in ``metadata.json`` in its directory.
 
         Returns:
-            The metadata, as they are kept.
+            The metadata, as they are stored.
         """
         self._files.write_json(self._files.metadata, metadata)
         logger.info("The metadata are in %s.", self._files.metadata)
@@ -159,11 +159,11 @@ class TrainContext:
         selector: Callable[[pathlib.Path], bool] = lambda _: True,
         mangler: Callable[[pathlib.Path, int], pathlib.Path] = lambda path, _: path,
     ) -> None:
-        """Upload the TensorBoard files of this rank to a remote checkpoint storage; others keep them where they are.
+        """Upload the TensorBoard files of this rank to a remote checkpoint storage; with a local one they stay.
 
         Args:
-            selector: returns whether a file, given by its path, is uploaded.
-            mangler: gets the path of a file in the directory and the rank, and returns the path of the copy.
+            selector: called with the path of each file, returns whether to upload it.
+            mangler: called with the path of a file in the directory and the rank, returns the path of the copy.
 
         Raises:
             RuntimeError: the mode is ``AUTO``, in a trial of an experiment.
@@ -186,7 +186,7 @@ class TrainContext:
             self._storage.retry.call("writing", write, where=copy)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report that the script ends before it is done; ``core.init()`` does so for ``InvalidHP``."""
+        """Report that the script ends before it is done; ``with core.init()`` does this for ``InvalidHP``."""
         reason = EarlyExitReason(reason)
         logger.info("Early exit: %s.", reason.name)
         if self._task is not None:
@@ -208,7 +208,7 @@ class TrainContext:
     @functools.cached_property
     def tensorboard(self) -> TensorBoardOutput:
         """The TensorBoard files of the run."""
-        from det_lightning.core._tensorboard import TensorBoardOutput  # brings tensorboard
+        from det_lightning.core._tensorboard import TensorBoardOutput  # not every script writes
 
         return TensorBoardOutput(enabled=True, locate=lambda: self._files.tensorboard)
 

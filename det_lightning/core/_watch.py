@@ -1,4 +1,4 @@
-"""Watching the ranks of a run: says which of them wait for which, and ends those that no signal can end."""
+"""Watching the ranks of a run: logs which of them wait for which, and ends those that no signal can end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
 _NOTICE_AFTER_S = 60.0
 _TICK_S = 1.0
-_SILENT_TICKS = 10  # a process may be slow, or its threads may wait for one that holds Python's lock
-_LOOK_S = 0.02  # between two looks at the stack once a signal was received; a loop would be seen at different lines
-# Together less than 10 s, with the time that a tick and a launcher take.
+_SILENT_TICKS = 10  # a process may be slow, or its threads may wait for the one that holds Python's lock
+_LOOK_S = 0.02  # between two looks at the stack after a signal, so that a loop is seen at different lines
+# Together less than 10 s, including the time that a tick and a launcher take.
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
 _TOGETHER_S = 1.0
@@ -39,10 +39,10 @@ ENDED = "watch/ended"
 
 
 def notice_period_s() -> float:
-    """Return after how many seconds of waiting a message says so; 0 for never.
+    """Return after how many seconds of waiting a message reports it; 0 for never.
 
     Raises:
-        ValueError: the variable of the environment is not a number of seconds.
+        ValueError: the environment variable is not a number of seconds.
     """
     given = os.environ.get(NOTICE_VARIABLE, "")
     try:
@@ -55,11 +55,11 @@ def notice_period_s() -> float:
 
 
 class RankWatch:
-    """A thread that watches the thread which has made it, and publishes in the store of a session where that is.
+    """A thread that watches the thread that created it, and publishes where that is in the store of a session.
 
-    It logs who waits for whom once that thread has not moved for the notice period. After a SIGTERM or SIGINT to any
-    rank it ends this process if no rank moves any more: a handler in Python runs only once a call to C++ returns, which
-    a collective does when all ranks have come. A run that is writing a checkpoint or waiting for a batch goes on.
+    It logs which ranks wait for which once that thread has not moved for the notice period. After a SIGTERM or SIGINT
+    to any rank it ends this process if no rank moves any more: a Python handler runs only when a call to C++ returns,
+    as a collective does once all ranks have come. A run that writes a checkpoint or waits for a batch goes on.
     """
 
     def __init__(self, session: Session, notice_s: float) -> None:
@@ -83,15 +83,15 @@ class RankWatch:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal that ends processes came to any rank."""
+        """Whether any rank received a signal that ends processes."""
         return self._signalled_at_s is not None
 
     def name_progress(self, describe: Callable[[], str]) -> None:
-        """Call ``describe`` for what a message says of the progress of this rank, such as ``"batch 12"``."""
+        """Call ``describe`` for the progress of this rank in messages, such as ``"batch 12"``."""
         self._describe = describe
 
     def stop(self) -> None:
-        """End the thread. It must not use the store once this process does not."""
+        """End the thread, which must not use the store any longer than this process does."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -108,7 +108,7 @@ class RankWatch:
                 self._end_if_hung(status)
                 self._notice_if_due(status)
         except RuntimeError:
-            # The store is gone, and with it the rank that runs it: whoever exchanges something says so.
+            # The store is gone, together with the rank that runs it; the next exchange reports that.
             logger.debug("No rank is watched any more.", exc_info=True)
         finally:
             if self._stopping.is_set():
@@ -131,7 +131,7 @@ class RankWatch:
             self._noticed = False
 
     def _look(self) -> RankStatus:
-        """Return the status of this rank now."""
+        """Return the current status of this rank."""
         self._note_move()
         place = place_of(self._watched)
         self._ticks += 1
@@ -150,15 +150,15 @@ class RankWatch:
         )
 
     def _is_stuck(self, place: Place, still_s: float) -> bool:
-        """Return whether a rank of a run that got a signal has waited too long since, or has not moved at all."""
+        """Return whether, since the run got a signal, this rank has waited too long or not moved at all."""
         if self._signalled_at_s is None or place.loads or writes_a_checkpoint():
             return False
         since_signal_s = time.monotonic() - self._signalled_at_s
-        # What began after the signal, and waits for no other rank, may be what saves the run.
+        # Something that began after the signal and waits for no other rank may be saving the run.
         return since_signal_s > _END_AFTER_SIGNAL_S and still_s > (_STILL_S if place.waits else since_signal_s)
 
     def _look_for_signals(self) -> None:
-        """Note when a signal that ends processes came, to this rank or to another one."""
+        """Note when this rank or another one received a signal that ends processes."""
         if self._signalled_at_s is not None:
             return
         found = signal_log.first_of(_ENDING) if self._sees_signals else None
@@ -169,7 +169,7 @@ class RankWatch:
             self._signalled_at_s = time.monotonic()
 
     def _notice_if_due(self, own: RankStatus) -> None:
-        """Log who waits for whom, on the lowest of the ranks that have waited for the notice period."""
+        """Log which ranks wait for which, on the lowest of the ranks that have waited for the notice period."""
         if not self._notice_s or self._noticed or own.still_s < self._notice_s - (_SILENT_TICKS + 2) * self._pause_s:
             return
         statuses = self._statuses(own)
@@ -179,12 +179,12 @@ class RankWatch:
         if own.still_s < self._notice_s or any(found.noticed for found in waiting) or first.rank != own.rank:
             return
         self._noticed = True
-        # Where a rank waits for its GPU, that may wait for other ranks.
+        # If a rank waits for its GPU, the GPU may be waiting for other ranks.
         if own.waits or (_uses_gpu() and len({found.where for found in statuses}) > 1):
             logger.warning("%s", describe_wait(own, statuses, silent))
 
     def _end_if_hung(self, own: RankStatus) -> None:
-        """End this process if all ranks of the run are stuck, or another one has ended because they were."""
+        """End this process if all ranks of the run are stuck, or if another rank has ended for that reason."""
         if self.signalled and look(self._store, ENDED):
             self._end("Another rank has ended because no rank moved.")
         if not own.stuck:
@@ -195,11 +195,11 @@ class RankWatch:
         apart = len({found.where for found in statuses}) > 1
         if not all(found.stuck for found in alive) or not (apart or own.waits):
             return
-        # The others end too, before a lost connection raises an error in them, which takes its time to end a process.
+        # The others should end too before a lost connection raises an error in them, which would end them more slowly.
         self._end(f"No rank moves. {describe_wait(own, statuses, silent)}", after_s=_TOGETHER_S)
 
     def _end(self, reason: str, after_s: float = 0.0) -> None:
-        """Say why, let the other ranks know, and end this process."""
+        """Print the reason, let the other ranks know, and end this process."""
         signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
         print_at_once(
             f"det_lightning: received {signal.Signals(signum).name}. {reason} Process {os.getpid()} ends without "
@@ -210,7 +210,7 @@ class RankWatch:
         os._exit(128 + signum)
 
     def _statuses(self, own: RankStatus) -> list[RankStatus]:
-        """Return what all ranks have published, in their order."""
+        """Return what all ranks have published, in rank order."""
         found = []
         for rank in range(self._session.size):
             published = None if rank == own.rank else look(self._store, f"watch/{rank}")
@@ -242,7 +242,7 @@ class RankWatch:
 
 
 class _CpuTime:
-    """The processor time of a thread, by which a long computation is told from waiting; where torch uses no GPU."""
+    """The processor time of a thread, which tells a long computation from waiting, unless torch uses a GPU."""
 
     def __init__(self, thread: int) -> None:
         get_clock = getattr(time, "pthread_getcpuclockid", None)
@@ -250,7 +250,7 @@ class _CpuTime:
         self._before = (0.0, 0.0)
 
     def is_used(self) -> bool:
-        """Return whether the thread has computed for more than a tenth of the time since it was last asked."""
+        """Return whether the thread has computed for more than a tenth of the time since the last call."""
         if self._clock is None or _uses_gpu():  # waiting for a GPU takes processor time
             return False
         try:

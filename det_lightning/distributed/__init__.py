@@ -1,1 +1,1 @@
-"""How several processes train one trial: setting them up, and keeping their models equal by DDP, FSDP2 or Horovod."""
+"""Training one trial in several processes: setting them up, and keeping models equal with DDP, FSDP2 or Horovod."""

@@ -1,4 +1,4 @@
-"""What trains a trial's models: on one device here, on several processes in the modules beside this one."""
+"""The backends that train a trial's models: the base and one device here, several processes in sibling modules."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import torch
 
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 
-#: What DistributedDataParallel puts before the names of parameters and buffers.
+#: The prefix that DistributedDataParallel adds to the names of parameters and buffers.
 DDP_PREFIX = "module."
 
 
 class ModelPlacement:
-    """Makes models and optimizers ready for training and validations: here it moves models to a device."""
+    """Prepares models and optimizers for training and validation; this base class moves models to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move ``model`` to the device and make it ready for training."""
+        """Move ``model`` to the device and prepare it for training."""
         return model.to(self.device)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Make ``optimizer`` ready for training. ``options`` are those of ``context.wrap_optimizer``."""
+        """Prepare ``optimizer`` for training. ``options`` are those of ``context.wrap_optimizer``."""
         return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Let ``casting`` change the type of a wrapped model's parameters; return what to train with from now on.
+        """Let ``casting`` change the type of a wrapped model's parameters; return the model to train from now on.
 
-        Optimizers keep those in float32.
+        Optimizers keep the float32 parameters.
         """
         casting.renew(model)
         return model
@@ -44,7 +44,7 @@ class ModelPlacement:
         replace_parameters(optimizer, others)
 
     def begin_training(self) -> None:
-        """Begin a run, when everything is wrapped and loaded."""
+        """Begin a run, once everything is wrapped and loaded."""
 
     def begin_validation(self, in_step: bool) -> None:
         """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
@@ -54,9 +54,9 @@ class ModelPlacement:
 
 
 class GradientExchange:
-    """Exchanges gradients among ranks: here there is a single process, and nothing to exchange.
+    """Exchanges gradients among ranks; this base class is for a single process, with nothing to exchange.
 
-    Only where it ``exchanges`` must :meth:`begin_batch` and :meth:`synchronize` be called.
+    :meth:`begin_batch` and :meth:`synchronize` need to be called only if it ``exchanges``.
     """
 
     exchanges = False
@@ -71,7 +71,7 @@ class GradientExchange:
         loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients of ``optimizer`` those of all ranks, before they are looked at."""
+        """Exchange the gradients of ``optimizer`` over all ranks, before anything looks at them."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if there is one."""
@@ -81,26 +81,26 @@ class GradientExchange:
             scaler.step(optimizer)
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average over ranks those gradients of ``parameters``, of wrapped models, that no backward pass averages."""
+        """Average over ranks the gradients of wrapped models' ``parameters`` that no backward pass averages."""
 
     def agree(self, flag: torch.Tensor) -> None:
-        """Make a scalar on the device, of shape ``()``, the greatest that any rank has."""
+        """Set a scalar on the device, of shape ``()``, so that it is nonzero everywhere if it is on any rank."""
 
 
 class ModelStates:
-    """Reads and loads the states of wrapped models and optimizers: here every rank holds all of them.
+    """Reads and loads the states of wrapped models and optimizers; in this base class every rank holds all of them.
 
-    Where ``is_sharded`` is true the ranks hold different parts. Then all ranks must ask for a state or gradients
+    If ``is_sharded`` is true, the ranks hold different parts. Then all ranks must ask for a state or gradients
     together; the chief gets them whole, and the others an empty dict. Gradients are averaged over the ranks.
     """
 
     is_sharded = False
-    #: Checkpoints are sharded: they get what each rank holds.
+    #: Whether checkpoints are sharded: each rank writes what it holds.
     writes_shards = False
 
     @contextlib.contextmanager
     def in_shards(self) -> Iterator[None]:
-        """If it ``writes_shards``, gather nothing inside: every rank gets sharded tensors as they are."""
+        """If it ``writes_shards``, gather nothing inside the block: every rank gets sharded tensors as they are."""
         yield
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class ModelStates:
         return {name.removeprefix(DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
-        """Put back what :meth:`gradients` returned, and take away all others."""
+        """Restore what :meth:`gradients` returned, and remove all other gradients."""
         for name, parameter in model.named_parameters():
             grad = saved.get(name.removeprefix(DDP_PREFIX))
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Return whole tensors in place of those that are sharded as parameters are."""
+        """Return the tensors, with whole ones in place of those that are sharded like parameters."""
         return tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ class ModelStates:
 
 @dataclasses.dataclass(eq=False)
 class Backend:
-    """What a context trains on: the device of this process, and one object for each purpose."""
+    """What a context trains through: the device of this process, and one object for each purpose."""
 
     device: torch.device
     placement: ModelPlacement
@@ -158,7 +158,7 @@ class LocalBackend(Backend):
 
 
 def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:
-    """Run ``exchange`` in place on all values of ``tensors``, as one flat tensor for each type."""
+    """Run ``exchange`` in place on all values of ``tensors``, as one flat tensor per type."""
     by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(tensor.dtype, []).append(tensor)
@@ -170,7 +170,7 @@ def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Ten
 
 
 def watch_gradient(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> None:
-    """Call ``hook`` when the gradient of ``parameter`` has changed, which may be frozen now and trained later."""
+    """Call ``hook`` when the gradient of ``parameter``, which may be frozen for now, has changed."""
     frozen = not parameter.requires_grad
     parameter.requires_grad_(True)
     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -34,20 +34,20 @@ class DDPOptions:
 
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # those of DistributedDataParallel
     comm_hook: Callable[[Any, Any], Any] | None = None  # see DistributedDataParallel.register_comm_hook
-    comm_state: Any = None  # of the hook; the first model has it, each other one a copy
+    comm_state: Any = None  # state of the hook; the first model gets it, every other model a copy
 
     def for_next_model(self) -> DDPOptions:
-        """Return the same options with a state of their own; a process group is shared."""
+        """Return the same options with a copy of the hook's state; a process group is shared."""
         if self.comm_state is None or isinstance(self.comm_state, dist.ProcessGroup):
             return self
         return dataclasses.replace(self, comm_state=copy.deepcopy(self.comm_state))
 
 
 class ModelDDP(DistributedDataParallel):
-    """A model whose gradients are averaged over ranks during the backward pass; attributes are those of the model.
+    """A model whose gradients are averaged over ranks during the backward pass; it has the attributes of the model.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
-    after each forward pass, and silently ignores what further backward passes add; here that is noticed, and
+    after each forward pass, and silently ignores what further backward passes add; this class notices that, and
     :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
     """
 
@@ -80,7 +80,7 @@ class ModelDDP(DistributedDataParallel):
         return module[key]
 
     def _watch(self, parameter: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
-        """Record for a parameter whether its gradient differs between ranks after it has changed."""
+        """Record, when a parameter's gradient has changed, whether it now differs between ranks."""
 
         def note(changed: torch.nn.Parameter) -> None:
             if averaged_by_ddp and self._will_average:
@@ -102,7 +102,7 @@ class ModelDDP(DistributedDataParallel):
             )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
-        # Where it does not, it must not expect gradients either: it would wait for them.
+        # If no gradients are averaged, DDP must not expect any either: it would wait for them.
         self.require_backward_grad_sync = self._will_average
         self.require_forward_param_sync = self.communicates
         try:
@@ -121,12 +121,12 @@ class ModelDDP(DistributedDataParallel):
         )
 
     def begin_evaluation(self) -> None:
-        """Give all ranks the first one's buffers; from now on no forward pass waits for another rank.
+        """Give all ranks the chief's buffers; from now on no forward pass waits for another rank.
 
         Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would exchange the buffers,
         such as the statistics of batch norms, in each forward pass.
         """
-        self.require_forward_param_sync = True  # also in the middle of an aggregation
+        self.require_forward_param_sync = True  # even in the middle of an aggregation
         if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
         self._evaluates = True
@@ -141,7 +141,7 @@ class ModelDDP(DistributedDataParallel):
             self._will_average = self._was_averaged = False
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average those gradients of ``parameters`` that no backward pass has averaged."""
+        """Average the gradients of ``parameters`` that no backward pass has averaged."""
         rest = [parameter for parameter in parameters if parameter in self._local_only]
         self._local_only.difference_update(rest)
         gradients = [parameter.grad for parameter in rest if parameter.grad is not None]
@@ -149,7 +149,7 @@ class ModelDDP(DistributedDataParallel):
 
 
 class ReplicatedPlacement(ModelPlacement):
-    """Makes each model that has something to average a :class:`ModelDDP`, listed in ``models``."""
+    """Wraps each model that has gradients to average in a :class:`ModelDDP`, listed in ``models``."""
 
     def __init__(self, device: torch.device, options: DDPOptions) -> None:
         super().__init__(device)
@@ -165,7 +165,7 @@ class ReplicatedPlacement(ModelPlacement):
         return wrapped
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Cast the model inside of its :class:`ModelDDP`, which knows the former parameters and is replaced."""
+        """Cast the model inside its :class:`ModelDDP`, which is replaced because it has the former parameters."""
         if not isinstance(model, ModelDDP):
             return super().cast_weights(model, casting)
         casting.renew(model.module)
@@ -183,7 +183,7 @@ class ReplicatedPlacement(ModelPlacement):
 
 
 class ReplicatedGradients(GradientExchange):
-    """Averages over ranks what the backward passes of :class:`ModelDDP` leave."""
+    """Averages over ranks the gradients that the backward passes of :class:`ModelDDP` leave."""
 
     exchanges = True
 

@@ -32,7 +32,7 @@ from det_lightning.distributed.sharded_states import (
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, units_of
 
-#: Which modules within a model are sharded as units of their own: of these classes, or for which it returns true.
+#: Which modules of a model are sharded as separate units: instances of the classes, or those it returns true for.
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
 
@@ -51,7 +51,7 @@ class ShardedPlacement(ModelPlacement):
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.whole = WholeParameters()
-        # What sharded ones took the place of, by id, for as long as something else still has it.
+        # The parameters that sharded ones replaced, by id, for as long as something else still holds them.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -71,7 +71,7 @@ class ShardedPlacement(ModelPlacement):
             return model  # there is nothing to shard
         units = [module for module in model.modules() if module is not model and self._is_unit(module)]
         for module in (*reversed(units), model):  # the inner ones first
-            # So what the trial sees of a model outside of its passes are always the same, sharded parameters.
+            # So outside of its passes the trial always sees the same, sharded parameters of a model.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._mixed_precision)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
         self.whole.add(model)
@@ -79,7 +79,7 @@ class ShardedPlacement(ModelPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Make ``optimizer`` ready for training."""
+        """Prepare ``optimizer`` for training."""
         parameters = parameters_of(optimizer)
         sharded = {parameter for model in self.models for parameter in model.parameters()}
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
@@ -94,7 +94,7 @@ class ShardedPlacement(ModelPlacement):
         return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Cast the shards of ``model``, and give its optimizers new ones in float32."""
+        """Cast the shards of ``model``, and give its optimizers new float32 shards."""
         joint = [type(m).__name__ for m in model.modules() if casting.keeps(m) and not isinstance(m, FSDPModule)]
         if joint:
             kinds = ", ".join(sorted(set(joint)))
@@ -124,11 +124,11 @@ class ShardedPlacement(ModelPlacement):
         self.whole.forget(parameter for parameter in before if parameter not in held)
 
     def begin_training(self) -> None:
-        """Find the whole parameters; the ranks are equal since models were wrapped."""
+        """Find the whole parameters; the ranks have been equal since the models were wrapped."""
         self.whole.find()
 
     def begin_validation(self, in_step: bool) -> None:
-        """Share the buffers; make the models whole if the ranks will not run them equally often."""
+        """Share the buffers; make the models whole if the ranks may not run them equally often."""
         self.whole.find()
         share_buffers(self.models)
         if not in_step:
@@ -148,9 +148,9 @@ class ShardedPlacement(ModelPlacement):
 
 
 class ShardedGradients(GradientExchange):
-    """Exchanges what FSDP2 leaves to its user: gradients that are kept over batches, and those of unused parameters.
+    """Exchanges what FSDP2 leaves to its user: gradients kept over several batches, and those of unused parameters.
 
-    FSDP2 averages all that a backward pass adds, in whatever order passes come.
+    FSDP2 averages everything that a backward pass adds, in whatever order passes come.
     """
 
     exchanges = True
@@ -176,20 +176,20 @@ class ShardedGradients(GradientExchange):
         super().backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange gradients that were kept; take away those of parameters that no rank has used."""
+        """Exchange kept gradients; remove the gradients of parameters that no rank has used."""
         parameters = parameters_of(optimizer)
         here = self._placed.whole.take_used(parameters)
         kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
-        # Reading it waits for the GPU. A parameter that this rank has used needs no answer.
+        # Reading it waits for the GPU, which is not needed for parameters that this rank has used.
         if not self.keeps_gradients and all(here):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
             if is_kept:
                 self._exchange(parameter)
             elif not used:
-                # FSDP2 has filled in zeros, by which weight decay and momentum would go on.
+                # FSDP2 has filled in zeros, with which weight decay and momentum would still act.
                 parameter.grad = None
 
     def _exchange(self, parameter: torch.nn.Parameter) -> None:
@@ -198,7 +198,7 @@ class ShardedGradients(GradientExchange):
         parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
 
     def average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the average over ranks of the gradient that was kept for a sharded parameter, sharded like it."""
+        """Return the kept gradient of a sharded parameter, averaged over ranks and sharded like the parameter."""
         whole = self._placed.whole[parameter]
         average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._placed.device)
         if whole.grad is not None:
@@ -211,13 +211,13 @@ class ShardedGradients(GradientExchange):
 
 
 def share_buffers(models: list[torch.nn.Module]) -> None:
-    """Make the buffers of all ranks those of the chief, as Determined's data-parallel training does."""
+    """Give all ranks the chief's buffers, as Determined's data-parallel training does."""
     buffers = [buffer for model in models for buffer in model.buffers()]
     exchange_flat(buffers, lambda flat: dist.broadcast(flat, 0))
 
 
 class ShardedStates(ModelStates):
-    """The states of models and optimizers that are sharded: gathered on the chief or left as they are, and loaded."""
+    """The states of sharded models and optimizers: gathered on the chief or left as they are, and loaded."""
 
     is_sharded = True
 
@@ -278,7 +278,7 @@ class ShardedStates(ModelStates):
 
 
 class FSDPBackend(Backend):
-    """Trains models that are sharded by FSDP2."""
+    """Trains models sharded by FSDP2."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Collectives of numpy arrays over the process group, which wait for other ranks as exchanges of objects do."""
+"""Collectives of numpy arrays over the process group; they wait for other ranks as exchanges of objects do."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from det_lightning.core._distributed import DistributedContext
 
 Array = np.ndarray[Any, Any]
 
-# Gloo's all-gather passes what it has got around a ring; copies for each rank take one round, and more memory.
+# Gloo's all-gather passes data around a ring; sending a copy to each rank takes one round, but more memory.
 _LARGEST_COPIES_BYTES = 1 << 20
 
 
 def device_of_group(distributed: DistributedContext) -> torch.device | None:
-    """Return the device of tensors that the process group exchanges; None if there is no group of these ranks."""
+    """Return the device of the tensors that the process group exchanges; None if these ranks have no usable group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     if (dist.get_rank(), dist.get_world_size()) != (distributed.rank, distributed.size):
@@ -41,14 +41,14 @@ class GroupCollectives:
         self._device = device
 
     def all_to_all(self, outgoing: Array, operation: str) -> Array:
-        """Send each rank its part of ``outgoing``, the parts being equally long; return those from each rank."""
+        """Send each rank its part of ``outgoing``, in parts of equal length; return the parts from all ranks."""
         sent = torch.from_numpy(outgoing).to(self._device)
         received = torch.empty_like(sent)
         self._distributed.wait_for(dist.all_to_all_single(received, sent, async_op=True), operation)
         return received.cpu().numpy()
 
     def all_gather(self, own: Array, operation: str) -> Array:
-        """Return the vectors of all ranks, as one of shape ``(ranks, n)``."""
+        """Return the vectors of all ranks, as one array of shape ``(ranks, n)``."""
         if own.nbytes * self.size <= _LARGEST_COPIES_BYTES:
             return self.all_to_all(np.tile(own, self.size), operation).reshape(self.size, -1)
         sent = torch.from_numpy(own).to(self._device)
@@ -57,7 +57,7 @@ class GroupCollectives:
         return received.cpu().numpy()
 
     def broadcast(self, own: Array, operation: str) -> Array:
-        """Return the vector of the chief."""
+        """Return the chief's vector."""
         exchanged = torch.from_numpy(own).to(self._device)
         self._distributed.wait_for(dist.broadcast(exchanged, 0, async_op=True), operation)
         return exchanged.cpu().numpy()

@@ -1,4 +1,4 @@
-"""A trial's optimizers over ranks that Horovod connects, and the exchange of their gradients."""
+"""A trial's optimizers on ranks that Horovod connects, and the exchange of their gradients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from det_lightning.distributed.horovod_processes import connect_horovod
 
 # More backward passes than there will ever be, so that none of them exchanges gradients.
 _NEVER = sys.maxsize
-# In what Horovod raises where there were more than it was given.
+# Part of the message that Horovod raises if there were more passes than it was told.
 _TOO_MANY_PASSES = "backward_passes_per_step"
 
 
 class HorovodPlacement(ModelPlacement):
-    """Makes each wrapped optimizer one of Horovod's."""
+    """Turns each wrapped optimizer into one of Horovod's."""
 
     def __init__(self, device: torch.device, hvd: Any) -> None:
         super().__init__(device)
@@ -40,7 +40,7 @@ class HorovodPlacement(ModelPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Make Horovod's optimizer of ``optimizer``."""
+        """Turn ``optimizer`` into one of Horovod's."""
         wrapped = HorovodOptimizer(
             self.hvd,
             optimizer,
@@ -53,7 +53,7 @@ class HorovodPlacement(ModelPlacement):
         return found
 
     def _name_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """Name parameters as all ranks do: by model where there is one."""
+        """Name parameters in the same way on all ranks, by model if they belong to one."""
         taken = {parameter for wrapped in self.optimizers for parameter in wrapped.parameters}
         of_models = {
             parameter: f"model{index}.{name}"
@@ -74,14 +74,14 @@ class HorovodPlacement(ModelPlacement):
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Refuse to: Horovod exchanges the gradients of the parameters that it was given."""
+        """Raise an error: Horovod exchanges only the gradients of the parameters that it was given."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
         )
 
     def begin_training(self) -> None:
-        """Make weights and the states of optimizers those of the chief."""
+        """Give all ranks the chief's weights and optimizer states."""
         if self.hvd.size() == 1:
             return
         of_models = [tensor for model in self.models for tensor in (*model.parameters(), *model.buffers())]
@@ -114,8 +114,8 @@ class HorovodGradients(GradientExchange):
         """Run ``loss.backward``.
 
         Raises:
-            InvalidExperimentException: a parameter gets a gradient again whose exchange has begun; names the argument
-                of ``wrap_optimizer`` that says how often it may.
+            InvalidExperimentException: a parameter gets a gradient again after its exchange has begun; the message
+                names the argument of ``wrap_optimizer`` that says how often it may.
         """
         try:
             super().backward(loss, gradient, retain_graph, create_graph)
@@ -148,7 +148,7 @@ class HorovodGradients(GradientExchange):
 
 
 class HorovodStates(ModelStates):
-    """The states of every rank's models and optimizers, read when no exchange is under way."""
+    """The states of models and optimizers, which every rank holds; gradients are read when no exchange is under way."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed
@@ -162,8 +162,7 @@ class HorovodStates(ModelStates):
 class HorovodBackend(Backend):
     """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
 
-    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; it is an error if
-    there are more.
+    A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; more are an error.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -194,13 +193,13 @@ class _Outline:
 
 
 def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
-    """Overwrite tensors of any shape and type, which all ranks give in the same order, with the chief's."""
+    """Overwrite tensors of any shape and type, which all ranks pass in the same order, with the chief's."""
     under_way = []
     for number, tensor in enumerate(tensors):
         if tensor.numel() == 0:
             continue
         whole = tensor.detach().contiguous()
-        # Horovod knows fewer types than torch; bytes are bytes.
+        # As bytes, because Horovod knows fewer types than torch.
         flat = whole.reshape(-1).view(torch.uint8)
         under_way.append((hvd.broadcast_async_(flat, 0, name=f"{name}.{number}"), tensor.detach(), whole))
     for handle, tensor, whole in under_way:
@@ -210,10 +209,10 @@ def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
 
 
 def _share_state(hvd: Any, optimizer: torch.optim.Optimizer, device: torch.device, name: str) -> None:
-    """Make the state and the options of an optimizer those of the chief's.
+    """Give an optimizer the chief's state and options.
 
-    Horovod's own function gives an optimizer without a state one by a step with gradients of zero, which changes the
-    weights by weight decay. Here a new optimizer stays new.
+    Horovod's own function creates a missing state by a step with zero gradients, in which weight decay changes the
+    weights. Here a new optimizer stays new.
     """
     state = optimizer.state_dict()
     outlined = {

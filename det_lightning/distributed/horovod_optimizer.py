@@ -1,4 +1,4 @@
-"""One of Horovod's optimizers, corrected where it differs from the torch optimizer that it is made from."""
+"""A Horovod optimizer, corrected where it differs from the torch optimizer that it is made from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from det_lightning import errors
 
 
 class HorovodOptimizer:
-    """One of Horovod's optimizers, made from one of torch's and corrected where it differs from that.
+    """A Horovod optimizer, made from one of torch's and corrected where it differs from that.
 
     Attributes:
-        passes: how many backward passes add to a gradient before it is exchanged.
+        passes: number of backward passes that add to a gradient before it is exchanged.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class HorovodOptimizer:
                     f"{name} is of type bfloat16, which Horovod cannot exchange. Train in float32 with "
                     "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
                 )
-        # Horovod would pass over what is frozen now for good, and ranks would part if it is trained later.
+        # Horovod would skip what is frozen now for good, and the ranks would diverge if it is trained later.
         frozen = [p for p in self.parameters if not p.requires_grad and p.is_floating_point()]
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -54,12 +54,12 @@ class HorovodOptimizer:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-        # State, defaults and hooks would be lost. A scheduler may have put a step of its own into the old one.
+        # State, defaults and hooks would be lost. A scheduler may have replaced the step of the old optimizer.
         vars(self.optimizer).update({name: value for name, value in vars(optimizer).items() if name != "step"})
         self._replace_methods()
 
     def _replace_methods(self) -> None:
-        """Correct methods of the class that Horovod has made for this one optimizer."""
+        """Correct methods of the class that Horovod creates for each optimizer."""
         wrapped = self.optimizer
         kind: Any = type(wrapped)
         # Hooks around a step would run twice: around Horovod's, and around the one that it calls.
@@ -79,16 +79,16 @@ class HorovodOptimizer:
 
         def zero_grad(_: Any, set_to_none: bool = True) -> None:
             self.finish()
-            # Passes that were counted but not exchanged count no more.
+            # Passes that were counted but not exchanged no longer count.
             self._handles.clear()
             wrapped.set_backward_passes_per_step(wrapped.backward_passes_per_step)
             zero_grad_of_torch(wrapped, set_to_none)
 
         kind.zero_grad = zero_grad
-        # Lightning's optimizers derive from this class. Horovod's methods look for their parents from the class of
-        # self, so that they would find themselves, without an end, and keep their marks on the wrong object.
+        # Lightning's optimizers derive from this class. Horovod's methods call super() of the class of self, so they
+        # would call themselves endlessly, and set their flags on the wrong object.
         for name in ("load_state_dict", "synchronize", "skip_synchronize"):
-            setattr(kind, name, getattr(wrapped, name))  # bound already, so that it stays one of this object
+            setattr(kind, name, getattr(wrapped, name))  # already bound, so that it acts on this object
 
     def is_exchanging(self) -> bool:
         """Return whether the exchange of some gradient is under way."""
@@ -96,25 +96,25 @@ class HorovodOptimizer:
 
     @property
     def _handles(self) -> dict[Any, tuple[Any, Any]]:
-        """The exchanges of gradients that are under way, by parameter; Horovod has no public word for them."""
+        """The exchanges of gradients that are under way, by parameter; Horovod has no public name for them."""
         handles: dict[Any, tuple[Any, Any]] = self.optimizer._handles
         return handles
 
     def describe_passes(self) -> str:
         """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
         names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
-        # Horovod's class has the name of the one that it is made from.
+        # Horovod's class has the name of the class that it is made from.
         return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
 
     def finish(self) -> None:
-        """Finish an exchange that is under way, if there is one."""
+        """Finish the exchange that is under way, if there is one."""
         if self.is_exchanging():
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Average all gradients; those of parameters that no rank has used are taken away again.
+        """Average all gradients; remove the gradients of parameters that no rank has used.
 
-        Horovod fills in zeros for them, by which weight decay and momentum would act.
+        Horovod fills in zeros for those, with which weight decay and momentum would still act.
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(

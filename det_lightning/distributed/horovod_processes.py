@@ -31,7 +31,7 @@ def horovod_is_wanted() -> bool:
 def connect_horovod() -> Any:
     """Return ``horovod.torch``, connected to the other processes of the run.
 
-    An ImportError if it is not installed or has no torch, a ValueError if the environment asks for something else too.
+    Raise an ImportError if it is not installed or lacks torch, a ValueError if the environment asks for something else.
     """
     others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
     if others:
@@ -59,7 +59,7 @@ def connect_horovod() -> Any:
 
 
 def refuse_horovod(strategy: str) -> None:
-    """Raise a ValueError if the environment asks for Horovod where another strategy was chosen."""
+    """Raise a ValueError if the environment asks for Horovod although another strategy was chosen."""
     if horovod_is_wanted():
         raise ValueError(
             f"The strategy is {strategy!r}, and the environment asks for Horovod "
@@ -75,6 +75,6 @@ def horovod_context() -> DistributedContext:
     if topology.size == 1:
         return DistributedContext()
     port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")
-    # Where horovodrun was started, which is on the first of its nodes.
+    # The address where horovodrun was started, which is the first of its nodes.
     chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     return DistributedContext(**vars(topology), chief_ip=chief_ip, pub_port=port)

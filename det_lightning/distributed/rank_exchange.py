@@ -1,4 +1,4 @@
-"""What the ranks of a run exchange at its boundaries: by tensor collectives where they have a process group."""
+"""Exchanges among the ranks of a run at its boundaries, by tensor collectives if they have a process group."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LENGTH_BYTES = 8
 
 
 class RankExchange:
-    """Exchanges among the ranks of a run, which all must call in the same order.
+    """Exchanges among the ranks of a run, which all ranks must call in the same order.
 
-    They go over the process group if all ranks have one, which they find out at the first exchange; otherwise objects
-    go through the store of ``distributed``.
+    They use the process group if all ranks have one, which they find out at the first exchange; otherwise objects go
+    through the store of ``distributed``.
     """
 
     def __init__(self, distributed: DistributedContext) -> None:
@@ -29,12 +29,12 @@ class RankExchange:
         self.is_alone = distributed.size == 1
         self._reductions: dict[str, RowReduction] = {}
         self._found_group: tuple[GroupCollectives | None] | None = None
-        # Of the exchange before, so that one of about as many bytes takes a single collective.
+        # From the previous exchange, so that one of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
         """Return the collectives of the process group, if all ranks have one; the first call asks them."""
-        # Not a cached property, which in older Pythons lets one of several ranks that are threads look at a time.
+        # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
         if self._found_group is None:
             device = device_of_group(self.distributed)
             everywhere = all(self.distributed.allgather(device is not None))
@@ -43,12 +43,12 @@ class RankExchange:
         return self._found_group[0]
 
     def reduce(self, rows: Rows | None, flags: int, width: int, operation: str) -> Reduced:
-        """Return the flags of all ranks; and the results of the rows, if there is a process group and all have some.
+        """Return the flags of all ranks, and the results of the rows if all ranks have some and a process group.
 
         Args:
-            rows: what this rank contributes, each of ``width`` numbers; None for nothing.
-            flags: bits, of which all that any rank has set are returned.
-            width: the same at all calls with this operation.
+            rows: what this rank contributes, each row with ``width`` numbers; None for nothing.
+            flags: bits; those that any rank has set are returned.
+            width: the same in all calls with this operation.
             operation: what is done, for messages.
         """
         if self.is_alone:
@@ -61,7 +61,7 @@ class RankExchange:
         return self._reductions[operation].reduce(rows, flags)
 
     def allgather(self, stuff: Any) -> list[Any]:
-        """Return the objects of all ranks, in their order: copies, but for the chief's own one on the chief."""
+        """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
         if self.is_alone:
             return [stuff]
         group = self._group()
@@ -90,12 +90,12 @@ class RankExchange:
         if longest > self._object_bytes:
             self._object_bytes = longest
             frames = exchange(self._frame(pickled))
-        # The next one may be a little longer.
+        # Leaves room for a slightly longer one next time.
         self._object_bytes = max(1024, longest + longest // 4)
         return frames
 
     def _frame(self, pickled: bytes) -> Array:
-        """Return a vector of the length that all ranks send: that of the pickle and, if it fits, the pickle itself."""
+        """Return a vector of the size that all ranks send, with the pickle's length and, if it fits, the pickle."""
         frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
         frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
         if len(pickled) <= self._object_bytes:

@@ -1,8 +1,8 @@
-"""Reductions over the ranks by tensor collectives, equal to the bit with those of values that one rank has gathered.
+"""Reductions over the ranks by tensor collectives, bit for bit equal to reducing the values gathered on one rank.
 
-An all-reduce adds in an order of its own, which changes the last bit. So each rank gets the values of all ranks for its
-share of the rows, reduces them in the order of the ranks, and sends the results to all: of ``n`` bytes each rank sends
-and receives ``2 n`` in two rounds, however many ranks there are.
+An all-reduce adds in its own order, which may change the last bit. So each rank gets the values of all ranks for its
+share of the rows, reduces them in rank order, and sends the results to all: for ``n`` bytes each rank sends and
+receives ``2 n`` in two rounds, however many ranks there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from det_lightning.distributed.group_collectives import Array, GroupCollectives
 
-# What comes before the rows: their signature, and flags.
+# The header before the rows: their signature, and flags.
 _HEADER_ROWS = 2
 
 
@@ -23,11 +23,11 @@ class Rows:
     """What one rank contributes to a reduction.
 
     Attributes:
-        bits: int64, shape ``(n, width)``, in which any numbers may be kept.
-        signature: a nonzero int64, equal on two ranks if they have equally many rows that mean the same.
-        reduce: returns the results of some rows, int64 of shape ``(k,)``, from the index of the first one and the bits
-            of all ranks, of shape ``(ranks, k, width)``. The other ranks have the same signature, or what it returns is
-            not used.
+        bits: int64 of shape ``(n, width)``, which may hold the bits of any numbers.
+        signature: a nonzero int64, equal on two ranks if they have the same number of rows with the same meaning.
+        reduce: returns the results of some rows, int64 of shape ``(k,)``, given the index of the first row and the bits
+            of all ranks, of shape ``(ranks, k, width)``. If another rank has a different signature, the results are not
+            used.
     """
 
     bits: Array
@@ -37,9 +37,9 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
-    """The flags that any rank has set; and the result of each row, int64 of shape ``(n,)``.
+    """The flags that any rank has set, and the result of each row, int64 of shape ``(n,)``.
 
-    The latter are None if a rank has no rows, or others than this one.
+    The results are None if a rank has no rows, or different ones from this rank.
     """
 
     flags: int
@@ -47,10 +47,10 @@ class Reduced:
 
 
 class RowReduction:
-    """Reduces rows over the ranks, again and again; all ranks call it, with rows or without.
+    """Reduces rows over the ranks, again and again; all ranks call it, with or without rows.
 
-    Each call takes two collectives; four, if there are more rows than in any call before. All ranks send equally many
-    rows, so shorter lists are padded to the longest so far.
+    Each call takes two collectives, or four if there are more rows than in any call before. All ranks send the same
+    number of rows, so shorter lists are padded to the longest so far.
     """
 
     def __init__(self, collectives: GroupCollectives, width: int, operation: str) -> None:
@@ -60,7 +60,7 @@ class RowReduction:
         self._capacity = 0
 
     def reduce(self, rows: Rows | None, flags: int) -> Reduced:
-        """Return on every rank the same flags and, if all ranks have rows that mean the same, the same results."""
+        """Return on every rank the same flags and, if all ranks have rows with the same meaning, the same results."""
         found = self._exchange(rows, flags)
         signature, all_flags = (int(number) for number in found[:_HEADER_ROWS])
         if rows is None or not signature:
@@ -88,7 +88,7 @@ class RowReduction:
 
 
 def _reduce_share(bits: Array, first: int, rows: Rows | None) -> Array:
-    """Reduce the header and the rows from index ``first`` on, of which the bits of all ranks are given."""
+    """Reduce the header and the rows from index ``first`` on, given the bits of all ranks."""
     share = bits.shape[1]
     results = np.zeros(share, np.int64)
     for index in range(first, min(first + share, _HEADER_ROWS)):

@@ -1,4 +1,4 @@
-"""What each rank holds of sharded tensors: written by it alone into a checkpoint, and read from there."""
+"""What each rank holds of sharded tensors: each rank writes it into a checkpoint, and reads it from there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from det_lightning.checkpoint.format.shards import StoredPart, index_file, map_t
 
 
 def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
-    """Return ``values`` with an empty tensor, of the meta device, in place of each sharded one, added to ``shards``.
+    """Return ``values`` with a tensor on the meta device in place of each sharded one, which is added to ``shards``.
 
-    The others are moved to main memory. ``name`` is that of ``values``, a part of all names in ``shards``.
+    Other tensors are moved to main memory. ``name`` is the name of ``values``, and a part of all names in ``shards``.
     """
 
     def take(path: str, value: torch.Tensor) -> torch.Tensor:
@@ -35,10 +35,10 @@ def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
 def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, rank: int) -> list[str]:
     """Write what this rank holds of ``shards`` into a checkpoint's directory; return the paths of the files there.
 
-    All ranks call it, with directories of their own or a common one. Raise a ``CheckpointError`` on a rank that cannot
-    write; the others then return nothing.
+    All ranks call it, each with its own directory or all with the same. Raise a ``CheckpointError`` on a rank that
+    cannot write; the others then return an empty list.
     """
-    # Takes a tenth of a second, which a run that writes no shards need not wait for.
+    # Importing takes a tenth of a second, which a run that writes no shards need not wait for.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -67,11 +67,11 @@ def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, ran
 
 
 def read_shard(stored: safe_load.StoredTensor, parameter: DTensor) -> DTensor:
-    """Return a stored tensor sharded as ``parameter`` is, reading only what this rank holds of it."""
+    """Return a stored tensor sharded like ``parameter``, reading only what this rank holds of it."""
     mesh = parameter.device_mesh
     dim = _divided_dim(parameter) if stored.shape == parameter.shape else None
     if dim is None:
-        # What an optimizer keeps in another shape, every rank needs as a whole.
+        # Every rank needs the whole of what an optimizer keeps in another shape.
         return DTensor.from_local(stored.read().to(parameter.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
     count = parameter.to_local().shape[dim]
     rows = torch.arange(stored.shape[dim]).chunk(mesh.size())
@@ -84,7 +84,7 @@ def read_shard(stored: safe_load.StoredTensor, parameter: DTensor) -> DTensor:
 
 
 def _divided_dim(tensor: DTensor) -> int | None:
-    """Return the dimension of which each rank holds some rows; None if every rank holds the whole tensor."""
+    """Return the dimension along which the ranks divide a tensor; None if every rank holds all of it."""
     if all(isinstance(placement, Replicate) for placement in tensor.placements):
         return None
     if len(tensor.placements) == 1 and isinstance(tensor.placements[0], Shard):

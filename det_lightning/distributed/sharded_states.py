@@ -1,4 +1,4 @@
-"""States of sharded models and optimizers: gathered on the chief to be saved, dealt out when they are loaded."""
+"""States of sharded models and optimizers: gathered on the chief for saving, distributed when they are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from det_lightning.distributed.shard_files import read_shard
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.
 
-    One tensor at a time is gathered, so other ranks never hold more than one that is whole. The returned tensors share
+    Tensors are gathered one at a time, so other ranks never hold more than one whole tensor. The returned tensors share
     no memory with those that are trained.
     """
     chief = dist.get_rank() == 0
@@ -39,17 +39,17 @@ def _own(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of an optimizer, with whole tensors on the chief, and an empty dict elsewhere."""
     state = optimizer.state_dict()
-    # The order is that in which parameters were first stepped; the same on all ranks, as their gradients are.
+    # Parameters are in the order of their first step, which is the same on all ranks, as their gradients are.
     gathered = {index: gather_tensors(values) for index, values in state["state"].items()}
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
 
 def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Tensor) -> DTensor:
-    """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded as ``parameter`` is."""
+    """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded like ``parameter``."""
     assert isinstance(parameter, DTensor)
     if isinstance(whole, safe_load.StoredTensor):
         return read_shard(whole, parameter)
-    # What an optimizer keeps in another shape, every rank needs as a whole.
+    # Every rank needs the whole of what an optimizer keeps in another shape.
     placements = parameter.placements if whole.shape == parameter.shape else [Replicate()] * parameter.device_mesh.ndim
     sharded = distribute_tensor(whole.detach(), parameter.device_mesh, placements, src_data_rank=None)
     return cast(DTensor, sharded.clone())
@@ -61,7 +61,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def shard_if_alike(value: Any, target: Any) -> Any:
-    """Return a whole tensor sharded as ``target`` is, if that is sharded and has the same shape; else ``value``."""
+    """Return a whole tensor sharded like ``target`` if that is sharded and of the same shape; otherwise ``value``."""
     if isinstance(target, DTensor) and _is_tensor(value) and value.shape == target.shape:
         return shard_like(value, target)
     return value.read() if isinstance(value, safe_load.StoredTensor) else value
@@ -71,7 +71,7 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
     """Load the whole state of an optimizer whose parameters may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    # Where their numbers differ the optimizer says so itself.
+    # If their numbers differ, the optimizer itself says so.
     by_index = dict(zip(indices, parameters, strict=False))
     fitted = {
         index: {key: _fit(value, by_index.get(index)) for key, value in values.items()}

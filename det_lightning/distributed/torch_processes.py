@@ -1,4 +1,4 @@
-"""The processes that torchrun has started, where a script leaves it to ``init()`` to connect them."""
+"""The processes that torchrun started, if a script leaves connecting them to ``init()``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 def is_one_of_several() -> bool:
-    """Return whether torchrun, or a launcher made of it, has started this process and others."""
+    """Return whether torchrun, or a launcher based on it, started this process and others."""
     return all(name in os.environ for name in _OF_TORCHRUN) and os.environ["WORLD_SIZE"] != "1"
 
 
 def torchrun_context() -> DistributedContext:
     """Return the processes of torchrun, with ``torch.distributed`` between them; all of them must call this.
 
-    A process group that the script has made is used. One that is made here stays for the next ``init()``.
+    A process group that the script has created is used. One that is created here stays for the next ``init()``.
     """
     if not dist.is_initialized():
         on_gpu = device_of(int(os.environ["LOCAL_RANK"])).type == "cuda"
@@ -29,7 +29,7 @@ def torchrun_context() -> DistributedContext:
 
 
 def device_of(local_rank: int) -> torch.device:
-    """Return the device of a process, and make it torch's current one; a ValueError if there are too few GPUs."""
+    """Return the device of a process, and make it torch's current one; raise a ValueError if there are too few GPUs."""
     count = torch.cuda.device_count()
     if count == 0:
         return torch.device("cpu")

@@ -9,10 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class WeightCast:
-    """Casts the weights of models to ``dtype``, each parameter once, and knows it in both types.
+    """Casts the weights of models to ``dtype``, each parameter once, and remembers it in both types.
 
     Attributes:
-        halves: for each parameter in float32, what models have in its place.
+        halves: for each float32 parameter, the parameter that models have in its place.
     """
 
     def __init__(self, dtype: torch.dtype, keep_batchnorm: bool) -> None:
@@ -45,7 +45,7 @@ class WeightCast:
         return self.halves[parameter]
 
     def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
-        """Cast the parameters of ``model`` in place; return for each the new float32 one with its value."""
+        """Cast the parameters of ``model`` in place; return for each a new float32 parameter with its former value."""
         kept = {module: _copies(module) for module in model.modules() if self.keeps(module)}
         values = {
             p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
@@ -71,7 +71,7 @@ def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Make ``optimizer`` update ``others`` in place of its own parameters, and cast its state like them."""
+    """Make ``optimizer`` update ``others`` in place of its own parameters, and cast its state to their types."""
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group["params"]):
             group["params"][index] = new = others.get(parameter, parameter)
@@ -82,6 +82,6 @@ def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.P
 
 
 def named_tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the names and tensors of all parameters and buffers, shared ones under each of their names."""
+    """Yield the names and tensors of all parameters and buffers; shared ones appear under each of their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)

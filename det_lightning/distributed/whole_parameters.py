@@ -1,4 +1,4 @@
-"""The parameters that FSDP2 puts in the place of sharded ones while their unit runs."""
+"""The whole parameters that FSDP2 puts in place of sharded ones while their unit runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from det_lightning.distributed.backend import watch_gradient
 
 
 class WholeParameters:
-    """Finds the whole parameter of each sharded one; it holds a gradient that is not exchanged yet."""
+    """Finds the whole parameter of each sharded one; the whole parameter holds gradients that are not exchanged yet."""
 
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -25,7 +25,7 @@ class WholeParameters:
     def add(self, model: torch.nn.Module) -> None:
         """Add a sharded model.
 
-        Its parameters are looked for when they are first needed: once one was whole, its type cannot change any more.
+        Its parameters are looked up when they are first needed: once one has been whole, its type can no longer change.
         """
         self._unseen[model] = [
             unit.register_forward_pre_hook(lambda *_: self._ran.add(model))  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ class WholeParameters:
         ]
 
     def can_be_cast(self, model: torch.nn.Module) -> bool:
-        """Return whether no parameter of ``model`` was whole since it was sharded."""
+        """Return whether no parameter of ``model`` has been whole since it was sharded."""
         return model in self._unseen and model not in self._ran
 
     def find(self) -> None:
@@ -58,38 +58,38 @@ class WholeParameters:
         return self._whole[sharded]
 
     def add_replacements(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-        """Add what an optimizer has in place of sharded parameters; each has the same whole one."""
+        """Add what an optimizer has in place of sharded parameters, with the same whole parameters."""
         self._whole.update({other: self._whole[sharded] for sharded, other in others.items()})
 
     def forget(self, others: Iterable[torch.nn.Parameter]) -> None:
-        """Remove what :meth:`add_replacements` added, when no optimizer has it any more."""
+        """Remove what :meth:`add_replacements` added, once no optimizer has it any more."""
         for other in others:
             del self._whole[other]
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return which parameters got gradients on this rank, and clear that record."""
+        """Return which parameters got gradients on this rank, and clear the record."""
         used = [self._whole[parameter] in self._used for parameter in sharded]
         self._used.difference_update(self._whole[parameter] for parameter in sharded)
         return used
 
     def hold_gradients(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return which parameters have gradients on this rank that are not exchanged."""
+        """Return which parameters have gradients on this rank that are not exchanged yet."""
         return [self._whole[parameter].grad is not None for parameter in sharded]
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Take away gradients that are not exchanged; parameters that are whole, as in a validation, are left out."""
+        """Remove gradients that are not exchanged yet; parameters now whole, as in a validation, are skipped."""
         for parameter in parameters:
             if parameter in self._whole:
                 self._whole[parameter].grad = None
 
 
 def units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    """Return the modules in ``model`` that are sharded as units of their own."""
+    """Return the modules of ``model`` that are sharded as separate units."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def clear_first(holder: Any, clear: Callable[[], None]) -> None:
-    """Make ``holder.zero_grad()`` call ``clear`` too: sharded parameters do not know of gradients that are kept."""
+    """Make ``holder.zero_grad()`` call ``clear`` first: sharded parameters do not know of kept gradients."""
     zero_grad = holder.zero_grad
 
     def clear_all(set_to_none: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of a run exchange at a boundary: metrics, and with them flags about its end and its checkpoints."""
+"""What the ranks of a run exchange at a boundary: metrics, and flags about the end of the run and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
-#: Beside the flags of :class:`EarlyEnd`: the chief has checkpoints to report.
+#: In addition to the flags of :class:`EarlyEnd`: the chief has checkpoints to report.
 _CHECKPOINT_COMPLETED = 1 << 8
 
 
@@ -21,23 +21,23 @@ def _no_news() -> bool:
 
 
 class BoundaryExchange:
-    """Reduces the metrics of a run over its ranks, all of which call the same methods.
+    """Reduces the metrics of a run over its ranks. All ranks call the same methods.
 
-    ``users_code_follows`` says that code of the user runs between this and :meth:`EarlyEnd.agree`.
+    ``users_code_follows`` says that user code runs between the call and :meth:`EarlyEnd.agree`.
     """
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
         self._reducers = context.reducers
         self._ranks = RankExchange(context.distributed)
         self.early_end = EarlyEnd(context, stop_request, self._ranks)
-        #: Returns whether a checkpoint has become complete, or failed, of which the other ranks do not know.
+        #: Returns whether a checkpoint has completed or failed without the other ranks knowing.
         self.has_completed_checkpoint: Callable[[], bool] = _no_news
-        #: What that has returned on the chief when the ranks exchanged metrics last.
+        #: What it returned on the chief when the ranks last exchanged metrics.
         self.checkpoint_completed = False
 
     @property
     def may_average_later(self) -> bool:
-        """Whether the metrics of a workload need neither another rank nor a reducer of the trial."""
+        """Whether averaging a workload's metrics involves neither another rank nor a reducer of the trial."""
         return self.early_end.is_alone and not self._reducers.reduces_training
 
     def average(self, batches: list[dict[str, Any]], users_code_follows: bool) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ class BoundaryExchange:
         return metrics
 
     def broadcast_validation(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics of the chief, which has validated alone."""
+        """Return the metrics of the chief, which validated alone."""
         of_chief: dict[str, Any] = self._ranks.broadcast(metrics)
         self.early_end.forget()
         return of_chief

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when it is saved beyond its schedule, what they hold, which events follow them."""
+"""The checkpoints of a run: when it is saved outside its schedule, what a checkpoint holds, which events follow."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ POLICIES = ("best", "all", "none")
 
 @dataclasses.dataclass
 class CheckpointPlan:
-    """Which checkpoints a trial gets, and where; and what its latest run has written, for every rank.
+    """Which checkpoints a trial gets, and where; and what its latest run has written, known to every rank.
 
-    The policy ``"best"`` compares the metric of ``run_storage``, also with what ``best_elsewhere`` returns on the
-    chief: the best value outside the run, or None. ``best_id`` is the checkpoint that followed the best
-    validation, ``last_id`` the one begun last, ``complete`` the latest complete one with its number of batches.
-    ``on_complete`` is called on the chief for each complete checkpoint, with its id and the number of batches.
+    The policy ``"best"`` compares the metric named by ``run_storage``, also with what ``best_elsewhere`` returns on
+    the chief: the best value outside the run, or None. ``best_id`` is the checkpoint written after the best
+    validation, ``last_id`` the one begun last, ``complete`` the latest complete one and its number of batches.
+    ``on_complete`` is called on the chief for each complete checkpoint, with its id and number of batches.
     """
 
     run_storage: RunStorage
@@ -63,12 +63,12 @@ class CheckpointPlan:
             )
 
     def begin_run(self, best_value: float | None) -> None:
-        """Forget what an earlier run has written; ``best_value`` is that of the checkpoint resumed from."""
+        """Forget what an earlier run wrote; ``best_value`` comes from the checkpoint that this run resumes from."""
         self.best_value = best_value
         self.best_id = self.last_id = self.complete = None
 
     def value_in(self, metrics: dict[str, Any]) -> float | None:
-        """Return the value of the metric to compare; None if there is none and the policy needs none."""
+        """Return the value of the metric to compare; None if there is none and the policy does not need it."""
         metric = self.run_storage.metric
         value = metrics.get(metric or "")
         number = as_float(value)
@@ -80,7 +80,7 @@ class CheckpointPlan:
         )
 
     def improves(self, value: float) -> bool:
-        """Return whether a value is the best up to now; remember it then."""
+        """Return whether a value is the best so far; if so, remember it."""
         best = self.best_value
         sign = 1 if self.run_storage.smaller_is_better else -1
         if is_better := best is None or math.isnan(best) or sign * value < sign * best:
@@ -95,7 +95,7 @@ class RunContent:
         self._run = run
 
     def collect(self) -> CheckpointContent | None:
-        """Return the content of a checkpoint, as the trial's callbacks leave it.
+        """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
 
         Ranks other than the chief get None, or only their part of a sharded checkpoint.
         """
@@ -127,7 +127,7 @@ class RunContent:
         return content
 
     def collect_without_weights(self) -> CheckpointContent:
-        """Return callbacks, random state and position in the data, which Lightning's own files lack."""
+        """Return what Lightning's own files lack: callbacks, random state and position in the data."""
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
@@ -159,7 +159,7 @@ class RunContent:
 
 
 class RunCheckpoints:
-    """Saves a run, and notifies the trial of the checkpoints that are complete. All ranks call the same methods."""
+    """Saves a run, and notifies the trial of complete checkpoints. All ranks call the same methods."""
 
     def __init__(self, run: TrialRun, plan: CheckpointPlan) -> None:
         self._run = run
@@ -175,7 +175,7 @@ class RunCheckpoints:
             run.exchange.has_completed_checkpoint = lambda: bool(self._unreported) and not self._saver.is_under_way()
 
     def save(self) -> None:
-        """Write a checkpoint, or begin to, once the one before is written."""
+        """Write a checkpoint, or begin to, once the previous one is written."""
         if self._unreported:
             self._report_complete(wait=True)
         run = self._run
@@ -185,7 +185,7 @@ class RunCheckpoints:
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
-        # Before it is written: it may be complete although an error is raised, as that of a loader's dead worker.
+        # Noted before writing: the checkpoint may be complete even if an error is raised, such as a dead loader worker.
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
         if content is not None:
@@ -205,14 +205,14 @@ class RunCheckpoints:
         self._report_complete()
 
     def save_unless_current(self) -> None:
-        """Write a checkpoint if anything was trained since the latest one."""
+        """Write a checkpoint if any batch was trained since the latest one."""
         if not self._is_current():
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy wants one after a validation with these metrics.
+        """Write a checkpoint if the policy asks for one after a validation with these metrics.
 
-        Raise a ``ValueError``, once what was trained is saved, if they lack the one that the policy compares.
+        If they lack the metric that the policy compares, save what was trained and raise a ``ValueError``.
         """
         plan = self._plan
         try:
@@ -243,12 +243,12 @@ class RunCheckpoints:
         return self._run.state.last_ckpt == self._run.state.batches_trained
 
     def report_complete(self) -> None:
-        """Notify the trial of the checkpoints that have become complete; raise on every rank if one has failed.
+        """Notify the trial of newly completed checkpoints; raise on every rank if one has failed.
 
-        Of several ranks none waits for the chief here, unless it has said before that there is one.
+        The other ranks wait for the chief only if it has already told them that there is one.
         """
         run_storage = self._plan.run_storage
-        # Not every connection can be used by two threads, and the one that writes in the background uses it too.
+        # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
         if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
             run_storage.claims.renew()
         if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
@@ -260,26 +260,26 @@ class RunCheckpoints:
         complete: list[str] = _on_chief(self._distributed, self._saver.take_complete, wait)
         self._unreported -= len(complete)
         if complete and self._distributed.size > 1:
-            self._run.early_end.forget()  # as on_checkpoint_upload_end may ask to stop
+            self._run.early_end.forget()  # on_checkpoint_upload_end may ask to stop
         self._report(complete)
 
     def finish(self) -> None:
-        """Wait until all is written; raise a StorageError if a checkpoint of this run has vanished."""
+        """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
         _on_chief(self._distributed, self._saver.finish)
 
     def abandon(self, exception: BaseException) -> None:
-        """Finish what is under way on this rank, when the run has failed and the other ranks may be gone."""
+        """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
         self._unreported = 0
         try:
             self._report(self._plan.run_storage.finish_in_a_hurry())
         except errors.CheckpointError as e:
-            # The failure must not hide what ended the run.
+            # This failure must not hide the error that ended the run.
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
-        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        """Release the trial's name, and what keeps other runs from deleting checkpoints."""
         self._plan.run_storage.end()
 
     def _report(self, complete: list[str]) -> None:

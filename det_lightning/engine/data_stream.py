@@ -1,4 +1,4 @@
-"""A trial's loaders as Lightning sees them; the training data is endless, resumable and cut into epochs."""
+"""A trial's loaders as Lightning sees them; training data is endless, resumable and divided into epochs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TrialData:
 
     With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
     A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began. ``limit`` is the
-    most batches of an epoch (an int), or a share of the loader's batches (a float); if it ``overfits`` every epoch has
-    the same ones, the first in the order of the dataset. ``has_validated`` says whether the run has validated before it
-    was interrupted.
+    maximum number of batches in an epoch (an int), or a share of the loader's batches (a float). With ``overfits``
+    every epoch has the same ones, the first in dataset order. ``has_validated`` says whether the run had validated
+    before it was interrupted.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TrialData:
     def _build_training(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
             self._require_allowed("build_training_data_loader", loader)
-        # The batches of all ranks: a rank whose share of one pass is empty has one in a later pass.
+        # Counts the batches of all ranks: a rank whose share of one pass is empty gets a batch in a later pass.
         if _length(loader) == 0:
             raise RuntimeError(
                 "The training loader is empty: its dataset has no samples, or fewer than one batch with "
@@ -94,7 +94,7 @@ class TrialData:
             )
 
     def has_even_validation(self) -> bool:
-        """Return whether all ranks validate on equally many batches; all ranks must call it."""
+        """Return whether all ranks validate on the same number of batches; all ranks must call it."""
         lengths = self._context.distributed.allgather(_length(self.validation_loader))
         return None not in lengths and len(set(lengths)) == 1
 
@@ -107,9 +107,9 @@ def _length(loader: Any) -> int | None:
 
 
 def _begin_workers_without_drawing(loader: Any) -> None:
-    """Let persistent workers begin as those did that the interrupted run had: only once they drew a seed.
+    """Start persistent workers without drawing their seed again, which the interrupted run has already done.
 
-    Without a generator of its own the loader would draw it from the global random state.
+    Without a generator of its own, the loader would draw the seed from the global random state.
     """
     if getattr(loader, "persistent_workers", False) and loader.generator is None:
         loader.generator = torch.Generator()
@@ -122,7 +122,7 @@ def _limited(length: int, limit: float) -> int:
 
 
 def _with_first_batches(loader: Any, limit: float, replicas: int) -> DataLoader:
-    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks, without shuffling."""
+    """Return a loader that gives each of ``replicas`` ranks the first batches of ``loader``, without shuffling."""
     if not isinstance(loader, DataLoader):
         raise errors.UnsupportedTrainerFlags(
             f"overfit_batches={limit} needs a det_lightning.pytorch.DataLoader; build_training_data_loader() returned "
@@ -137,7 +137,7 @@ def _with_first_batches(loader: Any, limit: float, replicas: int) -> DataLoader:
             f"overfit_batches={limit} of the {length} training batches is less than one batch. Give a larger share, or "
             "a number of batches."
         )
-    first = copy.copy(loader)  # the trial may return the same one for another run
+    first = copy.copy(loader)  # the trial may return the same loader for another run
     first.batch_sampler = FirstBatches(batches, replicas * _limited(length, limit))
     return first
 
@@ -157,11 +157,11 @@ class FirstBatches(BatchSampler):
 
 
 class TrainStream:
-    """One endless iterator over the training data, of which Lightning gets an epoch at a time.
+    """One endless iterator over the training data, which Lightning gets one epoch at a time.
 
-    Workers and shuffling live on between the epochs. ``batches`` yields from the next one on, once an epoch has begun.
-    Its length is ``length``, that of the chief's loader; None if that has none. The loader of another rank may have one
-    batch fewer, and goes on with its next pass before the epoch ends.
+    Workers and shuffling persist between epochs. Once an epoch has begun, ``batches`` yields from the next batch on.
+    ``length`` is the length of the chief's loader, or None if it has none. The loader of another rank may have one
+    batch fewer; it then begins its next pass before the epoch ends.
     """
 
     def __init__(self, loader: Any, position: TrainingPosition, length: int | None) -> None:
@@ -177,7 +177,7 @@ class TrainStream:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        # Made now and not with the first batch: making it draws from the global random state.
+        # Created now and not with the first batch, because creating it draws from the global random state.
         if not self._is_open:
             self.batches = iter(self._loader)
             self._is_open = True
@@ -191,14 +191,14 @@ class TrainStream:
 
 
 class ValidationStream:
-    """The validation data from the start at each validation, read once the first batch is needed."""
+    """The validation data, from the start for each validation; reading begins when the first batch is needed."""
 
     def __init__(self, loader: Any) -> None:
         self._loader: torch.utils.data.DataLoader[Any] = loader
         self._iterator: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
-        # Lightning would leave out the validation on a rank that gets no batches.
+        # Lightning would skip the validation on a rank that gets no batches.
         return max(1, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
@@ -211,6 +211,6 @@ class ValidationStream:
         return self._iterator
 
     def run_out(self, taken: int) -> None:
-        """Bring the loader to its end if all its batches are ``taken``; samplers may draw after their last one."""
+        """Exhaust the iterator if all batches are ``taken``: samplers may draw random numbers after the last one."""
         if taken == _length(self._loader):
             next(self._iterator, None)

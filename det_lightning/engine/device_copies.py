@@ -1,4 +1,4 @@
-"""Copies of training batches to a GPU, on a stream of their own beside its work."""
+"""Copying training batches to a GPU on a separate stream, in parallel with its work."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from det_lightning.checkpoint.storage.background import tensors_in
 
 
 class SideStream(Protocol):
-    """Where copies run beside the work of a device; a point in the order of its work is a *mark*."""
+    """Runs copies in parallel with the work of a device; a *mark* is a point in the order of that work."""
 
     def mark(self) -> Any:
-        """Return the end of the work that was begun up to now."""
+        """Return a mark at the end of the work submitted so far."""
 
     def copy(self, move: Callable[[Any], Any], batch: Any, after: Any) -> tuple[Any, Any]:
-        """Begin ``move(batch)`` beside the work, once that has come to the mark ``after``; return it and its end."""
+        """Begin ``move(batch)`` when the work reaches the mark ``after``; return its result, and a mark at its end."""
 
     def hand_over(self, moved: Any, end: Any) -> None:
-        """Let the work that is begun from now on wait for the mark ``end``, and use ``moved``."""
+        """Make the work submitted from now on wait for the mark ``end``, so that it can use ``moved``."""
 
 
 class CudaSideStream:
@@ -45,18 +45,18 @@ class CudaSideStream:
         working.wait_event(end)
         for tensor in tensors_in(moved):
             if tensor.is_cuda:
-                tensor.record_stream(working)  # its memory is not used again before the work on it is done
+                tensor.record_stream(working)  # its memory is not reused before the work on it is done
 
 
 def copy_aside(batches: Iterator[Any], move: Callable[[Any], Any], stream: SideStream) -> Iterator[Any]:
-    """Yield each batch as ``move`` returns it, copied while the device still works on the one before.
+    """Yield each batch as ``move`` returns it, copied while the device still works on the previous one.
 
-    A batch is taken from ``batches`` when it is asked for, as without: so random numbers are drawn in the same order,
-    and a checkpoint counts what was trained. The host is ahead of the device by then.
+    No batch is taken from ``batches`` before it is asked for, so random numbers are drawn in the usual order and a
+    checkpoint counts what was trained. The host is ahead of the device by then.
     """
     before = stream.mark()
     for batch in batches:
-        # The memory of the batch before the last is free at that mark, and may be that of this one.
+        # At that mark the memory of the batch before the last is free, and this batch may reuse it.
         moved, end = stream.copy(move, batch, before)
         before = stream.mark()
         stream.hand_over(moved, end)

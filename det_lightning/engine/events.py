@@ -27,13 +27,13 @@ _REPLACED = {
 
 
 def overrides(instance: object, base: type, method: str) -> bool:
-    """Return whether ``instance`` has a method other than that of ``base``, in its class or given to it later."""
+    """Return whether ``instance`` replaces the ``method`` of ``base``, in its class or as an attribute set later."""
     found = getattr(instance, method)
     return getattr(found, "__func__", found) is not getattr(base, method)
 
 
 class TrialEvents:
-    """Passes the events of a run on to a trial's callbacks, if those are a dict of ``PyTorchCallback`` by name."""
+    """Passes the events of a run to a trial's callbacks, which must be a dict of ``PyTorchCallback`` by name."""
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
         if not isinstance(callbacks, dict):
@@ -47,7 +47,7 @@ class TrialEvents:
             for callback in callbacks.values()
         ]
         wants_written = self.overriding("on_checkpoint_end") or self.overriding("on_checkpoint_write_end")
-        #: Called with the directory of a checkpoint that is written; None if no callback looks at it.
+        #: Called with the directory of a written checkpoint; None if no callback looks at it.
         self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
 
@@ -67,7 +67,7 @@ class TrialEvents:
         return [getattr(callback, method) for callback in callbacks]
 
     def attach(self, hooks: UpdateHooks) -> None:
-        """Call the ``on_before_optimizer_step`` of callbacks, as in Determined 0.13, with an optimizer's parameters."""
+        """Register each ``on_before_optimizer_step``, called with an optimizer's parameters as in Determined 0.13."""
         for method in self.overriding("on_before_optimizer_step"):
             hooks.before_step.append(functools.partial(_call_with_parameters, method))
 
@@ -77,7 +77,7 @@ class TrialEvents:
             getattr(callback, method)(*args, **kwargs)
 
     def _report_written(self, directory: pathlib.Path) -> None:
-        """Call ``on_checkpoint_end``, the older name, and ``on_checkpoint_write_end`` of each callback."""
+        """Call each callback's ``on_checkpoint_write_end``, and before it ``on_checkpoint_end``, the older name."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))
             callback.on_checkpoint_write_end(str(directory))

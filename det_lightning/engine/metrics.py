@@ -1,4 +1,4 @@
-"""The metrics of a window of batches: collected on their device, converted together, and averaged."""
+"""The metrics of the batches of a window: collected on their device, converted together, and averaged."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class MetricWindow:
     """The metrics of the batches since the last boundary.
 
     A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
-    it stays there, so that no batch waits for the device, until all of them are brought over together. If it
-    ``keeps_latest``, the metrics of the latest batch are there as they were added, until they are taken.
+    it stays there until all are copied to the host together, so that no batch waits for the device. With
+    ``keeps_latest``, the metrics of the latest batch are also kept as they were added, until they are taken.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class MetricWindow:
         kept: dict[str, Any] = {}
         dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
-            # Looks at the type first: a call for each metric of each batch is most of what this costs.
+            # Checks the exact type first: a call for each metric of each batch is most of the cost of this method.
             if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
                 if not value.is_cpu or value.dtype not in _NUMPY_TYPES:
                     value = value.detach().clone()
@@ -61,13 +61,13 @@ class MetricWindow:
             self._latest = metrics
 
     def take_latest(self) -> dict[str, Any] | None:
-        """Return the metrics that were added last, and forget them; None if there are none to take."""
+        """Return the metrics that were added last, and forget them; None if there are none."""
         latest = self._latest
         self._latest = None
         return latest
 
     def means(self) -> dict[str, torch.Tensor]:
-        """Return the mean of each scalar metric up to now: float64, of shape ``()``, on the device of the metric."""
+        """Return the mean of each scalar metric so far, as float64 of shape ``()`` on the device of the metric."""
         number: float | torch.Tensor | None
         for batch, _ in self._batches[self._summed :]:
             for name, value in batch.items():
@@ -92,11 +92,11 @@ class MetricWindow:
         self._latest = None
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch, tensors as numpy values, and begin a new window."""
+        """Return the metrics of each batch, with tensors as numpy values, and begin a new window."""
         return self.begin_transfer().finish()
 
     def begin_transfer(self) -> MetricTransfer:
-        """Begin to bring the metrics to the host, and a new window."""
+        """Begin to copy the metrics to the host, and begin a new window."""
         batches = [batch for batch, _ in self._batches]
         for batch, dtypes in self._batches:
             for name in dtypes:
@@ -106,15 +106,15 @@ class MetricWindow:
         return transfer
 
 
-#: Where a value of a stack belongs: the metrics of a batch, and the name.
+#: Where each value of a stack belongs: the metrics of a batch, and the name.
 _Entries = list[tuple[dict[str, Any], str]]
 
 
 class MetricTransfer:
-    """The metrics of the ``batches`` of a window on their way to the host: one copy for each device.
+    """The metrics of the ``batches`` of a window on their way to the host, in one copy for each device.
 
-    A copy from a GPU is in the order of its work, so that neither it nor the host waits before :meth:`finish`.
-    ``runs_aside`` says that there is such a copy.
+    A copy from a GPU is queued behind its work, so that neither the GPU nor the host waits before :meth:`finish`.
+    ``runs_aside`` says whether there is such a copy.
     """
 
     def __init__(self, batches: list[dict[str, Any]], stacks: list[list[tuple[torch.Tensor, _Entries]]]) -> None:
@@ -123,7 +123,7 @@ class MetricTransfer:
         self.runs_aside = any(copy.runs_aside for copy, _ in self._copies)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Wait for the copies; return the metrics of each batch, tensors as numpy values."""
+        """Wait for the copies; return the metrics of each batch, with tensors as numpy values."""
         for copy, stacks in self._copies:
             for values, (_, entries) in zip(copy.values(), stacks, strict=True):
                 for index, (batch, name) in enumerate(entries):
@@ -132,7 +132,7 @@ class MetricTransfer:
 
 
 def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Tensor, _Entries]]]:
-    """Return, for each device, the tensors of batches: those of a type and shape as one, with where they belong."""
+    """Return, for each device, the tensors of batches, stacked by type and shape, and where each value belongs."""
     kinds: dict[tuple[Any, ...], _Entries] = {}
     for batch in batches:
         for name, value in batch.items():
@@ -147,7 +147,7 @@ def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Ten
 
 
 class _HostCopy:
-    """A copy of tensors of one device, as bytes if there are several; from a GPU it goes on beside the host."""
+    """A copy of tensors from one device, as bytes if there are several; a GPU makes it without blocking the host."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
@@ -160,7 +160,7 @@ class _HostCopy:
         self.runs_aside = source.is_cuda
         self._end: torch.cuda.Event | None = None
         if self.runs_aside:
-            # Only a copy to pinned memory does not wait.
+            # Only a copy to pinned memory does not block.
             self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             self._copy.copy_(source, non_blocking=True)
             self._end = torch.cuda.current_stream(source.device).record_event()
@@ -181,7 +181,7 @@ class _HostCopy:
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics, tensors as numpy values."""
+    """Return the metrics, with tensors as numpy values."""
     window = MetricWindow()
     window.add(metrics)
     return window.close()[0]
@@ -202,7 +202,7 @@ def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
 def _mean(values: list[Any]) -> float | None:
     try:
         array = np.array(values)
-        # Where there are only numbers none is missing, and all need not be compared.
+        # In an array of numbers none can be missing, so there is nothing to compare.
         present = array.ravel() if array.dtype.kind in "biuf" else array[array != None]  # noqa: E711 (by element)
         return cast("float", np.mean(present).item())
     except (TypeError, ValueError):

@@ -14,15 +14,15 @@ _PLAIN = (np.float32, np.float64, np.int32, np.int64)
 
 
 class PlainValidation:
-    """What one rank has reduced its validation batches to, each metric to one number.
+    """The validation metrics of one rank, each reduced over its batches to one number.
 
     Args:
         metrics: numpy numbers, each of a type in ``_PLAIN``.
         reducers: how each metric is reduced.
-        batches: of how many batches, at least 1.
+        batches: the number of batches, at least 1.
     """
 
-    #: Numbers in each row: the metric, and the number of batches, which is its weight in an average.
+    #: Numbers in each row: the metric, and the number of batches as its weight in an average.
     width = 2
 
     def __init__(self, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> None:
@@ -34,12 +34,12 @@ class PlainValidation:
 
     @classmethod
     def of(cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> PlainValidation | None:
-        """Return the validation with these metrics; None if not all are plain, or there are none."""
+        """Return the validation with these metrics; None if there are none, or not all are plain."""
         plain = all(isinstance(name, str) and type(value) in _PLAIN for name, value in metrics.items())
         return cls(metrics, reducers, batches) if metrics and plain else None
 
     def with_results(self, bits: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """Return the metrics over all ranks, of the types that they have, from their bits."""
+        """Return the metrics over all ranks, given their bits, in the types that reducing gives them."""
         kinds = zip(self._names, self._reducers, self._types, bits, strict=True)
         return {name: _from_bits(of_rank, _type_of_result(reducer, dtype)) for name, reducer, dtype, of_rank in kinds}
 
@@ -57,7 +57,7 @@ def _type_of_result(reducer: Reducer, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _to_bits(number: Any) -> int:
-    """Return an integer as it is, and the bits of a floating-point number as those of a float64."""
+    """Return an integer as it is, and a floating-point number as the bits of a float64."""
     return int(number if isinstance(number, np.integer) else np.float64(number).view(np.int64))
 
 

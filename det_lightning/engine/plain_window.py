@@ -15,24 +15,24 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """The type of a metric: its numbers, and whether each is in an array of shape ``()``."""
+    """The type of a metric: the dtype of its numbers, and whether each is an array of shape ``()``."""
 
     dtype: str
     in_array: bool
 
     def to_bits(self, values: list[Any]) -> np.ndarray[Any, Any]:
-        """Return integers as they are, and the bits of floating-point numbers as those of float64."""
+        """Return integers as they are, and floating-point numbers as the bits of float64."""
         return np.array(values, np.int64 if "int" in self.dtype else np.float64).view(np.int64)
 
     def mean(self, bits: np.ndarray[Any, Any]) -> Any:
-        """Return the mean of numbers, given their bits, rounded as numpy rounds that of numbers of this type."""
+        """Return the mean of numbers, given their bits, rounded as numpy does for this type."""
         if "int" in self.dtype:
             return np.mean(bits)
         values = bits.view(np.float64)
         return np.mean(values.astype(np.float32) if self.dtype == "float32" else values)
 
     def as_mean(self, mean: np.float64) -> Any:
-        """Return the mean in the form that means of such metrics have."""
+        """Return the mean in the type that numpy gives the mean of such metrics."""
         rounded = np.float32(mean) if self.dtype == "float32" else mean
         return np.array(rounded) if self.in_array else rounded
 
@@ -69,7 +69,7 @@ class PlainWindow:
 
     @classmethod
     def of(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
-        """Return the window of these batches; None if not all values are plain, or there are none."""
+        """Return the window of these batches; None if there are no values, or not all are plain."""
         if not batches or not batches[0]:
             return None
         names = list(batches[0])
@@ -83,20 +83,20 @@ class PlainWindow:
         return cls(kinds, batches)
 
     def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-        """Return the means of the metrics of each batch, of the types that such means have, from their bits."""
+        """Return the means of the metrics of each batch, given their bits, in the types of such means."""
         return [
             {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
             for means in bits.view(np.float64).reshape(-1, len(self._names))
         ]
 
     def _means(self, first: int, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        # One by one: numpy adds the rows of a matrix in another order than the numbers of a vector.
+        # One by one: numpy adds the rows of a matrix in a different order than the numbers of a vector.
         columns = np.ascontiguousarray(bits[:, :, 0].T)
         means = [self._kinds[index % len(self._kinds)].mean(column) for index, column in enumerate(columns, first)]
         return np.array(means, np.float64).view(np.int64)
 
 
 def signature_of(*meaning: object) -> int:
-    """Return a number that says what rows mean, from objects whose ``repr`` is the same on all ranks."""
+    """Return a number that identifies what rows mean, from objects whose ``repr`` is the same on all ranks."""
     digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") + 1  # not 0

@@ -1,4 +1,4 @@
-"""The metrics of several ranks: those of a window averaged, those of a validation reduced."""
+"""The metrics of several ranks: averaged for a window, reduced for a validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def average_over_ranks(
     """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks.
 
     Raises:
-        ValueError: the ranks have different metrics; says which.
+        ValueError: the ranks have different metrics. The message says which.
     """
     if exchange.is_alone:
         return batches, flags
@@ -64,9 +64,9 @@ def reduce_validation_metrics(
     A rank may have no batches at all.
 
     Raises:
-        ValueError: the ranks or batches have different metrics, or a metric has several shapes; says which.
+        ValueError: the ranks or batches have different metrics, or a metric has several shapes. The message says which.
         TypeError: a metric cannot be reduced.
-        InvalidExperimentException: ``reducer`` is for other metrics, or no Reducer.
+        InvalidExperimentException: ``reducer`` is for other metrics, or not a Reducer.
         RuntimeError: there are several ranks, and no batches on any of them.
     """
     own: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
-        # Of numbers of one type the array has the same values, and takes a fraction of the time.
+        # For numbers of one type np.array() gives the same values in a fraction of the time.
         stacked = np.array(values) if _single_type(values) else np.stack(values, axis=0)
     except ValueError as e:
         shapes = sorted({np.shape(value) for value in values}, key=str)

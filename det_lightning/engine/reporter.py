@@ -1,4 +1,4 @@
-"""What takes the metrics of a run: Lightning's loggers, TensorBoard files, the search of an experiment."""
+"""The interface of whatever takes the metrics of a run: loggers, TensorBoard files, the search of an experiment."""
 
 from __future__ import annotations
 

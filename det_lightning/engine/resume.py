@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_resumable(content: CheckpointContent) -> None:
-    """Raise a CheckpointError that names missing or wrong values, unless a run can resume from the checkpoint."""
+    """Raise a CheckpointError that names missing or wrong values if a run cannot resume from the checkpoint."""
     resume = content.resume
     if resume is None:
         return
@@ -39,16 +39,16 @@ def require_resumable(content: CheckpointContent) -> None:
 
 
 def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, Any]] | None:
-    """Return how the passes over the training data of a rank began; None if that is unknown."""
+    """Return how a rank's passes over the training data began; None if that is unknown."""
     if content is None or content.resume is None:
         return None
     return list(of_rank(content.resume.journals, rank))
 
 
 def adapt_to(content: CheckpointContent, size: int) -> None:
-    """Convert the position, counted in batches of each rank, for another number of ranks.
+    """Convert the position, counted in batches per rank, to another number of ranks.
 
-    The number of samples seen stays the same if the batch size does, rounded up to whole batches of all ranks.
+    If the batch size stays the same, so does the number of samples seen, rounded up to whole batches of all ranks.
     """
     before = 1 if content.resume is None else content.resume.world_size
     state = content.trial_state

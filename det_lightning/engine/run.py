@@ -51,7 +51,7 @@ class TrialRun:
         self.data: TrialData  # from start_up() on
         #: Moves and casts a batch; from start_up() on.
         self.prepare_batch: Callable[[Any], Any]
-        #: The same for an iterator of training batches, which a GPU gets ahead of time.
+        #: Does the same to an iterator of training batches, which may be copied to a GPU ahead of time.
         self.prepared: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
         self._resumed = resumed
@@ -65,11 +65,11 @@ class TrialRun:
         self._step_end = sys.maxsize
         #: Whether a validation has begun, in this run or before.
         self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
-        #: The random state, and whether a validation had begun.
+        #: The random state before the final validation, and whether a validation had begun by then.
         self.before_final_validation: tuple[dict[str, Any], bool] | None = None
         self.exchange = BoundaryExchange(context, stop_request)
         self.early_end = self.exchange.early_end
-        #: Hooks of others run after a validation, and before what else is due at the boundary.
+        #: Whether other hooks run after a validation, before whatever else is due at the boundary.
         self.hooks_follow_validation = False
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
@@ -129,7 +129,7 @@ class TrialRun:
         self._step_end = self._next_step_end()
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then notify the callbacks, the last one first; all, even if one raises."""
+        """End the loaders' workers, then notify all callbacks in reverse order, even if one of them raises."""
         self._at_end.close()
 
     # Training
@@ -137,8 +137,8 @@ class TrialRun:
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        ``batches`` have no end, and have gone through ``prepared``. ``yields``, called after each, is true to
-        return before a boundary is reached.
+        ``batches`` is endless and has gone through ``prepared``. ``yields`` is called after each batch; if it returns
+        True, this returns before a boundary is reached.
         """
         if not self._in_workload:
             self._begin_workload()
@@ -146,7 +146,7 @@ class TrialRun:
         position = self.context.position
         train_batch = self.training.train_batch
         first = state.batches_trained
-        # Once it has this batch, a GPU need not wait while the report on those before is finished.
+        # Once a GPU has this batch, it stays busy while the report on the earlier ones is finished.
         stop = self._step_end if self.reports.unfinished is None else first + 1
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
@@ -205,7 +205,7 @@ class TrialRun:
         return (self.state.batches_trained - 1) % self.data.epoch_len
 
     def end_workload(self, training_ends: bool = False) -> None:
-        """Reduce and report the metrics of the workload, at the latest once the next batch has been trained on."""
+        """Reduce and report the metrics of the workload, at the latest after the next batch is trained."""
         if not self._in_workload:
             return
         self._in_workload = False
@@ -214,7 +214,7 @@ class TrialRun:
         self._actions.begin(self._due)
 
     def progress(self) -> float | None:
-        """Return which part of its length the run has trained, from 0 to 1; None if it has none."""
+        """Return the fraction of its length that the run has trained, from 0 to 1; None if it has no length."""
         return self.schedule.progress(self.state, self.data.epoch_len)
 
     def _describe_progress(self) -> str:
@@ -229,7 +229,7 @@ class TrialRun:
         if action is not None:
             self.reports.finish()
         if action is Action.VALIDATE and Due.VALIDATE not in self._due and self.schedule.is_complete(self.state):
-            # A longer run that resumes here would not have validated, and needs the state before it.
+            # A longer run would not have validated here. One that resumes from here needs the state from before.
             self.before_final_validation = (capture_rng(self.context.device), self.has_validated)
         return action
 

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class LoggedWorkload:
-    """What is noted about a workload: when it began, and the numbers of records of its batches."""
+    """What is noted about a workload: when it began, and how many records each of its batches has."""
 
     lengths: list[Any] = dataclasses.field(default_factory=list)
     since_s: float = dataclasses.field(default_factory=time.perf_counter)
 
 
 class RunLog:
-    """Logs the facts of one run, on the chief. Nothing is counted or timed if nobody reads them: ``enabled``."""
+    """Logs the facts of one run, on the chief. Unless the log is ``enabled``, nothing is counted or timed."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
@@ -58,7 +58,7 @@ class RunLog:
         self.workload = LoggedWorkload()
 
     def counter(self) -> Callable[[Any], Any] | None:
-        """Return what to call with each batch that was trained on; None for nothing."""
+        """Return a function to call with each trained batch, or None if there is nothing to call."""
         if self._trial_counts_itself():
             length_of: Callable[[Any], Any] = self._trial.get_batch_length
         elif self.enabled:
@@ -70,13 +70,13 @@ class RunLog:
         return lambda batch: self.workload.lengths.append(length_of(batch))
 
     def validation_counter(self) -> Callable[[Any], int] | None:
-        """Return what counts the records of each batch that is evaluated; None if nobody wants to know."""
+        """Return a function that counts the records of each evaluated batch, or None if nothing needs the count."""
         if self._trial_counts_itself():
             return self._trial.get_batch_length
         return data_length if self.enabled else None
 
     def _trial_counts_itself(self) -> bool:
-        """Return whether the trial has its own way to count, in which it may do more."""
+        """Return whether the trial overrides ``get_batch_length``, which may have side effects."""
         return type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
 
     def report_training(
@@ -92,13 +92,13 @@ class RunLog:
         self._validates_since_s = time.perf_counter()
 
     def end_validation(self, batches_trained: int, metrics: dict[str, Any], lengths: list[Any]) -> None:
-        """Log the metrics of a validation; ``lengths`` are the numbers of records of its batches on this rank."""
+        """Log the metrics of a validation; ``lengths`` holds the number of records of each batch on this rank."""
         if self.enabled:
             speed = self._describe_speed(time.perf_counter() - self._validates_since_s, lengths, len(lengths))
             logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def _describe_speed(self, duration_s: float, lengths: list[Any], batches: int) -> str:
-        """Return how much was done in a time; the other ranks are taken to do as much as this one."""
+        """Return how much was done in a time, on the assumption that every rank does as much as this one."""
         if not batches or duration_s <= 0:
             return ""
         size = self._context.distributed.size
@@ -112,7 +112,7 @@ class RunLog:
 def _length_if_known(batch: Any) -> int | None:
     try:
         return data_length(batch)
-    except (TypeError, ValueError):  # only the log needs the number, and leaves it out
+    except (TypeError, ValueError):  # only the log needs the number, and can leave it out
         return None
 
 

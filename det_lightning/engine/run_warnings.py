@@ -1,4 +1,4 @@
-"""What a run warns of, once: settings and events that let hours of training pass for nothing."""
+"""What a run warns of, once: settings and events that can waste hours of training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_CHARS = 1000
 
 
 class RunWarnings:
-    """Looks at one run, and logs each kind of warning at most once; on the chief only."""
+    """Watches one run, and logs each kind of warning at most once, on the chief only."""
 
     def __init__(self, trial_name: str, context: PyTorchTrialContext, schedule: Schedule) -> None:
         self._trial_name = trial_name
@@ -33,7 +33,7 @@ class RunWarnings:
         self._warned_of_nan = False
 
     def begin(self, state: TrialState, resume: CheckpointContent | None) -> None:
-        """Look at the settings of a run whose checkpoint, if there is one, is loaded."""
+        """Look at the settings of a run, after its checkpoint, if any, is loaded."""
         self._first_batch = state.batches_trained
         self._steps_before = self._context.optimizer_steps
         for period in self._schedule.periods_below_one():
@@ -101,7 +101,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
-    """Return the hyperparameters of the run that wrote a checkpoint; None if they are not known."""
+    """Return the hyperparameters of the run that wrote a checkpoint; None if they are unknown."""
     settings = None if content.resume is None else content.resume.settings
     for source in (settings, content.load_data):
         found = (source or {}).get("hparams")
@@ -122,7 +122,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names."""
+    """Return nested settings as a flat dict by dotted name."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found.update(_flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value})

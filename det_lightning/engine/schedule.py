@@ -21,9 +21,9 @@ class Due(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run; None for never. Of several validation periods each counts.
+    """The length and the periods of a run. None means never, and of several validation periods each counts.
 
-    Without ``max_length`` something else ends the run, without a final validation or checkpoint. ``test_mode`` trains
+    Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains
     on a single batch.
     """
 
@@ -49,7 +49,7 @@ class Schedule:
         self.reporting_period = reporting_period
         self.test_mode = test_mode
         self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Due.TRAIN]
-        # A period that no run reaches need not be looked at after each batch.
+        # A period that no run reaches need not be checked after each batch.
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
@@ -65,7 +65,7 @@ class Schedule:
         return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
-        """Return the next number of batches at which a boundary may lie; before that :meth:`due` is empty."""
+        """Return the next number of batches at which there may be a boundary; until then :meth:`due` is empty."""
         if self.test_mode:
             return batches_trained + 1
         epochs = batches_trained // epoch_len
@@ -97,11 +97,11 @@ class Schedule:
         return self._length is not None and trained >= self._length
 
     def progress(self, state: TrialState, epoch_len: int) -> float | None:
-        """Return which part of the length is trained, from 0 to 1; None if there is no length.
+        """Return the fraction of the length that is trained, from 0 to 1; None if there is no length.
 
         Args:
-            state: how far training is.
-            epoch_len: number of batches of an epoch.
+            state: how far training has come.
+            epoch_len: number of batches in an epoch.
         """
         if self._length is None:
             return None
@@ -114,7 +114,7 @@ def _is_never(unit: TrainUnit) -> bool:
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
-    """Return the next step that ``unit`` may name: any, if it is a container."""
+    """Return the next count at which ``unit`` may be due; for a container, that is simply the next one."""
     period = unit.value if isinstance(unit.value, int) else 1
     return steps + 1 if period < 1 else (steps // period + 1) * period
 
@@ -157,10 +157,10 @@ class Phase(enum.Enum):
 
 
 class BoundaryActions:
-    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md draws the phases.
+    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md has a diagram of the phases.
 
-    The caller of :meth:`next` performs each action before it asks for the next one. A validation or checkpoint that
-    ``state`` notes is not repeated. All ranks call ``stop_requested`` after each boundary.
+    The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint already
+    recorded in ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
@@ -171,7 +171,7 @@ class BoundaryActions:
         self._due: list[Due] = []
 
     def begin(self, due: list[Due]) -> None:
-        """Enter a boundary with what is due; nothing before the first workload, where a run may be complete already."""
+        """Enter a boundary; ``due`` is empty before the first workload, when a run may already be complete."""
         self._due = list(due)
         self.phase = Phase.DUE
 
@@ -184,7 +184,7 @@ class BoundaryActions:
         return None
 
     def _advance(self) -> Action | None:
-        """Enter the next phase; return the action that this takes, if any."""
+        """Enter the next phase; return the action that it calls for, if any."""
         if self.phase is Phase.DUE:
             return self._act_on_due()
         if self.phase is Phase.STOP_CHECK:

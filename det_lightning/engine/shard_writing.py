@@ -1,4 +1,4 @@
-"""One checkpoint that all ranks write together: the chief all that is whole, and every rank what it holds."""
+"""One checkpoint that all ranks write together: the chief what is not sharded, and every rank its own shards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from det_lightning.escaping import escape
 
 # Size and checksum of files by their path in a checkpoint, as in its manifest.
 _Described = dict[str, dict[str, Any]]
-#: Is called with the directory of a checkpoint.
+#: Called with the directory of a checkpoint.
 ReportWritten = Callable[[pathlib.Path], None]
 
 
 def take_shards_of_run(
     weights: dict[str, Any], resume: ResumeState, shards: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], ResumeState]:
-    """Return the states of a run without the values of sharded tensors, which ``shards`` gets by name."""
+    """Return the states of a run without the values of sharded tensors, which are added to ``shards`` by name."""
     values = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
     resume = dataclasses.replace(resume, **take_shards(values, RESUME_ROOT, shards))
     return take_shards(weights, STATE_ROOT, shards), resume
@@ -57,8 +57,8 @@ class SharedCheckpoint:
     def write(self, save: Callable[[ReportWritten], None], report_written: ReportWritten | None) -> None:
         """Write the checkpoint; all ranks call it. Raise a ``CheckpointError`` on every rank if one cannot write.
 
-        ``save`` is called on the chief: it writes what is whole, calls its argument with the directory, and completes
-        the checkpoint. ``report_written`` is called with the directory once every rank has written its part.
+        ``save`` is called on the chief: it writes what is not sharded, calls its argument with the directory, and
+        completes the checkpoint. ``report_written`` is called with the directory once every rank has written its part.
         """
         if self._distributed.rank == 0:
             self._lead(save, report_written)

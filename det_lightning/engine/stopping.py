@@ -1,4 +1,4 @@
-"""Ending a run before its length is reached: because the trial wants to, or a process was asked or signalled to."""
+"""Ending a run before its length is reached, because the trial wants to or a process was asked or signalled to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
-# All ranks come to the same end at about the same time, if they do.
+# If all ranks come to the same end, they do so at about the same time.
 _MEETING_TIME_S = 10.0
 
 
@@ -34,18 +34,18 @@ class StopRequest:
 
 
 class _Wish(enum.IntFlag):
-    """What a rank says about the end of a run, with its metrics or by itself."""
+    """What a rank says about the end of a run, along with its metrics or on its own."""
 
     STOP = 1  # the trial wants to stop
     PREEMPT = 2  # the process was asked to end
-    ASK_AGAIN = 4  # code of the user runs before the ranks look at their answers, and may want to stop
+    ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
 
 
 class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends; ``preempted`` if it does because a process was asked to.
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it ends because a process was asked to.
 
-    What the ranks say travels with the metrics of a workload or a validation. They ask again, before they go on, only
-    if code of the user has run since on any of them, or a checkpoint was written.
+    What the ranks say travels with the metrics of a workload or a validation. They ask again before they go on only
+    if user code has since run on any of them, or a checkpoint was written.
     """
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
@@ -57,7 +57,7 @@ class EarlyEnd:
         self._agreed: _Wish | None = None
 
     def wishes(self, users_code_follows: bool) -> int:
-        """Return flags to send to the other ranks; ``users_code_follows`` before :meth:`agree` is called."""
+        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
         found = _Wish.STOP if self._context.get_stop_requested() else _Wish(0)
         if self.stop_request.requested:
             found |= _Wish.PREEMPT
@@ -81,12 +81,12 @@ class EarlyEnd:
             agreed = _Wish(self._exchange.reduce(None, wishes, 1, "agree").flags)
             self.note(agreed)
         stops = _Wish.STOP in agreed
-        # A trial that wanted to stop is done: a scheduler must not start it again.
+        # A trial that wants to stop is done: a scheduler must not start it again.
         self.preempted = _Wish.PREEMPT in agreed and not stops
         return stops or self.preempted
 
     def is_immediate(self, at_boundary: bool) -> bool:
-        """Return whether the run ends without a boundary, because its only process was asked to end."""
+        """Return whether the run ends before a boundary, because its only process was asked to end."""
         if self.is_alone and not at_boundary and self.stop_request.requested:
             self.preempted = True
         return self.preempted
@@ -112,7 +112,7 @@ def all_ranks_end(distributed: DistributedContext) -> bool:
 
 @contextlib.contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Let a further Ctrl-C, which Lightning ignores, end the process while interrupted work is finished."""
+    """Let another Ctrl-C, which Lightning ignores, end the process while it finishes interrupted work."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return

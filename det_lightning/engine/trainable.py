@@ -1,4 +1,4 @@
-"""What a trial must have to be trained: wrapped parts, one way of evaluation, methods that can be called."""
+"""What a trial must have to be trained: wrapped parts, one evaluation method, methods that can be called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise an InvalidExperimentException that names all that keeps the trial from being trained."""
+    """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
     mistakes = [*_of_interface(trial), *_of_wrapping(trial, context), *_of_evaluation(trial)]
     if mistakes:
         raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
@@ -50,11 +50,11 @@ def _of_evaluation(trial: PyTorchTrial) -> list[str]:
 
 
 def _mistakes_of_call(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
-    """Return why a method of the user's cannot be called with these keywords; one of old trials gets the model too."""
+    """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
     original = original_trial(trial)
     names = [*arguments] if trial is original else [*arguments, "model"]
     try:
-        # A wrapper may pass on other arguments than it takes.
+        # A wrapper may pass on different arguments than it takes.
         signature = inspect.signature(getattr(original, method), follow_wrapped=False)
     except ValueError:  # compiled code may have no signature
         return []

@@ -18,7 +18,7 @@ class Training:
     Args:
         trial: the trial.
         context: its context.
-        count_records: called with each batch that was trained on, if it is given.
+        count_records: called with each trained batch, if given.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Training:
         self._profiled_train_batch = train_batch
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
-        """Train on a batch, which is on the device; the indices count from 0.
+        """Train on a batch that is already on the device; the indices count from 0.
 
         Raises:
             TypeError: the trial's ``train_batch`` returned neither a dict nor a tensor.

@@ -14,7 +14,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class Evaluation:
-    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset, with ``full_metrics``."""
+    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
         self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
@@ -24,7 +24,7 @@ class Evaluation:
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow()
-        #: Numbers of records in the batches of the present validation, if they are counted.
+        #: Numbers of records in the batches of the current validation, if they are counted.
         self.lengths: list[Any] = []
         self._length_of: Callable[[Any], Any] | None = None
         self._names: set[str] | None = None
@@ -39,13 +39,13 @@ class Evaluation:
 
     @property
     def batches_evaluated(self) -> int:
-        """Number of batches that this rank has evaluated in the present validation."""
+        """Number of batches that this rank has evaluated in the current validation."""
         return len(self.window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None = None) -> bool:
-        """Evaluate batches on the device until they end; return whether the validation is over.
+        """Evaluate batches, which are on the device, until they end; return whether the validation is over.
 
-        ``yields``, if it is given, is called after each, and true to return before they end.
+        ``yields``, if given, is called after each batch; if it returns True, this returns before they end.
         """
         trial: Any = self._trial  # takes batch_idx, or does not
         length_of = self._length_of
@@ -53,7 +53,7 @@ class Evaluation:
             if length_of is not None:
                 self.lengths.append(length_of(batch))
             elif index == 0:
-                # Determined counts the records of all of them, and refuses batches of unknown types.
+                # Determined counts the records of every batch, and so refuses batches of unknown types.
                 trial.get_batch_length(batch)
             if self._takes_batch_idx:
                 metrics = trial.evaluate_batch(batch=batch, batch_idx=index)
@@ -69,7 +69,7 @@ class Evaluation:
         return True
 
     def _check(self, metrics: Any, index: int) -> None:
-        """Raise an error unless the metrics of a batch are a dict with the names of those before."""
+        """Raise an error unless the metrics of a batch are a dict with the same names as before."""
         if not isinstance(metrics, dict):
             raise TypeError(
                 f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
@@ -96,7 +96,7 @@ class Evaluation:
             self.full_metrics = to_numpy(metrics)
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch of this rank; raise a RuntimeError if the only rank has none."""
+        """Return the metrics of each batch of this rank; raise a RuntimeError if it is the only rank and has none."""
         batches = self.window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -107,7 +107,7 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
     """Return whether ``evaluate_batch`` takes ``batch_idx``: a parameter of that name, or a second positional one.
 
     An optional keyword-only ``batch_idx`` does not count. For a decorated function the decorator's parameters count,
-    unless it takes ``**kwargs``.
+    unless they include ``**kwargs``.
     """
     parameters = inspect.signature(evaluate_batch, follow_wrapped=False).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -1,4 +1,4 @@
-"""Reducing and reporting the metrics of one workload after another."""
+"""Reducing and reporting the metrics of each workload."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from det_lightning.engine.run_warnings import RunWarnings
 class WorkloadReports:
     """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
 
-    Metrics that are on a GPU have to wait for its work. Where nobody can tell the difference, the host waits for them
-    only once the next batch has been given to the GPU; until then the report is ``unfinished``.
+    Metrics on a GPU are available only after its work is done. Where nothing can tell the difference, the host waits
+    for them only once the next batch has been given to the GPU; until then the report is ``unfinished``.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class WorkloadReports:
         warnings: RunWarnings,
         reporters: list[Reporter],
     ) -> None:
-        #: Hooks of others run after a report, and before what else is due at the boundary.
+        #: Whether other hooks run after a report, before whatever else is due at the boundary.
         self.hooks_follow = False
         self._exchange = exchange
         self._events = events
         self._log = log
         self._warnings = warnings
         self._reporters = reporters
-        #: What :meth:`finish` does, if a report waits for it.
+        #: What :meth:`finish` will do, if a report is waiting for it.
         self.unfinished: Callable[[], None] | None = None
 
     def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
-        """Report the workload whose metrics are in ``window``, and which ended at ``state``.
+        """Report the workload that ended at ``state`` and whose metrics are in ``window``.
 
         All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
         """
@@ -57,7 +57,7 @@ class WorkloadReports:
             self.finish()
 
     def finish(self) -> None:
-        """Finish the report that waits, if there is one."""
+        """Finish the report that is waiting, if there is one."""
         if self.unfinished is not None:
             finish = self.unfinished
             self.unfinished = None
@@ -79,6 +79,6 @@ class WorkloadReports:
 
 
 def add_position(metrics: dict[str, Any], state: TrialState) -> None:
-    """Add to metrics how many batches and epochs were trained, under names that no metric has."""
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric has that name."""
     metrics.setdefault("batches", state.batches_trained)
     metrics.setdefault("epochs", state.epochs_trained)

@@ -17,12 +17,12 @@ def split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def wants_help(options: list[str], given: list[str]) -> bool:
-    """Return whether the launcher is asked for help; after ``--`` the script is."""
+    """Return whether the launcher is asked for help; after ``--`` it is the script that is asked."""
     return any(option in ("-h", "--help") for option in options or given[:1])
 
 
 def problem_of(script: list[str], options: list[str], launcher: str) -> str:
-    """Return what is wrong with a script and its arguments; empty if nothing is."""
+    """Return what is wrong with a script and its arguments; empty if nothing is wrong."""
     if not script:
         return "no script to run is given."
     first = script[0]
@@ -49,7 +49,7 @@ def trial_of(script: list[str]) -> list[str]:
 
 
 def as_command(script: list[str]) -> list[str]:
-    """Return the command that runs a script with the Python that runs this."""
+    """Return the command that runs a script with the current Python."""
     first, *rest = script
     if first.split("=")[0] == "--trial":
         return [sys.executable, "-m", "det_lightning.exec.harness", *trial_of(script)]
@@ -59,10 +59,10 @@ def as_command(script: list[str]) -> list[str]:
 
 
 def slots_or_gpus() -> int:
-    """Return the number of slots of the trial in an experiment; elsewhere that of GPUs, 1 where there are none."""
+    """Return the number of slots in a trial of an experiment; elsewhere the number of GPUs, or 1 if there are none."""
     task = current_task()
     if task is not None:
         return max(1, len(task.slots))
-    import torch  # takes a second, which neither --help nor a mistake should cost
+    import torch  # takes a second, which --help or a mistake should not cost
 
     return max(1, torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""``python -m det_lightning.launch.deepspeed``: says what to use in place of Determined's launcher."""
+"""``python -m det_lightning.launch.deepspeed``: says what to use instead of Determined's launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Write {trial} as a PyTorchTrial; several processes train it with
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what to start in place of the command line, by default that of the process; return the exit status."""
+    """Print what to run instead of the command line, by default the process's own; return the exit status."""
     _, script = split(list(sys.argv[1:] if arguments is None else arguments))
     advice = _OF_SCRIPTS
     trial = "the trial"

@@ -37,7 +37,7 @@ _AUTO = "--autohorovod"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of the process; return the exit status."""
+    """Run the command line, by default the process's own; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
     if wants_help(options, given):
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _count(options: list[str]) -> tuple[list[str], int]:
-    """Return the options with the number of all processes in the words of horovodrun, and that number."""
+    """Return the options with the total number of processes as horovodrun's option, and that number."""
     per_node, options = _take(options, _PER_NODE)
     total, options = _take(options, _TOTAL)
     if per_node and total:
@@ -96,7 +96,7 @@ def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[
 
 def _run(command: list[str], environment: Mapping[str, str]) -> int:
     if os.name == "posix":
-        # In this process, so that signals need no forwarding to another one.
+        # Replaces this process, so that no signals need to be forwarded.
         sys.stdout.flush()
         os.execvpe(command[0], command, environment)
     return subprocess.run(command, env=environment, check=False).returncode

@@ -38,12 +38,12 @@ SIGTERM and SIGUSR1 are passed on to all processes, which save and end; the laun
 """
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-#: The signals that ask for a run to be saved; see ``det_lightning.callbacks.PreemptionHandler``.
+#: The signals that ask a run to save and end; see ``det_lightning.callbacks.PreemptionHandler``.
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of the process; return the exit status."""
+    """Run the command line, by default the process's own; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options, script = split(given)
     if wants_help(options, given):
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: list[str], command: list[str]) -> int:
-    """Run the command with torchrun, in this process, so that signals need no forwarding to another one."""
-    from torch.distributed import run  # takes a second, which neither --help nor a mistake should cost
+    """Run the command with torchrun, in this process, so that no signals need to be forwarded."""
+    from torch.distributed import run  # takes a second, which --help or a mistake should not cost
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -96,21 +96,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _prepare_environment(parsed: argparse.Namespace) -> None:
-    """Set the variables that the processes of the script, and those that start them, look at."""
+    """Set the variables that the processes of the script, and those that start them, read."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     if current_task() is not None:
-        # Scripts read it to set up DeepSpeed or a cluster environment of Lightning; a trial runs on one machine.
+        # Scripts read it to set up DeepSpeed or a Lightning cluster environment; a trial runs on one machine.
         os.environ.setdefault("DET_CHIEF_IP", "127.0.0.1")
     if parsed.max_restarts > 0:
         # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         if parsed.nnodes in ("1", "1:1"):
-            # Without the shared store DistributedContext runs one, which runs on the same machine must not share.
+            # Without the shared store DistributedContext runs its own, which runs on the same machine must not share.
             os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port("127.0.0.1")))
 
 
 def _is_given(name: str, options: list[str]) -> bool:
-    """Return whether an option was given, on the command line or in torchrun's variable of the environment."""
+    """Return whether an option was given, on the command line or in torchrun's environment variable."""
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)

@@ -57,7 +57,7 @@ def _run(command: list[str], rank: int) -> int:
 
 
 def _copy_lines(source: IO[str], target: IO[str], prefix: str) -> None:
-    # Opened as text, the pipe ends lines at carriage returns too, which progress bars write.
+    # In text mode lines of the pipe also end at carriage returns, which progress bars write.
     for line in source:
         target.write(prefix + line.rstrip("\n") + "\n")
         target.flush()

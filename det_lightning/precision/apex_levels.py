@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class LossScaler:
-    """apex's loss scaler: one number on the device; an overflow halves it.
+    """apex's loss scaler: one number on the device, which an overflow halves.
 
     ``growth_interval`` passes without an overflow double it. Only :meth:`state_dict` waits for the device. Scale,
     inverse and overflow have the shape ``()``.
@@ -40,7 +40,7 @@ class LossScaler:
         return loss.float() * self._scale
 
     def inverse(self) -> torch.Tensor:
-        """Return what gradients must be multiplied by."""
+        """Return the factor to multiply gradients by."""
         return self._scale.reciprocal()
 
     def update(self, overflow: torch.Tensor) -> None:
@@ -68,10 +68,10 @@ class LossScaler:
 class ApexLevels(LossScaling):
     """Trains with the loss scaling of apex.
 
-    The n-th loss of a batch is scaled by the n-th scaler; with one scaler all are scaled by that. Each backward pass
-    unscales the gradients that it adds and adapts its scaler. If one of them is not finite, the next step of every
-    optimizer that got gradients from the pass is skipped. ``masters`` are the float32 parameters that optimizers
-    have in place of those in half precision.
+    The n-th loss of a batch is scaled by the n-th scaler, or every loss by the only one. Each backward pass unscales
+    the gradients that it adds and adapts its scaler. If one of them is not finite, the next step of every optimizer
+    that got gradients from the pass is skipped. ``masters`` maps parameters in half precision to the float32 ones that
+    optimizers have instead.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class ApexLevels(LossScaling):
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 
     def begin_batch(self, communicate: bool) -> None:
-        """Begin a batch; where gradients are unscaled they are exchanged after every backward pass."""
+        """Begin a batch; if gradients are unscaled, they are exchanged after every backward pass."""
         self._losses.clear()
         super().begin_batch(communicate or self.level.scales)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``, scaled; the gradients are those of the loss afterwards."""
+        """Run ``loss.backward`` on the scaled loss; afterwards the gradients are unscaled again."""
         if not self.level.scales:
             super().backward(loss.float(), gradient, retain_graph, create_graph)
             return
@@ -127,7 +127,7 @@ class ApexLevels(LossScaling):
         return self.scalers[number]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange gradients, unless each backward pass has done so."""
+        """Exchange gradients, unless each backward pass has already done so."""
         if not self.level.scales:
             super().synchronize(optimizer)
 
@@ -143,7 +143,7 @@ class ApexLevels(LossScaling):
         return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load apex's state; what is missing is warned of."""
+        """Load apex's state; warn about missing parts."""
         if "amp_state" not in state:
             logger.warning(
                 "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."

@@ -1,4 +1,4 @@
-"""Casting whole models, what goes into them and what comes out of them, in any nesting."""
+"""Casting whole models and their inputs and outputs, in any nesting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def halves_to_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def floats_of(dtype: torch.dtype) -> TensorCast:
-    """Return what casts floating-point tensors to ``dtype``."""
+    """Return a function that casts floating-point tensors to ``dtype``."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -40,9 +40,9 @@ def floats_of(dtype: torch.dtype) -> TensorCast:
 def cast_floats(value: Any, cast: TensorCast) -> Any:
     """Return ``value`` with its tensors, of any shapes, cast.
 
-    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (Hugging Face's outputs are among
-    them) and dataclasses, frozen ones too; Lightning's ``apply_to_collection`` leaves those, and sets. In anything else
-    tensors stay; a warning says so.
+    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (such as Hugging Face's outputs)
+    and dataclasses, even frozen ones; Lightning's ``apply_to_collection`` skips those, and sets. Tensors in anything
+    else are not cast, with a warning.
     """
     if isinstance(value, torch.Tensor):
         return cast(value)
@@ -71,22 +71,22 @@ def _cast_fields(value: Any, cast: TensorCast) -> Any:
     done = copy.copy(value)
     for field in dataclasses.fields(value):
         if hasattr(value, field.name):
-            # Also where the class is frozen.
+            # Works even if the class is frozen.
             object.__setattr__(done, field.name, cast_floats(getattr(value, field.name), cast))
     return done
 
 
 @dataclasses.dataclass(eq=False)
 class CastingForward:
-    """The forward pass of a model with casts around it; set as the model's ``forward``.
+    """The forward pass of a model, with casts around it; set as the model's ``forward``.
 
-    It is an object, not a closure, so that a deep copy of the model runs the copy.
+    It is an object, not a closure, so that a deep copy of the model runs its own forward pass.
     """
 
     forward: Callable[..., Any]
     inputs: TensorCast | None = None
     outputs: TensorCast | None = None
-    autocast: tuple[str, torch.dtype] | None = None  # the device type, and what to compute in where that is safe
+    autocast: tuple[str, torch.dtype] | None = None  # the device type, and the type for operations where that is safe
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.inputs is not None:
@@ -99,11 +99,11 @@ class CastingForward:
 
 @dataclasses.dataclass(frozen=True)
 class WholeModelPrecision:
-    """The precision of every wrapped model where the trial does not choose one.
+    """The precision of every wrapped model if the trial does not choose one.
 
-    ``name`` is for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``. Weights are cast to ``dtype`` too if
-    ``casts_weights``; otherwise models compute in it under autocast. float16 needs to scale losses for that, with the
-    settings of ``scaler`` or by default torch's.
+    ``name`` is for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``. With ``casts_weights``, weights are also
+    cast to ``dtype``; otherwise models compute in it under autocast. float16 needs loss scaling for that: ``scales``,
+    with the settings of ``scaler`` or torch's defaults.
     """
 
     name: str
@@ -113,7 +113,7 @@ class WholeModelPrecision:
     scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
 
     def batch_cast(self) -> Callable[[Any], Any] | None:
-        """Return what casts the floats of a batch; None if a batch stays as it is.
+        """Return a function that casts the floats of a batch, or None if batches stay as they are.
 
         In double precision losses and targets must be doubles too. In half precision losses are computed in float32.
         """
@@ -122,7 +122,7 @@ class WholeModelPrecision:
         return functools.partial(cast_floats, cast=floats_of(self.dtype))
 
     def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of ``model`` in place, if that was chosen."""
+        """Cast the weights of ``model`` in place, if ``casts_weights``."""
         if self.casts_weights:
             model.to(self.dtype)
 

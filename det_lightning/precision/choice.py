@@ -1,4 +1,4 @@
-"""The choice of a precision, by a trial or outside of it, and what follows from it."""
+"""Choosing a precision, in a trial or outside of it, and applying it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class ChosenPrecision:
     """The precision that a trial trains in: float32 until something else is chosen, which can be done once.
 
-    ``models`` and ``optimizers`` are all that are wrapped. ``path`` leads from a loss to updated parameters: it is
-    ``scaling`` if this ``scales_losses``, and otherwise the backend's exchange of gradients.
+    ``models`` and ``optimizers`` hold everything that is wrapped. ``path`` leads from a loss to updated parameters: it
+    is ``scaling`` if this ``scales_losses``, and otherwise the backend's exchange of gradients.
     """
 
     def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
@@ -53,14 +53,14 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler so that checkpoints hold its state; scaling and updating stay with the trial.
+        """Register a gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
 
         Args:
             scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
 
         Raises:
-            InvalidExperimentException: there is a scaler already, a model was wrapped before, apex is in use, or the
-                precision was chosen outside of the trial.
+            InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
+                was chosen outside of the trial.
         """
         self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
         if self._has_levels:
@@ -83,7 +83,7 @@ class ChosenPrecision:
         """Run forward passes under autocast and let the context scale losses and steps.
 
         Call it before any ``wrap_model``; otherwise, or after another choice, an InvalidExperimentException is raised.
-        Where there is no CUDA device the scaler is disabled.
+        Without a CUDA device the scaler is disabled.
         """
         scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
@@ -92,7 +92,7 @@ class ChosenPrecision:
 
     @property
     def scaler(self) -> Any:
-        """The gradient scaler, of ``wrap_scaler`` or ``use_amp``, which another can replace; None if there is none."""
+        """The gradient scaler of ``wrap_scaler`` or ``use_amp``, which can be replaced; None if there is none."""
         return self._scaler
 
     @scaler.setter
@@ -102,10 +102,10 @@ class ChosenPrecision:
             self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
-        """Make a model's forward pass run under autocast, and what it returns in half precision float32.
+        """Make a model's forward pass run under autocast, and return float32 in place of half precision.
 
-        The model itself is changed and returned, so that parameters, hooks and attributes stay where they are. Where
-        there is no CUDA device autocast changes nothing, as in Determined.
+        The model itself is changed and returned, so parameters, hooks and attributes stay where they are. Without a
+        CUDA device there is no autocast, as in Determined.
         """
         self._refuse_two_precisions("autocast_forward_pass()")
         self._chosen_by = self._chosen_by or "autocast_forward_pass()"
@@ -114,10 +114,10 @@ class ChosenPrecision:
         to_wrap.forward = CastingForward(to_wrap.forward, outputs=halves_to_float, autocast=autocast)
         return to_wrap
 
-    # Models that are wrapped
+    # Wrapped models
 
     def require_no_levels(self, method: str) -> None:
-        """Raise if an apex level was configured, after which nothing can be wrapped any more; names ``method``."""
+        """Raise an error that names ``method`` if an apex level was configured: nothing can be wrapped after that."""
         if self._has_levels:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
@@ -127,7 +127,7 @@ class ChosenPrecision:
             self._whole_models.cast(model)
 
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make the forward pass of a model that was wrapped compute in the precision; return the model."""
+        """Make the forward pass of a wrapped model compute in the precision; return the model."""
         if self._autocasts:
             return self.autocast_forward_pass(model)
         if self._whole_models is not None:
@@ -137,11 +137,11 @@ class ChosenPrecision:
     # Chosen outside of the trial
 
     def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:
-        """Make all models compute in a precision, those that are wrapped already too.
+        """Make all models compute in a precision, including those that are already wrapped.
 
         Raises:
-            InvalidExperimentException: the trial has chosen one itself, or trained in another one before, or wrapped
-                models cannot be cast any more.
+            InvalidExperimentException: the trial has chosen a precision itself, or trained in another one before, or
+                wrapped models can no longer be cast.
         """
         if self._whole_models == precision:
             return
@@ -155,7 +155,7 @@ class ChosenPrecision:
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
 
     def batch_cast(self) -> Callable[[Any], Any] | None:
-        """Return what casts the floats of a batch that is on the device; None if a batch stays as it is."""
+        """Return a function that casts the floats of a batch on the device, or None if batches stay as they are."""
         return None if self._whole_models is None else self._whole_models.batch_cast()
 
     def _require_changeable(self, precision: WholeModelPrecision) -> None:
@@ -196,24 +196,24 @@ class ChosenPrecision:
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Configure the precision of models and optimizers by apex's levels; docs/precision.md describes them.
+        """Configure the precision of models and optimizers by apex's levels, which docs/precision.md describes.
 
-        Use what is returned. On the CPU bfloat16 takes the place of float16, with a warning.
+        Use what is returned. On the CPU bfloat16 is used instead of float16, with a warning.
 
         Args:
             models: what ``wrap_model`` returned, one or a list.
             optimizers: what ``wrap_optimizer`` returned, one or a list.
-            enabled: False changes nothing.
+            enabled: if False, nothing is changed.
             opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
                 norms), ``"O3"`` (half precision).
-            cast_model_type: what weights and inputs are cast to.
+            cast_model_type: the type that weights and inputs are cast to.
             patch_torch_functions: run forward passes under autocast.
-            keep_batchnorm_fp32: leave batch norms in float32; also as a string.
+            keep_batchnorm_fp32: leave batch norms in float32; may be a string.
             master_weights: make optimizers update float32 copies.
-            loss_scale: a number, also as a string, or ``"dynamic"``.
-            cast_model_outputs: what outputs are cast to; float32 by default.
-            num_losses: number of losses in a batch with a scaler of their own; 1 scales all losses alike.
-            verbosity: 0 keeps the log free of what was configured.
+            loss_scale: a number, which may be a string, or ``"dynamic"``.
+            cast_model_outputs: the type that outputs are cast to; float32 by default.
+            num_losses: number of losses in a batch that each have their own scaler; 1 scales all losses alike.
+            verbosity: 0 logs nothing.
             min_loss_scale: a dynamic scale is never halved below this.
             max_loss_scale: a dynamic scale is never doubled above this.
 
@@ -221,12 +221,12 @@ class ChosenPrecision:
             Models and optimizers, each alone or as a list, as given.
 
         Raises:
-            InvalidExperimentException: an argument is wrong, a model or an optimizer is not wrapped or does not belong
-                to the others, a model is in half precision already; it is a second call, or torch.amp is in use.
+            InvalidExperimentException: an argument is wrong, a model or optimizer is not wrapped, an optimizer has no
+                parameters of the models, a model is already in half precision; a second call; or torch.amp is in use.
         """
         if not enabled or self._loading_only:
             return models, optimizers
-        # None is apex's word for an argument that was left out, and there the property stays as the level has it.
+        # None stands for an argument that was left out, as in apex; the property then keeps the level's value.
         overrides = {
             "cast_model_type": cast_model_type,
             "patch_torch_functions": patch_torch_functions,

@@ -1,4 +1,4 @@
-"""A build of NVIDIA's apex that still has ``apex.amp``, where one is installed and wanted."""
+"""Training with a build of NVIDIA's apex that still has ``apex.amp``, if one is installed and asked for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from det_lightning.precision.scaling import LossScaling, number_of
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable that chooses who carries out ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
+#: The environment variable that chooses what implements ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
 VARIABLE = "DET_LIGHTNING_AMP"
 
 
 def apex_is_wanted() -> bool:
-    """Return whether the environment asks for NVIDIA's apex; a ValueError if it asks for something unknown."""
+    """Return whether the environment asks for NVIDIA's apex; raise a ValueError if it asks for something unknown."""
     choice = os.environ.get(VARIABLE) or "torch"
     if choice not in ("torch", "apex"):
         raise ValueError(f"{VARIABLE}={choice!r} in the environment: it may be 'torch' (the default) or 'apex'.")
@@ -50,7 +50,7 @@ def _import_amp() -> Any:
 class InstalledApex(LossScaling):
     """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
 
-    It trains in one process, because apex patches models that are not wrapped yet.
+    It works in one process only, because apex patches models that are not wrapped yet.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:

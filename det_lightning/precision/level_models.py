@@ -1,4 +1,4 @@
-"""Changing models and optimizers as one of apex's levels asks for."""
+"""Changing models and optimizers as one of apex's levels requires."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
-    """Return what was given as the argument ``name``, alone or in a list or tuple, as a list."""
+    """Return as a list what was given as the argument ``name``, alone or in a list or tuple."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
@@ -34,7 +34,7 @@ def check_parts(
 ) -> None:
     """Raise if models and optimizers cannot be configured; the message names all reasons.
 
-    One may not be wrapped, an optimizer may have no parameters of the models, a model may be in half precision.
+    One of them is not wrapped, an optimizer has no parameters of the models, or a model is already in half precision.
     """
     mistakes = [
         f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
@@ -67,7 +67,7 @@ def _first_half(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model that ``torch.compile`` was given, or ``model`` itself."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch's only name for it
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name for it
     return inner
 
 
@@ -80,7 +80,7 @@ def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) 
 def apply_level(
     level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
-    """Cast models, and what goes into them and comes out.
+    """Cast models, and their inputs and outputs.
 
     Return the replacement of each model that has one, and the float32 master of each parameter in half precision.
     """
@@ -104,10 +104,10 @@ def apply_level(
 
 
 def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Make the state of ``model`` one in float32, with the values of the masters: a checkpoint loses nothing.
+    """Make ``model`` return a float32 state with the values of the masters, so that a checkpoint loses nothing.
 
-    Loading such a state, or that of a model in any precision, sets masters and weights. ``masters`` has, for parameters
-    in half precision, float32 ones of the same shapes.
+    Loading such a state, or that of a model in any precision, sets masters and weights. ``masters`` maps parameters in
+    half precision to float32 ones of the same shapes.
     """
 
     def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
@@ -143,7 +143,7 @@ def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> Non
 
 
 def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, one model or several in a container; ``changed`` replaces some of the ``wrapped`` ones."""
+    """Return ``given``, a model or a container of models, with each ``wrapped`` one replaced as ``changed`` says."""
     alone = isinstance(given, torch.nn.Module)
     results = []
     for model, inner in zip([given] if alone else given, wrapped, strict=True):

@@ -1,4 +1,4 @@
-"""apex's levels ``O0`` to ``O3``, and what overrides their properties."""
+"""apex's levels ``O0`` to ``O3``, and overriding their properties."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LEVELS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A level with all of its properties decided; they are the arguments of ``configure_apex_amp``.
+    """A level with all of its properties resolved; they are arguments of ``configure_apex_amp``.
 
     ``cast_model_type=None`` leaves weights and inputs unchanged. ``cast_model_outputs=None`` casts outputs in half
     precision to float32.
@@ -53,7 +53,7 @@ class Level:
 
     @property
     def casts_weights(self) -> bool:
-        """Whether weights become something else than float32."""
+        """Whether weights become anything other than float32."""
         return self.cast_model_type not in (None, torch.float32)
 
     @property
@@ -63,11 +63,11 @@ class Level:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled, or gradients go to master weights: then each backward pass needs work."""
+        """Whether losses are scaled or gradients go to master weights, so that each backward pass needs extra work."""
         return self.loss_scale != 1.0 or self.master_weights
 
     def on_device(self, device: torch.device) -> Level:
-        """Return the level, on the CPU with bfloat16 in place of float16."""
+        """Return the level for a device; on the CPU bfloat16 replaces float16."""
         if device.type != "cpu" or not self.uses_half_precision:
             return self
         logger.warning(
@@ -110,7 +110,7 @@ def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
         for name in ("keep_batchnorm_fp32", "master_weights")
         if name in given
     ]
-    # apex takes False for "no cast" here.
+    # In apex, False means "no cast" here.
     cast = given.get("cast_model_type", torch.float32)
     if cast is not torch.float32 and cast is not False:
         clashes.append(f"cast_model_type={cast!r}, but 'O1' leaves weights in float32; use 'O2' or 'O3' to cast them")
@@ -164,7 +164,7 @@ def _parse_count(value: Any) -> int:
 
 
 _A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
-# How each property is read, and what a message says of it.
+# How each property is parsed, and what a message says it should be.
 _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "cast_model_type": (_parse_weights_type, _A_TYPE),
     "patch_torch_functions": (_parse_flag, "True, False or None"),

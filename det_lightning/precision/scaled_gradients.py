@@ -1,4 +1,4 @@
-"""The gradients that one scaled backward pass adds: kept apart from earlier ones, exchanged, unscaled, checked."""
+"""The gradients that a scaled backward pass adds: kept apart from earlier ones, exchanged, unscaled, checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from det_lightning.distributed.backend import Backend, parameters_of
 class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
 
-    ``masters`` are the float32 parameters that optimizers have in place of those in half precision.
+    ``masters`` maps parameters in half precision to the float32 ones that optimizers have instead.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ScaledGradients:
 
     @torch.no_grad()
     def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
-        """Exchange and unscale what the pass has added, and add earlier gradients again.
+        """Exchange and unscale what the pass added, and add the earlier gradients back.
 
-        Return the optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if any of them,
-        on any rank, is not finite.
+        Return the optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if a gradient
+        on any rank is not finite.
         """
         self._take_from_halves()
         touched = [o for o in self._optimizers if any(p.grad is not None for p in parameters_of(o))]
@@ -59,25 +59,25 @@ class ScaledGradients:
         return touched, overflow
 
     def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
-        """Round the masters that ``optimizer`` has updated to the weights that the models compute with."""
+        """Round the masters that ``optimizer`` has updated into the weights that the models compute with."""
         halves, masters = self._pairs_of[optimizer]
         if halves:
             with torch.no_grad():
                 _copy(halves, masters)
 
     def of_masters(self) -> list[torch.Tensor | None]:
-        """Return the gradient of each master, whole; see ``ModelStates.is_sharded``."""
+        """Return the whole gradient of each master; see ``ModelStates.is_sharded``."""
         present = {index: master.grad for index, (_, master) in enumerate(self._pairs) if master.grad is not None}
         whole = self._states.gather(present)
         return [whole.get(index) for index in range(len(self._pairs))]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
-        """Put back what :meth:`of_masters` returned; masters beyond that have no gradients."""
+        """Restore what :meth:`of_masters` returned; any further masters get no gradients."""
         for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
             master.grad = None if gradient is None else self._states.place_like(master, gradient)
 
     def _take_from_halves(self) -> None:
-        """Move gradients of weights in half precision to their masters."""
+        """Move the gradients of weights in half precision to their masters."""
         pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
         self._exchange.average_rest(half for half, _ in pairs)
         if not pairs:
@@ -111,7 +111,7 @@ class ScaledGradients:
 
 
 def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-    """Copy tensors, rounded to the type of their targets, in few kernels."""
+    """Copy tensors in few kernels, rounding to the type of their targets."""
     torch._foreach_copy_([_local(tensor) for tensor in to], [_local(tensor) for tensor in of])
 
 
@@ -119,7 +119,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that is on this rank."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return tensor
-    # Slow to import, and where parameters are sharded it is there already.
+    # Slow to import; if parameters are sharded, it is already imported.
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -130,7 +130,7 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None
     gradient = _local(parameter.grad)
     if gradient.is_sparse:
-        # Values of one index must be added before they are looked at.
+        # Values at the same index must be summed before they are checked.
         parameter.grad = summed = gradient.coalesce()
         return summed.values()
     return gradient
@@ -144,7 +144,7 @@ def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.
 def _pairs_of(
     optimizer: torch.optim.Optimizer, masters: dict[torch.nn.Parameter, torch.nn.Parameter]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return those weights in half precision whose masters ``optimizer`` has, and the masters."""
+    """Return the weights in half precision whose masters ``optimizer`` has, and those masters."""
     own = set(parameters_of(optimizer))
     pairs = [(half, master) for half, master in masters.items() if master in own]
     return [half for half, _ in pairs], [master for _, master in pairs]

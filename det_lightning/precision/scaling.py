@@ -1,4 +1,4 @@
-"""Loss scaling: what its kinds have in common, and that of ``torch.amp``."""
+"""Loss scaling: the common base, and scaling by ``torch.amp``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class LossScaling:
-    """Scales losses between a context and the exchange of gradients; what is not overridden goes to that.
+    """Scales losses between a context and the exchange of gradients, to which it forwards what is not overridden.
 
-    Only where it ``exchanges`` must :meth:`begin_batch` and :meth:`synchronize` be called.
+    :meth:`begin_batch` and :meth:`synchronize` need to be called only if it ``exchanges``.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -32,38 +32,38 @@ class LossScaling:
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``, scaled."""
+        """Run ``loss.backward`` on the scaled loss."""
         self._exchange.backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients of ``optimizer`` those of all ranks."""
+        """Exchange the gradients of ``optimizer`` over all ranks."""
         self._exchange.synchronize(optimizer)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients of ``optimizer`` those of the loss itself, before they are looked at."""
+        """Undo the scaling of the gradients of ``optimizer``, before anything looks at them."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, unless scaled gradients overflowed; by ``scaler`` if the trial gave one."""
+        """Run one step of ``optimizer``, through ``scaler`` if given, unless scaled gradients overflowed."""
         self._exchange.step(optimizer, scaler)
 
     def end_batch(self) -> None:
         """End a training batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into ``state_dict.pth`` beside the state of ``context.scaler``, by key."""
+        """Return what belongs in ``state_dict.pth`` in addition to the state of ``context.scaler``, by key."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned from the content of a ``state_dict.pth``; warn of what is left over."""
+        """Load what :meth:`state_dict` returned, from the content of a ``state_dict.pth``; warn of anything left."""
         if "amp_state" in state:
             logger.warning("The checkpoint has the state of apex's loss scalers, which the trial does not configure.")
 
     def unfinished(self) -> dict[str, Any]:
-        """Return what an aggregation under way has collected beyond the gradients of the models' parameters."""
+        """Return what an unfinished aggregation has collected besides the gradients of the models' parameters."""
         return {}
 
     def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`unfinished` returned; empty if there was no such thing."""
+        """Load what :meth:`unfinished` returned, which may be empty."""
 
 
 def number_of(loss: torch.Tensor, seen: list[weakref.ref[torch.Tensor]]) -> int:
@@ -76,7 +76,7 @@ def number_of(loss: torch.Tensor, seen: list[weakref.ref[torch.Tensor]]) -> int:
 
 
 class TorchAmp(LossScaling):
-    """Scales each loss and steps through one scaler, which is updated once a batch, if any optimizer has stepped."""
+    """Scales each loss and steps through one scaler, which is updated once per batch if any optimizer has stepped."""
 
     def __init__(self, scaler: Any, exchange: GradientExchange) -> None:
         super().__init__(exchange)
@@ -102,7 +102,7 @@ class TorchAmp(LossScaling):
 
 
 class _Scaler(torch.amp.GradScaler):
-    """torch's scaler, which skips a step on the device where the optimizer can."""
+    """torch's scaler, but it leaves skipping a step to the device if the optimizer supports that."""
 
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
@@ -116,7 +116,7 @@ class _Scaler(torch.amp.GradScaler):
 
 
 def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:
-    """Return a scaler with the settings of another one; for a GPU that is not there it is disabled."""
+    """Return a scaler with the settings of another one; it is disabled if the GPU is not available."""
     settings: dict[str, Any] = {}
     if like is not None and like.is_enabled():
         settings = {

@@ -1,4 +1,4 @@
-"""Stepping an optimizer unless its gradients overflowed, without asking the device where that can be."""
+"""Stepping an optimizer unless its gradients overflowed, if possible without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 logger = logging.getLogger(__name__)
 
-# Their fused implementations look at a flag on the device themselves.
+# Their fused implementations check a flag on the device themselves.
 _WITH_FUSED = (Adam, AdamW, SGD, Adagrad)
 _warned: set[type] = set()
 
 
 class StepUnless:
-    """Takes the place of a gradient scaler where gradients are unscaled; ``overflow`` has the shape ``()``."""
+    """Stands in for a gradient scaler once gradients are unscaled; ``overflow`` has the shape ``()``."""
 
     def __init__(self, overflow: torch.Tensor) -> None:
         self._overflow = overflow
@@ -24,8 +24,8 @@ class StepUnless:
     def step(self, optimizer: Any) -> None:
         """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state unchanged.
 
-        A fused optimizer decides on the device. On a GPU those of torch that have a fused implementation are switched
-        to it, unless the trial chose one by ``foreach=`` or ``fused=``. For any other the host must wait for the flag.
+        A fused optimizer decides on the device. On a GPU, torch optimizers with a fused implementation are switched to
+        it, unless the trial chose one with ``foreach=`` or ``fused=``. For any other the host waits for the flag.
         """
         if not _decides_on_device(optimizer):
             if self._overflow.is_cuda and type(optimizer) not in _warned:
@@ -39,7 +39,7 @@ class StepUnless:
                 optimizer.step()
             return
         _begin_momentum(optimizer)
-        # How torch's GradScaler passes it to a fused optimizer.
+        # This is how torch's GradScaler passes it to a fused optimizer.
         optimizer.found_inf = self._overflow
         try:
             optimizer.step()
@@ -60,7 +60,7 @@ def _decides_on_device(optimizer: Any) -> bool:
 
 def _can_fuse(group: dict[str, Any]) -> bool:
     if group.get("momentum") and group.get("dampening"):
-        return False  # momentum must begin with a whole gradient, which a skipped first step does not have
+        return False  # momentum must begin with a whole gradient, which a skipped first step lacks
     if group.get("fused") is not None:
         return bool(group["fused"])
     open_choice = group.get("foreach") is None and not group.get("differentiable") and "fused" in group
@@ -78,7 +78,7 @@ def _fuse(optimizer: Any, group: dict[str, Any]) -> None:
 
 
 def _begin_momentum(optimizer: Any) -> None:
-    """Give SGD its momentum before the first step, which would leave it undefined if it is skipped."""
+    """Create SGD's momentum before the first step, which would leave it undefined if skipped."""
     for parameter in (p for group in optimizer.param_groups if group.get("momentum") for p in group["params"]):
         state = optimizer.state[parameter]
         if parameter.grad is not None and state.get("momentum_buffer") is None:

@@ -1,4 +1,4 @@
-"""Determined's PyTorch API, at the paths that it has there."""
+"""Determined's PyTorch API, at the same import paths."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The trainer brings Lightning, which is slow to import and itself needs modules of this package.
+    # The trainer imports Lightning, which is slow to import and itself needs modules of this package.
     if name in ("Trainer", "init"):
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
         with isolated_rng():

@@ -9,11 +9,11 @@ import torch
 
 
 class PyTorchCallback:
-    """Code that runs at the events of a training run; override what is needed, return it from ``build_callbacks``.
+    """Code that runs at the events of a run. Override the methods you need, and return it from ``build_callbacks``.
 
     A callback that changes its own attributes must also override :meth:`state_dict` and :meth:`load_state_dict`, or
-    those attributes are lost over a checkpoint. With several ranks each rank has its own copy; the events that only
-    the chief (rank 0) sees say so.
+    those attributes do not survive a checkpoint. Each rank has its own copy; the methods that run only on the chief
+    (rank 0) say so.
 
     Example:
         >>> from det_lightning.pytorch import PyTorchCallback
@@ -35,14 +35,14 @@ class PyTorchCallback:
 
         Args:
             first_batch_idx: index of the first batch that this run will train on.
-            checkpoint_uuid: the checkpoint that the run goes on from, or None.
+            checkpoint_uuid: the checkpoint that the run resumes from, or None.
         """
 
     def on_trial_shutdown(self) -> None:
-        """Run last, also after an exception."""
+        """Run last, even after an exception."""
 
     def on_training_start(self) -> None:
-        """Run after a checkpoint was loaded, if there is one, and before the first batch."""
+        """Run after a checkpoint, if there is one, is loaded and before the first batch."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         """Run before the first batch of epoch ``epoch_idx`` (counted from 0)."""
@@ -51,7 +51,7 @@ class PyTorchCallback:
         """Run after the last batch of epoch ``epoch_idx`` (counted from 0)."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """Run at each boundary (report, validation, checkpoint, end) with the metrics since the one before.
+        """Run at each boundary (report, validation, checkpoint, end) with the metrics since the previous one.
 
         Args:
             avg_metrics: mean of each metric over the batches of the workload, plus ``batches`` and ``epochs``.
@@ -68,7 +68,7 @@ class PyTorchCallback:
         """Run after the last validation batch, with this rank's metrics of every batch."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """Run after a validation with its reduced metrics; what is changed in ``metrics`` is reported changed."""
+        """Run after a validation with its reduced metrics; changes to ``metrics`` are reported."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
         """Run before a checkpoint is applied; ``checkpoint`` is the content of its file and may be changed."""
@@ -80,7 +80,7 @@ class PyTorchCallback:
         """Run on the chief when a checkpoint's files are written. Deprecated: use :meth:`on_checkpoint_write_end`."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Run on the chief when a checkpoint's files are written; files that are added here belong to it."""
+        """Run on the chief when a checkpoint's files are written; files added here become part of it."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """Run on all ranks when checkpoint ``uuid`` is complete in its storage."""
@@ -95,7 +95,7 @@ class PyTorchCallback:
         """Run after a validation. From Determined 0.13; prefer :meth:`on_validation_end`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must survive a checkpoint; must be picklable."""
+        """Return whatever must survive a checkpoint; it must be picklable."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class PyTorchCallback:
 
 
 class ClipGradsL2Norm(PyTorchCallback):
-    """Scales an optimizer's gradients before each of its steps, so that their norm is at most a given one.
+    """Scales an optimizer's gradients before each of its steps to limit their norm.
 
     For trials of old releases; today's pass ``clip_grads`` to ``context.step_optimizer()``.
 
@@ -153,9 +153,9 @@ class ClipGradsL2Value(PyTorchCallback):
 
 
 def reset_parameters(model: torch.nn.Module) -> None:
-    """Draw new weights for a model, by the ``reset_parameters()`` of each module that has one, inner ones first.
+    """Draw new weights for a model by calling the ``reset_parameters()`` of each module that has one, inner ones first.
 
-    For trials of old releases: torch draws the weights of a module when it is made.
+    For trials of old releases: torch already draws a module's weights when the module is created.
 
     Example:
         >>> import torch

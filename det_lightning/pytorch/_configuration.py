@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A configuration as calls take it: a dict, which may have only some of the keys, or a file.
+#: A configuration as calls take it: a dict, which may be partial, or a file.
 ExpConf = Mapping[str, Any] | str | os.PathLike[str]
 
 
-@dataclasses.dataclass(repr=False, eq=False)  # there may be secrets in it
+@dataclasses.dataclass(repr=False, eq=False)  # it may contain secrets
 class RunConfiguration:
-    """The configuration that a run was given, and what follows from it; by default there is none."""
+    """The configuration that a run was given, if any, and what follows from it."""
 
     exp_conf: dict[str, Any] | None = None  # what context.get_experiment_config() returns
     hparams: dict[str, Any] | None = None  # what context.get_hparams() returns
@@ -33,11 +33,11 @@ class RunConfiguration:
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
-        """Return the configuration that a call was given, perhaps none.
+        """Return the configuration that a call was given, if any.
 
         Args:
-            exp_conf: that configuration.
-            hparams: values of hyperparameters; by default those of the configuration, of a range its middle.
+            exp_conf: the configuration.
+            hparams: values of hyperparameters; by default those of the configuration, with the middle of each range.
 
         Raises:
             ConfigError: the configuration cannot be used; all mistakes are named.
@@ -72,7 +72,7 @@ class RunConfiguration:
         return cls(task.config, hparams, settings)
 
     def complete(self, **said: Any) -> dict[str, Any]:
-        """Return the arguments of a call that have a value, from the configuration where the call gives None.
+        """Return the arguments of a call that have a value, which comes from the configuration if the call gives None.
 
         Raises:
             ValueError: the configuration gives a length in records, and there is no ``global_batch_size``.
@@ -80,7 +80,7 @@ class RunConfiguration:
         return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
 
     def missing_in(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the configuration says of the arguments that are None.
+        """Return the values that the configuration has for the arguments that are None.
 
         Raises:
             ValueError: see :meth:`complete`.
@@ -91,12 +91,12 @@ class RunConfiguration:
         return {name: value for name, value in found.items() if value is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
-        """Log, once, what of a configuration that a call was given has no effect, and what was read differently.
+        """Log, once, which fields of a call's configuration have no effect, and the notes from reading it.
 
         Args:
             call: what was given the configuration.
-            idle: sections that it does not look at, besides those that no call does.
-            read: fields that the trial itself looks at.
+            idle: sections that the call ignores, in addition to those that every call ignores.
+            read: fields that the trial itself reads.
         """
         if self.given is None:
             return
@@ -112,7 +112,7 @@ class RunConfiguration:
 
 
 def require_usable(hparams: Any, exp_conf: Any) -> None:
-    """Raise an InvalidExperimentException that names all that keeps settings from being those of a training."""
+    """Raise an InvalidExperimentException that names everything that keeps settings from being used for training."""
     given = {"hparams": hparams, "exp_conf": exp_conf}
     mistakes = [
         f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"

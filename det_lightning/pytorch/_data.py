@@ -22,26 +22,26 @@ TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 # The kinds of numpy dtype that torch has tensors for: float, complex, int, unsigned int, bool.
 _TENSOR_KINDS = "fciub"
 
-# What batches are made of.
+# The types that batches are made of.
 _BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
 
 
 class DataLoader:
-    """Takes the arguments of ``torch.utils.data.DataLoader`` and builds the real loader when the run is known.
+    """Takes the arguments of ``torch.utils.data.DataLoader``, and builds the real loader once the run is known.
 
-    Repeating, sharding over ranks and skipping what a resumed run has seen are added then. Use
-    :meth:`get_data_loader`, or iterate over it, to try it out on its own.
+    The real loader also repeats the data, shards them over ranks and skips what a resumed run has already seen. Use
+    :meth:`get_data_loader`, or iterate over this object, to try it out on its own.
 
-    The arguments are attributes too, which may be changed until the real loader is built.
+    The arguments are also attributes, which may be changed until the real loader is built.
 
     Args:
         dataset: a map-style dataset.
         batch_size: samples per batch on each rank; see ``context.get_per_slot_batch_size``.
         shuffle: draw a new order for every epoch, from the global random state or ``generator``.
-        sampler: gives the order instead of ``shuffle``.
-        batch_sampler: gives the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        prefetch: in a training on a GPU, with workers, copy each batch to the GPU while it still computes with the
-            one before. Batches are pinned in memory for that. ``False`` turns both off.
+        sampler: determines the order instead of ``shuffle``.
+        batch_sampler: determines the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
+        prefetch: when training on a GPU with workers, copy each batch to the GPU while it is still busy with the
+            previous one. Batches are put in pinned memory for this. ``False`` turns both off.
         **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
 
     The others are as in torch.
@@ -104,7 +104,7 @@ class DataLoader:
         self.collate_fn = collate_fn
         self.prefetch = prefetch
         self._torch_kwargs = torch_kwargs
-        # torch checks the arguments and makes the samplers; this loader itself is never iterated.
+        # torch checks the arguments and creates the samplers; this loader itself is never iterated.
         template = self._build(
             batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last
         )
@@ -121,15 +121,15 @@ class DataLoader:
         """Build torch's loader.
 
         Args:
-            repeat: go over the data without end.
-            skip: number of batches, of this rank, to leave out at the beginning.
-            num_replicas: number of ranks to share the batches out to.
+            repeat: repeat the data endlessly.
+            skip: number of this rank's batches to skip at the beginning.
+            num_replicas: number of ranks that share the batches.
             rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
         """
         return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
 
     def copies_aside(self, device: torch.device) -> bool:
-        """Return whether training batches are copied to ``device`` while it works on the ones before."""
+        """Return whether training batches are copied to ``device`` while it works on earlier ones."""
         return self.prefetch and self.num_workers > 0 and device.type == "cuda"
 
     def get_resumable_loader(
@@ -137,10 +137,10 @@ class DataLoader:
     ) -> data.DataLoader[Any]:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
-        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`. If it ``pins``, batches
+        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`. With ``pins``, batches
         are in pinned memory, whatever ``pin_memory`` says.
         """
-        # Prefetching workers ask the sampler for that many batches before they are trained on.
+        # Prefetching workers may be this many batches ahead of training, and each may begin a new pass.
         journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
         endless = ResumableBatchSampler(self.batch_sampler, journal, first_batch * num_replicas)
         sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
@@ -170,8 +170,8 @@ class DataLoader:
 
 
 def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
-    """Begin a worker process that loads batches, in a process group of its own."""
-    # Schedulers signal whole groups, and a worker killed by that would end the training before it is saved.
+    """Start a worker process that loads batches, in a process group of its own."""
+    # Schedulers signal whole groups, and a worker killed that way would end the run before it is saved.
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if init is not None:
@@ -181,7 +181,7 @@ def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
 def adapt_batch_sampler(
     batch_sampler: Any, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
 ) -> Any:
-    """Chain repeating, sharding and skipping, in this order, around ``batch_sampler``.
+    """Wrap ``batch_sampler`` to repeat, shard and skip, in this order.
 
     Example:
         >>> from torch.utils.data import BatchSampler
@@ -227,15 +227,15 @@ def data_length(batch: Any) -> int:
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
-    """Move a batch, nested in dicts, lists and tuples in any way, to ``device``; shapes are kept.
+    """Move a batch, with any nesting of dicts, lists and tuples, to ``device``; the structure is kept.
 
-    numpy arrays of numbers become tensors, and any object with a method ``to`` is asked. Anything else is passed
-    through, with one warning for each type.
+    numpy arrays of numbers become tensors, and any other object with a ``to`` method is moved by it. Anything else is
+    returned unchanged, with one warning for each type.
 
     Args:
         data: what to move.
-        device: where to.
-        warned_types: the types that a warning was given for already; new ones are added.
+        device: where to move it.
+        warned_types: the types that a warning was already given for; new ones are added.
 
     Example:
         >>> import numpy as np
@@ -250,7 +250,7 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
 
 def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
-    # Most batches are containers of tensors, often of such as are on the device already: no call for each of those.
+    # Most batches are containers of tensors, which often are on the device already; those are not moved one by one.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
     if kind is list or kind is tuple:
         parts = [*data]
@@ -266,13 +266,13 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
                 entries[key] = move(device, warned_types, value)
         return entries
     if kind is torch.Tensor:
-        # A copy to a device is not waited for, since work on the device comes after it anyway; one from there is.
+        # A copy to a device need not be waited for, since work on the device follows it anyway; one to the CPU must be.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
     return _move_other(device, warned_types, data, kind)
 
 
 def _batch_type(data: Any) -> type:
-    """Return the type of batches, or of their parts, that ``data`` is an instance of; ``object`` if it is of none."""
+    """Return which type of batches, or of their parts, ``data`` is an instance of; ``object`` if of none."""
     for known in _BATCH_TYPES:
         if isinstance(data, known):
             return known
@@ -280,7 +280,7 @@ def _batch_type(data: Any) -> type:
 
 
 def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: type) -> Any:
-    """Move what is neither a tensor nor a container."""
+    """Move an object that is neither a tensor nor a container."""
     if kind is np.ndarray:
         if data.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")

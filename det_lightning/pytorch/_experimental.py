@@ -29,7 +29,7 @@ class PyTorchExperimentalContext:
         self.reproducibility_checks = True
 
     use_amp = forward("_precision", ChosenPrecision.use_amp)
-    wrap_reducer = forward("_reducers", ReducerRegistry.wrap_reducer)  # its older name
+    wrap_reducer = forward("_reducers", ReducerRegistry.wrap_reducer)  # where older releases have it
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders other than ``det_lightning.pytorch.DataLoader``, which shard, repeat and skip by themselves."""

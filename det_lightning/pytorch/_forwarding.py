@@ -1,4 +1,4 @@
-"""Methods and attributes that one object has from the objects that it is made of."""
+"""Methods and attributes that an object forwards to its parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _T = TypeVar("_T")
 
 
 def forward(part: str, method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that calls ``method`` of the object that its own object has as the attribute ``part``.
+    """Return a method that calls ``method`` of the object in the attribute ``part`` of ``self``.
 
-    Signature and documentation are those of ``method``.
+    It has the signature and documentation of ``method``.
     """
     find_part = operator.attrgetter(part)
 
@@ -26,14 +26,14 @@ def forward(part: str, method: Callable[Concatenate[Any, _P], _T]) -> Callable[C
 
 
 class ForwardedAttribute:
-    """An attribute that can be read and set and is one of an object that its own object has as ``part``."""
+    """A readable and settable attribute that forwards to the object in the attribute ``part``."""
 
     def __init__(self, part: str, name: str) -> None:
         self._find_part = operator.attrgetter(part)
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the attribute; on the class, this."""
+        """Return the attribute, or on the class this descriptor."""
         return self if instance is None else getattr(self._find_part(instance), self._name)
 
     def __set__(self, instance: Any, value: Any) -> None:

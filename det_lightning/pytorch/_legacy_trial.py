@@ -1,8 +1,8 @@
-"""Trials of the interface before Determined 0.12.13, run as trials of today's.
+"""Running trials that have the interface before Determined 0.12.13 through today's.
 
-Such a trial wraps nothing. It says how to build one model and one optimizer, and ``train_batch`` and the evaluation get
-the model as an argument. Backward pass and optimizer step are not the trial's: they follow from the loss that
-``train_batch`` returns.
+Such a trial wraps nothing. It builds one model and one optimizer, and ``train_batch`` and the evaluation methods get
+the model as an argument. The backward pass and the optimizer step are not up to the trial: they follow from the loss
+that ``train_batch`` returns.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
 
-# A context that is used for a second run holds what the first one wrapped, which is not what a trial wrapped itself.
+# In a second run a context holds what the first run wrapped, which must not count as wrapped by the trial itself.
 _adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
 
 
 class LegacyTrialAdapter(PyTorchTrial):
-    """An old trial, as ``trial``, behind today's interface; what it builds is wrapped already."""
+    """Gives the legacy trial ``trial`` today's interface; what it builds is already wrapped."""
 
     def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
         self.trial = trial
@@ -99,7 +99,7 @@ class LegacyTrialAdapter(PyTorchTrial):
 def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
     """Return whether a trial, or its class, has the interface before Determined 0.12.13.
 
-    It has ``build_model`` and ``optimizer``, which any trial may define, and a ``train_batch`` that takes a ``model``.
+    Such a trial has ``build_model`` and ``optimizer``, as any trial may, and its ``train_batch`` takes a ``model``.
     """
     trial_class = trial if isinstance(trial, type) else type(trial)
     if _missing_builders(trial_class):
@@ -109,9 +109,9 @@ def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
 
 
 def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
-    """Wrap what an old trial builds, and return it behind today's interface; return any other trial unchanged.
+    """Wrap what a legacy trial builds, and give the trial today's interface; return any other trial unchanged.
 
-    A trial that wrapped something itself is not an old one. A second run uses the model and optimizer of the first.
+    A trial that wrapped something itself is not a legacy one. A second run uses the model and optimizer of the first.
     """
     if not is_legacy_trial(trial):
         return trial
@@ -126,12 +126,12 @@ def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyT
 
 
 def original_trial(trial: PyTorchTrial) -> PyTorchTrial:
-    """Return the trial that the user wrote: that of an adapter, or the one given."""
+    """Return the trial that the user wrote: the one inside an adapter, or the given one."""
     return trial.trial if isinstance(trial, LegacyTrialAdapter) else trial
 
 
 def interface_mistakes(trial: PyTorchTrial) -> list[str]:
-    """Return what keeps a trial whose ``train_batch`` needs a ``model`` from being one of either interface."""
+    """Return why a trial whose ``train_batch`` needs a ``model`` fits neither interface."""
     if isinstance(trial, LegacyTrialAdapter):
         return []
     parameter = _parameters_of_train_batch(type(trial)).get("model")
@@ -185,7 +185,7 @@ def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
 def _configure_precision(
     context: PyTorchTrialContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Do what the training loop did for the field that ``configure_apex_amp`` replaced."""
+    """Apply the configuration field that ``configure_apex_amp`` replaced, as the training loop did."""
     try:
         optimizations = context.get_experiment_config().get("optimizations") or {}
     except ValueError:

@@ -1,4 +1,4 @@
-"""The ``pl.Trainer`` of a ``Trainer.fit``."""
+"""Building the ``pl.Trainer`` of a ``Trainer.fit``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 
 def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
-    """Return the callbacks among the arguments of a ``pl.Trainer``, where a single one need not be a list."""
+    """Return the callbacks among the arguments of a ``pl.Trainer``, which takes a list or a single callback."""
     given = arguments.get("callbacks") or []
     return list(given) if isinstance(given, list) else [given]
 
@@ -32,7 +32,7 @@ def choose_preemption(
     """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled.
 
     Raises:
-        ValueError: ``save_on_interrupt`` is asked for, and the one among the callbacks does not do it.
+        ValueError: ``save_on_interrupt`` is set, but the handler among the callbacks does not handle Ctrl-C.
     """
     for callback in callbacks:
         if isinstance(callback, PreemptionHandler):
@@ -56,7 +56,7 @@ def make_lightning_trainer(
 ) -> pl.Trainer:
     """Return the trainer of a run, with the ``arguments`` of ``Trainer``, its callbacks, and defaults for the rest.
 
-    Raise an ``UnsupportedTrainerFlags`` that names arguments on which ``fit`` decides.
+    Raise an ``UnsupportedTrainerFlags`` that names any arguments that ``fit`` decides on.
     """
     given = dict(arguments)
     device = context.device

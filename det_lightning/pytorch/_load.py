@@ -1,4 +1,4 @@
-"""From a checkpoint to a trial with its weights."""
+"""Loading a trial with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
-    """A context for building a trial to hold weights, outside of training.
+    """A context for building a trial that only holds weights, outside of training.
 
-    Models stay on the device on which the trial makes them; ``hparams`` and ``exp_conf`` are what the trial asks for.
+    Models stay on the device where the trial creates them; ``hparams`` and ``exp_conf`` are what the trial asks for.
 
     Example:
         >>> import det_lightning as det
@@ -59,31 +59,31 @@ def load_trial_from_checkpoint_path(
 ) -> Any:
     """Build the trial of a checkpoint of any release since 0.12 and load its weights.
 
-    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in
-    there. Give ``trial_class=`` for a checkpoint whose code you do not trust; nothing that it carries is run then.
+    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in it.
+    Give ``trial_class=`` for a checkpoint whose code you do not trust; then none of its code is run.
 
-    Where the checkpoint has a manifest its code is compared with that first, and what is not listed there is not
-    imported; nor is what lies behind a link.
+    If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there are not
+    imported. Links are never followed.
 
     Args:
         path: path or URL of the checkpoint's directory.
         trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint, with
             ``import determined`` answered by det_lightning.
-        trial_kwargs: arguments of the trial beyond the context.
+        trial_kwargs: arguments of the trial in addition to the context.
         torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
         hparams: hyperparameters for the trial; by default those in the checkpoint.
         exp_conf: experiment configuration for the trial; by default the one in the checkpoint.
-        storage_options: what the file system needs to know where ``path`` is a URL; see ``CheckpointStorage``.
-        trusted: unpickle anything that the checkpoint holds, running whatever code it asks for.
+        storage_options: options for the file system if ``path`` is a URL; see ``CheckpointStorage``.
+        trusted: unpickle anything in the checkpoint, running whatever code it contains.
         **kwargs: deprecated spelling of ``torch_load_kwargs``.
 
     Returns:
-        The trial; for a trial of the interface before 0.12.13, whose checkpoint has no ``load_data.json``, its model,
+        The trial. For a trial with the interface before 0.12.13, whose checkpoint has no ``load_data.json``, its model,
         as in Determined.
 
     Raises:
         CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``;
-            ``IncompleteCheckpointError`` also if the code to be imported is not what was written.
+            ``IncompleteCheckpointError`` also if the code to import was changed.
         StorageError: a URL cannot be read.
         ValueError: the trial's class cannot be imported from the checkpoint, or both spellings are used.
         InvalidCheckpointException: the weights do not fit the trial's models.
@@ -135,9 +135,9 @@ def _with_settings(
     exp_conf: dict[str, Any] | None,
     trusted: bool,
 ) -> LoadData:
-    """Fill in hyperparameters and configuration: as given, as in the checkpoint, or as in our own part of it.
+    """Fill in hyperparameters and configuration: the given ones, or those of ``load_data.json`` or ``resume.pth``.
 
-    Determined writes neither where one of them is missing.
+    Determined writes neither if one of them is missing.
     """
     saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
     if load_data.hparams is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:

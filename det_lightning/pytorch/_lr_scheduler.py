@@ -11,12 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 class LRScheduler:
     """A learning rate scheduler together with the rule for stepping it.
 
-    ``context.wrap_lr_scheduler`` makes these; a trial rarely needs to.
+    ``context.wrap_lr_scheduler`` creates these; a trial rarely needs to.
 
     Args:
         scheduler: any scheduler of ``torch.optim.lr_scheduler``, or an object with the same methods.
-        step_mode: when :meth:`step` is called by the training loop.
-        frequency: step at every ``frequency``-th of the moments that ``step_mode`` names; at least 1.
+        step_mode: when the training loop calls :meth:`step`.
+        frequency: step only every ``frequency``-th time; at least 1.
 
     Raises:
         TypeError: ``step_mode`` is not a :class:`LRScheduler.StepMode`.
@@ -37,7 +37,7 @@ class LRScheduler:
     """
 
     class StepMode(enum.Enum):
-        """When a scheduler steps. Batches without an optimizer update never step one (aggregation)."""
+        """When a scheduler steps; with aggregation, never on a batch without an optimizer update."""
 
         STEP_EVERY_EPOCH = 1
         STEP_EVERY_BATCH = 2
@@ -58,10 +58,10 @@ class LRScheduler:
         self.frequency = frequency
 
     def steps_after(self, batch_idx: int, epoch_len: int, aggregation_frequency: int) -> int:
-        """Count the steps that are due once the optimizers were updated on ``batch_idx``.
+        """Return how many steps are due once the optimizers were updated on ``batch_idx``.
 
-        Follows Determined 0.38.1 to the letter: STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch, not at a
-        count of updates, so with a frequency that does not divide into the aggregation it steps rarely or never.
+        Follows Determined 0.38.1 to the letter: STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch, not at the
+        number of updates. If frequency and aggregation share a divisor, it steps more often than that number suggests.
         """
         frequency = self.frequency
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_BATCH:

@@ -19,7 +19,7 @@ class TrainingPosition:
     epoch_len: int | None = None
 
     def batches_trained(self) -> int:
-        """Return the number of batches before the next one, counted over the whole run."""
+        """Return the number of batches before the next one, over the whole run."""
         return self.initial_batch if self.batch_idx is None else self.batch_idx + 1
 
     def epoch_length(self) -> int:
@@ -47,5 +47,5 @@ class TrainingPosition:
         return (self.current_train_batch() + 1) % self.epoch_length() == 0
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch of this run: 0, or where the checkpoint that it resumes stopped."""
+        """Return the index of the first batch of this run: 0, or where the checkpoint that it resumes from stopped."""
         return self.initial_batch

@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 
 
 class PyTorchTrialContext:
-    """Handed to a trial's ``__init__``; made by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
+    """Passed to a trial's ``__init__``; created by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
     Most of its arguments are those of ``init()``. With ``loading_only`` the trial is built to hold the weights of a
-    checkpoint, or to be tried out by hand: nothing is placed on a device. ``configuration`` is what ``exp_conf`` says
-    for calls that do not say it.
+    checkpoint, or to be tried out by hand: nothing is placed on a device. ``configuration`` holds what ``exp_conf``
+    supplies for arguments that calls leave out.
 
     Attributes:
-        models, optimizers, lr_schedulers: what the trial wrapped, in that order.
+        models, optimizers, lr_schedulers: what the trial wrapped, in the order of wrapping.
         device: where batches and models go.
         distributed: rank and size.
-        settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the objects that it is
-            made of; its methods are theirs.
+        settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the parts of the context,
+            which its methods forward to.
         update_hooks: what is called around backward passes and optimizer steps.
 
     Example:
@@ -91,7 +91,7 @@ class PyTorchTrialContext:
         self.profiler: Any = None
         self.position = TrainingPosition()
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
-        # A test may put another method in the place of this one.
+        # Looked up on each call, because a test may replace the method.
         self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
         self.update_hooks = UpdateHooks()
         self.optimizer_steps = 0
@@ -105,17 +105,17 @@ class PyTorchTrialContext:
     def from_config(config: Mapping[str, Any]) -> PyTorchTrialContext:
         """Return a context for trying out a trial by hand, as up to Determined 0.19.
 
-        Its trial is built, and ``train_batch`` and ``evaluate_batch`` called, without a run: models stay where the
-        trial makes them, and each batch updates them.
+        Its trial can be built, and ``train_batch`` and ``evaluate_batch`` called, without a run: models stay where the
+        trial creates them, and each batch updates them.
 
-        Of a range among the ``hyperparameters`` of ``config`` the middle is taken, of ``categorical`` the first value;
-        a ValueError is raised if one is of an unknown type, or lacks its values.
+        A range among the ``hyperparameters`` of ``config`` gives its middle, a ``categorical`` its first value; a
+        ValueError is raised if a hyperparameter is of an unknown type, or lacks its values.
         """
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
-    # Methods and attributes of the objects that it is made of
+    # Methods and attributes of its parts
 
     get_hparams = forward("settings", TrialSettings.get_hparams)
     get_hparam = forward("settings", TrialSettings.get_hparam)
@@ -140,7 +140,7 @@ class PyTorchTrialContext:
     configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
     use_whole_model_precision = forward("precision", ChosenPrecision.use_whole_model_precision)
     scaler = ForwardedAttribute("precision", "scaler")
-    # Setting this was the one way to use_amp() with a scaler of other arguments.
+    # Setting this was the only way to give use_amp() a scaler with other arguments.
     _scaler = scaler
 
     is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
@@ -164,9 +164,9 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute the gradients of ``loss``, of shape ``()`` or that of ``gradient``, like ``torch.Tensor.backward``.
+        """Compute the gradients of ``loss``, like ``torch.Tensor.backward``; its shape is ``()`` or ``gradient``'s.
 
-        With several ranks gradients are exchanged only on batches that update the optimizers.
+        With several ranks, gradients are exchanged only on batches that update.
         """
         hooks = self.update_hooks
         for before in hooks.before_backward:
@@ -184,15 +184,15 @@ class PyTorchTrialContext:
         *,
         backward_passes_per_step: int = 1,
     ) -> None:
-        """Update the parameters, on batches that close an aggregation; a no-op on the others.
+        """Update the parameters, on batches that complete an aggregation; do nothing on the others.
 
         Args:
             optimizer: what ``wrap_optimizer`` returned.
-            clip_grads: called with the list of the optimizer's parameters, their gradients exchanged and averaged; by
-                default ``gradient_clip_val`` of ``pl.Trainer`` clips them.
+            clip_grads: called with the list of the optimizer's parameters once their gradients are exchanged and
+                averaged; by default ``gradient_clip_val`` of ``pl.Trainer`` clips them.
             auto_zero_grads: zero the gradients after the step.
             scaler: step through this gradient scaler.
-            backward_passes_per_step: accepted as in Determined 0.13; it is an argument of ``wrap_optimizer``.
+            backward_passes_per_step: accepted as in Determined 0.13, but ignored; pass it to ``wrap_optimizer``.
 
         Raises:
             InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
@@ -244,7 +244,7 @@ class PyTorchTrialContext:
             optimizer.zero_grad()
 
     def is_update_batch(self) -> bool:
-        """Return whether the current batch closes an aggregation, so that optimizers step on it."""
+        """Return whether the current batch completes an aggregation, so that optimizers step on it."""
         frequency = self.settings.aggregation_frequency
         return self._loading_only or (self.position.current_train_batch() + 1) % frequency == 0
 
@@ -258,16 +258,16 @@ class PyTorchTrialContext:
     _aggregation_frequency = aggregation_frequency
 
     def to_device(self, data: Any) -> Any:
-        """Move data that the trial made itself to the device; batches of the loader are moved already."""
+        """Move data that the trial created itself to the device; batches of the loader are already moved."""
         return move(self.device, self._warned_types, data)
 
     def batch_mover(self) -> Callable[[Any], Any]:
-        """Return what moves each batch of a run: what :meth:`to_device` calls, or that itself where it is replaced."""
+        """Return the function that moves each batch of a run: :meth:`to_device` if replaced, else what that calls."""
         is_replaced = getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device
         return self.to_device if is_replaced else functools.partial(move, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask for the run to end, with a checkpoint, at the next boundary; an AssertionError if not given a bool."""
+        """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"set_stop_requested() takes a bool; got {stop_requested!r}.")
         logger.info("The trial asked to stop; it will at the next boundary.")
@@ -290,7 +290,7 @@ class PyTorchTrialContext:
         return self._tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
-        """Return the ``SummaryWriter`` of this run; it is made on the first call."""
+        """Return the ``SummaryWriter`` of this run, which is created on the first call."""
         return self.tensorboard.writer
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:

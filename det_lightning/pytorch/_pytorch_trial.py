@@ -15,7 +15,7 @@ from det_lightning.pytorch._reducer import Reducer
 
 
 class PyTorchTrial(abc.ABC):
-    """Models, optimizers, data and the steps on one batch; the training loop is not the trial's.
+    """Models, optimizers, data and what to do with one batch; the training loop is not part of the trial.
 
     A subclass wraps its models, optimizers and learning rate schedulers in ``__init__`` and implements
     :meth:`train_batch`, the two loaders, and one of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset`.
@@ -46,9 +46,9 @@ class PyTorchTrial(abc.ABC):
     def __init__(self, context: PyTorchTrialContext) -> None:
         """Build and wrap what is trained.
 
-        Models first (``context.wrap_model``), then the optimizers over their parameters
+        Wrap models first (``context.wrap_model``), then the optimizers over their parameters
         (``context.wrap_optimizer``), then the schedulers of those optimizers (``context.wrap_lr_scheduler``).
-        What is not wrapped is not in the checkpoints.
+        Whatever is not wrapped is not in the checkpoints.
         """
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class PyTorchTrial(abc.ABC):
         """Train on one batch: forward, ``context.backward(loss)``, ``context.step_optimizer(optimizer)``.
 
         Args:
-            batch: what the training loader gave, on the device.
+            batch: a batch of the training loader, on the device.
             epoch_idx: index of the epoch, from 0.
             batch_idx: index of the batch over the whole run, from 0.
 
@@ -77,18 +77,18 @@ class PyTorchTrial(abc.ABC):
         """Return the loader of the validation data; see :meth:`build_training_data_loader`."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Return callbacks by name; the name is the key of a callback's state in a checkpoint."""
+        """Return callbacks by name; a checkpoint holds each callback's state under its name."""
         return {}
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
         """Return the validation metrics of one batch; they are reduced over batches and ranks.
 
-        An override may leave out the parameter ``batch_idx``, the index of the batch in this validation.
+        An override may omit the parameter ``batch_idx``, the index of the batch in this validation.
         """
         raise NotImplementedError
 
     def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """Return how validation metrics are reduced: one way for all, or one for each metric by name."""
+        """Return how validation metrics are reduced: one reducer for all, or one for each metric by name."""
         return Reducer.AVG
 
     def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
@@ -101,11 +101,11 @@ class PyTorchTrial(abc.ABC):
 
 
 class SelfSavingTrial(PyTorchTrial):
-    """A trial of another library: it wraps nothing, and keeps its weights as files of its checkpoints.
+    """A trial that uses another library: it wraps nothing, and its weights are files in its checkpoints.
 
     Attributes:
         trial_type: its entry in ``load_data.json``.
-        config_fields: the fields of an experiment configuration that it reads, and trials of PyTorch do not.
+        config_fields: the fields of an experiment configuration that it reads but PyTorch trials do not.
     """
 
     trial_type: ClassVar[str]
@@ -118,12 +118,12 @@ class SelfSavingTrial(PyTorchTrial):
         Args:
             files: directory of the checkpoint that the run resumes from, if any.
             batches_trained: number of batches that the run resumes after.
-            exact: the checkpoint is one of det_lightning, and has the position in the data.
+            exact: whether the checkpoint was written by det_lightning, and has the position in the data.
         """
 
     @abc.abstractmethod
     def collect_files(self) -> pathlib.Path | None:
-        """Return a new directory with the files of a checkpoint, whose content is moved; None except on the chief.
+        """Return a new directory whose files are moved into a checkpoint; None except on the chief.
 
         Every rank calls it.
         """

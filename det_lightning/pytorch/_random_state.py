@@ -12,11 +12,11 @@ import torch
 
 from det_lightning import errors
 
-#: The kinds of generators whose states are kept.
+#: The types of generators whose states are saved.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
 # The size of the Mersenne Twister's state.
 _WORDS = 624
-#: What generators raise about a state that is not one of theirs.
+#: What generators raise for a state that does not fit them.
 UNFIT_STATE_ERRORS = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
 
 
@@ -28,9 +28,9 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the state of torch's, numpy's and Python's global generators, under the keys that a checkpoint has.
+    """Return the state of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
 
-    The generator of a CUDA device is captured too, as ``gpu_rng_state``.
+    The generator of a CUDA device is also captured, as ``gpu_rng_state``.
     """
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
@@ -43,10 +43,10 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Put back what :func:`capture_rng` returned.
+    """Restore what :func:`capture_rng` returned.
 
     Raises:
-        InvalidCheckpointException: the state of the CUDA generator is none; all others have been left as they were.
+        InvalidCheckpointException: the CUDA generator refuses its state; the other generators are left unchanged.
     """
     if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
         try:
@@ -61,9 +61,9 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 
 def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None:
-    """Raise unless :func:`restore_rng` can use a state; the global generators keep theirs. All mistakes are named.
+    """Raise, naming all mistakes, unless :func:`restore_rng` can use a state; the global generators are not changed.
 
-    A state ``without_torch`` has the other generators only. That of a GPU is left to :func:`restore_rng`.
+    With ``without_torch`` only the other generators are checked. The state of a GPU is left to :func:`restore_rng`.
     """
     generators = {
         "cpu_rng_state": torch.Generator(),
@@ -102,7 +102,7 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 def _require_position(position: Any) -> None:
-    """Raise unless a position is one in numpy's Mersenne Twister: numpy would read beyond its memory."""
+    """Raise unless a position is valid for numpy's Mersenne Twister: numpy would read beyond its memory."""
     if type(position) is not int or not 0 <= position <= _WORDS:
         raise ValueError(f"the position should be from 0 to {_WORDS}; got {position}")
 

@@ -1,4 +1,4 @@
-"""Reducers: from the metrics of many batches, on many ranks, to one value."""
+"""Reducers combine the metrics of many batches, on many ranks, into one value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AllGather = Callable[[Any], list[Any]]
 
 
 class Reducer(enum.Enum):
-    """How the values of a validation metric are put together, over batches and then over ranks.
+    """How the values of a validation metric are combined, over batches and then over ranks.
 
     Example:
         >>> from det_lightning.pytorch import PyTorchTrial, Reducer
@@ -38,7 +38,7 @@ class Reducer(enum.Enum):
 def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = None) -> Any:
     """Reduce an array or sequence of shape ``(n, ...)``, with one entry per batch or one per rank, to one value.
 
-    ``weights``, of shape ``(n,)``, are the numbers of batches of the ranks, for AVG.
+    ``weights``, of shape ``(n,)``, holds the number of batches of each rank; AVG uses it.
     """
     if reducer is Reducer.AVG:
         return np.average(values, weights=weights)
@@ -47,10 +47,10 @@ def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = Non
 
 
 class MetricReducer(abc.ABC):
-    """A metric that is not a mean of per-batch values: each rank collects, all ranks reduce together.
+    """A metric that is not a mean of per-batch values: each rank collects values, and all ranks reduce them together.
 
-    Subclass it, collect in a method of your own choice from ``train_batch`` or ``evaluate_batch``, and register it
-    with ``context.wrap_reducer``.
+    Subclass it, call a collecting method of your own from ``train_batch`` or ``evaluate_batch``, and register it with
+    ``context.wrap_reducer``.
 
     Example:
         >>> from det_lightning.pytorch import MetricReducer
@@ -74,18 +74,18 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Return what this rank contributes; any picklable value."""
+        """Return what this rank contributes, as any picklable value."""
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Return the metric, given the contributions of all ranks in the order of their ranks.
+        """Return the metric, given the contributions of all ranks in rank order.
 
-        A dict of metrics if the reducer was wrapped without a name, and anything but a dict if it has one.
+        Return a dict of metrics if the reducer was wrapped without a name, and anything but a dict if it has one.
         """
 
 
 class FunctionReducer(MetricReducer):
-    """Collects values and hands all of them to one function; what ``wrap_reducer(fn)`` returns."""
+    """Collects values and passes all of them to one function; ``wrap_reducer(fn)`` returns one of these."""
 
     def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
         self.fn = fn
@@ -95,14 +95,14 @@ class FunctionReducer(MetricReducer):
         self.values = []
 
     def update(self, value: Any) -> None:
-        """Add a value; the function will get it as one element of its list."""
+        """Add a value, which the function will get as one element of its list."""
         self.values.append(value)
 
     def per_slot_reduce(self) -> Any:
         return self.values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        # Rank r held every n-th batch, so taking one value of each rank in turn gives the unsharded order back.
+        # Rank r had every n-th batch, so taking one value of each rank in turn restores the unsharded order.
         missing = object()
         in_turn = itertools.chain.from_iterable(itertools.zip_longest(*per_slot_metrics, fillvalue=missing))
         return self.fn([value for value in in_turn if value is not missing])
@@ -111,23 +111,23 @@ class FunctionReducer(MetricReducer):
 def _is_torchmetrics(reducer: Any) -> bool:
     if not isinstance(reducer, torch.nn.Module):
         return False
-    # With scipy and matplotlib, where they are installed, half of what importing det_lightning.pytorch would cost.
+    # With scipy and matplotlib, if installed, this would take half the time of importing det_lightning.pytorch.
     from torchmetrics import Metric, MetricCollection
 
     return isinstance(reducer, (Metric, MetricCollection))
 
 
 class TorchMetricReducer(MetricReducer):
-    """Lets a torchmetrics metric, or a collection of them, take the place of a reducer.
+    """Lets a torchmetrics metric, or a collection of them, serve as a reducer.
 
-    Updating, resetting and synchronizing over ranks are the metric's own; ``compute`` runs on every rank.
+    The metric itself updates, resets and synchronizes over ranks; ``compute`` runs on every rank.
     """
 
     def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection) -> None:
         self.metric = metric
 
     def exchange_through(self, allgather: AllGather) -> None:
-        """Make the metric synchronize through ``allgather``: by itself it knows ``torch.distributed`` only."""
+        """Make the metric synchronize through ``allgather``: by default it can use only ``torch.distributed``."""
 
         def gather(values: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
             return [found.to(values.device) for found in allgather(values.detach().cpu())]
@@ -189,8 +189,8 @@ class _Registration:
 class ReducerRegistry:
     """The reducers of one trial, reset and reduced together.
 
-    ``allgather_fn`` returns on each of ``size`` ranks the list of what all ranks pass it, in the order of the ranks.
-    The states of torchmetrics metrics are moved to ``device``.
+    ``allgather_fn`` returns, on each of ``size`` ranks, a list of what all ranks pass to it, in rank order. The states
+    of torchmetrics metrics are moved to ``device``.
     """
 
     def __init__(
@@ -214,14 +214,14 @@ class ReducerRegistry:
             for_validation: reduce at the end of validations.
 
         Returns:
-            What to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
+            The object to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
 
         Raises:
             AssertionError: the object was wrapped before, or is none of these.
         """
         if isinstance(reducer, torch.nn.Module) and self._device is not None:
             reducer.to(self._device)
-        # A function gets a collector of its own each time, so it may serve several metrics.
+        # A function gets a new collector each time, so it may serve several metrics.
         collectors = [known.reducer for known in self._registrations]
         if any(reducer is (known.metric if isinstance(known, TorchMetricReducer) else known) for known in collectors):
             raise AssertionError(
@@ -260,12 +260,12 @@ class ReducerRegistry:
         """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
 
         Args:
-            for_training: whether it is those of a training workload, or of a validation.
-            allgather_fn: is used in place of that of the registry.
+            for_training: whether to reduce the metrics of a training workload, or of a validation.
+            allgather_fn: used instead of the registry's own.
 
         Raises:
-            ValueError: a reducer failed; names it, the method and what it was given.
-            AssertionError: a reducer with a name returned a dict, or one without a name anything else.
+            ValueError: a reducer failed. The message names it, the method and what it was given.
+            AssertionError: a reducer with a name returned a dict, or one without a name something else.
         """
         due = [r for r in self._registrations if (r.training if for_training else r.validation)]
         return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
@@ -274,7 +274,7 @@ class ReducerRegistry:
         """Return the metrics of all wrapped reducers on the chief; None elsewhere, or if there are none.
 
         Args:
-            gather: returns on the chief what all ranks pass it, in the order of the ranks, and None elsewhere.
+            gather: returns on the chief what all ranks pass to it, in rank order, and None elsewhere.
 
         Raises:
             ValueError, AssertionError: see :meth:`reduce_metrics`.
@@ -298,7 +298,7 @@ def _combine(registrations: list[_Registration], per_rank: list[Any]) -> dict[st
     return metrics
 
 
-# Their names in Determined, for what imports this module rather than the package.
+# Their names in Determined, for code that imports this module rather than the package.
 _PyTorchReducerContext = ReducerRegistry
 _SimpleReducer = FunctionReducer
 _simple_reduce_metrics = simple_reduce

@@ -1,4 +1,4 @@
-"""The order of the training data: repeating that of a run in the run that resumes it.
+"""The order of the training data, which a resumed run repeats.
 
 A *pass* is one iteration over the training sampler, from the draw of its first index to its end.
 """
@@ -28,7 +28,7 @@ from det_lightning.pytorch._random_state import (
 
 
 def _attributes_of(sampler: Any) -> dict[str, Any]:
-    """Return the attributes of a sampler; torch accepts any iterable as one, also a list, which has none."""
+    """Return the attributes of a sampler. torch accepts any iterable as one, even a list, which has none."""
     attributes: dict[str, Any] = getattr(sampler, "__dict__", {})
     return attributes
 
@@ -97,10 +97,10 @@ class PassStart:
 
 
 class PassJournal:
-    """Keeps how the latest passes over the training data began, so that a resumed run can repeat their order.
+    """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
 
-    ``starts`` is what :meth:`state_dict` returned for the checkpoint. Workers that prefetch can be ``keep`` passes
-    ahead of the training.
+    ``starts`` is what :meth:`state_dict` returned for the checkpoint. ``keep`` passes are remembered, because workers
+    that prefetch may be passes ahead of training.
     """
 
     def __init__(self, starts: list[dict[str, Any]] | None = None, keep: int = 2) -> None:
@@ -119,26 +119,26 @@ class PassJournal:
         )
 
     def record(self, first_batch: int, batch_sampler: Any) -> None:
-        """Remember the present random state as that in which the pass at ``first_batch`` begins."""
+        """Remember the current random state as the one in which the pass at ``first_batch`` begins."""
         samplers = [_capture_sampler(sampler) for sampler in _samplers_of(batch_sampler)]
         self._starts.append(PassStart(first_batch, capture_rng(), samplers))
         del self._starts[: -self.keep]
 
     def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
-        """Return the passes that are needed to go on with batch ``next_batch`` (over all ranks)."""
+        """Return the passes that are needed to continue with batch ``next_batch`` (over all ranks)."""
         begun = [start.first_batch for start in self._starts if start.first_batch <= next_batch]
         current = max(begun, default=0)
-        # One level only: asdict() would copy every tensor.
+        # Only one level deep: asdict() would copy every tensor.
         return [dict(vars(start)) for start in self._starts if start.first_batch >= current]
 
 
 class ResumableBatchSampler(BatchSampler):
-    """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order that ``journal`` has.
+    """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order recorded in ``journal``.
 
-    A recorded pass is begun in the recorded random state and leaves the global generators unchanged; a new pass draws
-    from them and is recorded. The length is that of one pass. A sampler that draws from a global generator for every
-    sample, or that changes a list of its own, is resumed in another order; a sampler fits if it depends on the global
-    generators when a pass begins, on generators in its attributes that nothing else draws from, or on numbers there.
+    A recorded pass begins in the recorded random state and leaves the global generators unchanged; a new pass draws
+    from them and is recorded. The length is that of one pass. The order is repeated if the sampler uses the global
+    generators only when a pass begins, generators in its attributes that nothing else draws from, or numbers there. It
+    is not if the sampler draws from a global generator for every sample, or changes a list of its own.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
@@ -153,7 +153,7 @@ class ResumableBatchSampler(BatchSampler):
         return itertools.chain.from_iterable(self._passes())
 
     def _passes(self) -> Iterator[Iterator[Any]]:
-        """Yield the batches of each pass, as an iterator that runs no Python code of its own for a batch."""
+        """Yield the batches of each pass, as an iterator that runs no Python code of its own per batch."""
         index = self.journal.first_batch()
         while True:
             recorded = self.journal.start_in_checkpoint(index)
@@ -177,9 +177,9 @@ class ResumableBatchSampler(BatchSampler):
                 )
 
     def _begin_again(self, start: PassStart) -> tuple[Iterator[Any], int]:
-        """Return the rest of the pass, and how many of its batches were skipped because they were trained on already.
+        """Return the rest of the pass, and how many of its batches were skipped because they were already trained.
 
-        Those are drawn, but neither kept nor loaded.
+        Skipped batches are drawn, but neither kept nor loaded.
         """
         for sampler, state in zip(_samplers_of(self.batch_sampler), start.samplers, strict=True):
             _restore_sampler(sampler, state)
@@ -188,6 +188,6 @@ class ResumableBatchSampler(BatchSampler):
             restore_rng(start.rng)
             batches = iter(self.batch_sampler)
             skipped = sum(1 for _ in itertools.islice(batches, skip))
-            # Samplers draw with their first batch.
+            # Samplers draw when their first batch is taken.
             ready = list(itertools.islice(batches, 1))
         return itertools.chain(ready, batches), skipped

@@ -15,9 +15,9 @@ from det_lightning.masking import mask_url
 
 logger = logging.getLogger(__name__)
 
-# More damaged checkpoints in a row are no accident.
+# More damaged checkpoints in a row would be no accident.
 _MOST_FALLBACKS = 10
-# Each time another run deletes the newest checkpoint it has written a newer one.
+# Each time another run deletes the newest checkpoint, it has written a newer one.
 _MOST_TRIES = 10
 
 
@@ -28,12 +28,12 @@ def choose_checkpoints(
     job: str | None,
     fall_back: bool,
 ) -> list[str]:
-    """Return on every rank the checkpoint to resume from, which no other run may delete now, and those before it."""
+    """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
     found: list[str] = []
     if distributed.rank == 0:
         for _ in range(_MOST_TRIES):
             found = _find_latest(checkpoints.storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
-            # Another run may have found a newer one in the meantime, and deletes this.
+            # Another run may have found a newer one in the meantime, and be deleting this one.
             if not found or checkpoints.protect(found[0]):
                 break
     chosen: list[str] = distributed.broadcast(found)
@@ -43,7 +43,7 @@ def choose_checkpoints(
 def _find_latest(
     storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
 ) -> list[str]:
-    """Return the checkpoint to resume from and, if the newest is wanted, those before it, ``most`` in all."""
+    """Return the checkpoint to resume from and, if that is the newest, those before it, at most ``most`` in all."""
     if restarts():
         if job is None:
             logger.warning(

@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
-    A secret that is masked in either is left out, and an error names it where the trial looks it up. ``slots``
-    processes train together and share ``global_batch_size``. ``configuration`` says what calls do not.
+    A secret that is masked in either is left out, and an error names it if the trial looks it up. ``slots`` processes
+    train together and share ``global_batch_size``. ``configuration`` supplies what calls leave out.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrialSettings:
         return self._hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if there is no such one, or it was masked."""
+        """Return the hyperparameter ``name``; raise a ValueError if there is none, or it was masked."""
         hparams = self.get_hparams()
         if isinstance(hparams, MaskedSettings) and name in hparams.masked:
             raise ValueError(hparams.explain(name))
@@ -92,7 +92,7 @@ class TrialSettings:
         return self._exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return ``data`` of the experiment configuration, which may be empty; raise a ValueError if none was given."""
+        """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 
@@ -115,7 +115,7 @@ class TrialSettings:
         return size
 
     def to_plain(self) -> dict[str, Any]:
-        """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for one not given."""
+        """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for those not given."""
         found = {"hparams": mask(self._hparams), "experiment_config": mask(self._exp_conf)}
         plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
         return plain

@@ -1,4 +1,4 @@
-"""Determined's API: ``init`` and ``Trainer``, a thin wrapper of what a Lightning user would write."""
+"""Determined's API: ``init`` and ``Trainer``, a thin wrapper around what a Lightning user would write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DEFAULT_SCHEDULE = {
     "reporting_period": Batch(100),
     "step_zero_validation": False,
 }
-# A script that is restarted may have trained several trials, and resumes each of them.
+# Numbers the fits of a script: one that is restarted may have trained several trials, and resumes each of them.
 _fits = itertools.count(1)
 
 
@@ -55,31 +55,31 @@ def init(
     tensorboard_path: str | os.PathLike[str] | None = None,
     strategy: str | Strategy = "trial_ddp",
 ) -> Iterator[PyTorchTrialContext]:
-    """Make the context for a trial; use it in a ``with`` statement.
+    """Create the context for a trial; use it in a ``with`` statement.
 
     Args:
         hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots. By
-            default those of ``exp_conf``, of a range the middle.
-        exp_conf: an experiment configuration, as a dict, which may have only some of the keys, or as a YAML file. It
-            says what this call and :meth:`Trainer.fit` do not; the :class:`Trainer` warns of what in it has no effect.
-            Under ``det-lightning run`` that of the experiment is taken instead.
+            default those of ``exp_conf``, with the middle of each range.
+        exp_conf: an experiment configuration, as a YAML file or as a dict, which may be partial. It supplies what this
+            call and :meth:`Trainer.fit` leave out; the :class:`Trainer` warns of fields that have no effect. Under
+            ``det-lightning run`` the experiment's own configuration is used instead.
         distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
-            if it has started the script, which are connected if they are not yet; otherwise this one alone.
+            if it started the script, which are connected if they are not yet; otherwise this one alone.
         aggregation_frequency: number of batches whose gradients make one optimizer update; by default as in
             ``exp_conf``, otherwise 1.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
         trial_seed: seed for Python's, numpy's and torch's random generators; by default the ``experiment_seed`` of
             ``exp_conf``, without which they are not seeded.
         tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
-        strategy: how several processes train: ``"trial_ddp"`` gives each whole models, ``"trial_fsdp"`` shards them,
-            ``"horovod"`` is chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun`` too;
-            or a ``PerModelFSDPStrategy`` of ``det_lightning.adapters.strategies`` with options.
+        strategy: how several processes train: with ``"trial_ddp"`` each has whole models, ``"trial_fsdp"`` shards them,
+            and ``"horovod"`` is also chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun``; or a strategy
+            of ``det_lightning.adapters.strategies`` with options, such as a ``PerModelFSDPStrategy``.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         ValueError: the strategy is unknown, ``torch.distributed`` does not connect the processes, or Horovod is chosen
             together with something else.
-        ImportError: Horovod is chosen, and not installed.
+        ImportError: Horovod is chosen but not installed.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
         SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement.
 
@@ -128,8 +128,8 @@ class Trainer:
         trial: the trial, built with ``context``.
         context: from :func:`init`.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
-            ...; those that :meth:`fit` decides on are refused. By default there is a progress bar on stderr if that is
-            a terminal.
+            ...; those that :meth:`fit` decides on are refused. By default there is a progress bar on stderr if it is a
+            terminal or the session is interactive.
 
     Attributes:
         checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
@@ -191,42 +191,42 @@ class Trainer:
 
         If torchrun has restarted the script, the run resumes from the newest checkpoint that it wrote.
 
-        What is None is as in the experiment configuration that :func:`init` was given, if it says it.
+        Arguments that are None come from the experiment configuration that :func:`init` was given, if it has them.
 
         Args:
-            checkpoint_period: when checkpoints are due, besides those by policy and the one at the end.
-            validation_period: when validations are due, besides the one at the end; of several each counts.
+            checkpoint_period: when checkpoints are due, in addition to those by policy and the one at the end.
+            validation_period: when validations are due, in addition to the one at the end; of several each counts.
             max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
             reporting_period: when training metrics are reported; by default every 100 batches.
             checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``,
                 the default, needs a name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
-            latest_checkpoint: id, path or URL of a checkpoint to resume from, at the very next batch. ``"last"`` is the
-                newest complete one in the storage, see ``CheckpointStorage.newest_first``; if there is none, the run
-                begins from scratch.
+            latest_checkpoint: id, path or URL of a checkpoint to resume from, at exactly the next batch. ``"last"`` is
+                the newest complete one in the storage, see ``CheckpointStorage.newest_first``; if there is none, the
+                run starts from scratch.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate one batch, checkpoint, and end.
-            profiling_enabled: Determined's system profiler needs a master; a warning says so.
+            profiling_enabled: no effect but a warning: Determined's system profiler needs a master.
             checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
                 experiment configuration, or a ``CheckpointStorage``; by default as in the configuration, otherwise
                 Determined's own directory for local runs.
-            code_dir, code_with_secrets, async_write, retention: what checkpoints hold of the code, when they are
-                written, and which are kept; see ``DeterminedCheckpoint``.
+            code_dir, code_with_secrets, async_write, retention: which code checkpoints contain, when they are written,
+                and which are kept; see ``DeterminedCheckpoint``.
             trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
-            preemption: save the run and end on ``SIGTERM`` or ``SIGUSR1``; see ``PreemptionHandler``. One among the
-                ``callbacks`` of the trainer is used in any case.
+            preemption: save the run and end on ``SIGTERM`` or ``SIGUSR1``; see ``PreemptionHandler``. A handler among
+                the ``callbacks`` of the trainer is used in any case.
             fall_back: if the newest checkpoint is damaged, resume from the one before, with a warning that names both;
                 False makes that an error. A checkpoint that ``latest_checkpoint`` names is never replaced.
             save_on_interrupt: save the run on Ctrl-C, after the current batch, or at the next boundary if there are
-                several ranks; a second one ends the process at once. Otherwise nothing is saved then.
+                several ranks; a second Ctrl-C ends the process at once. By default Ctrl-C saves nothing.
 
         Raises:
-            ValueError: ``max_length`` is missing, or ``checkpoint_policy`` unknown.
-            TypeError: a period is not a ``Batch`` or ``Epoch``, or ``max_length`` is not one of an int.
-            InvalidExperimentException: the trial cannot be trained; names why.
-            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or of another trial; or a checkpoint can
-                not be written, or is not there any more at the end.
+            ValueError: ``max_length`` is missing, or ``checkpoint_policy`` is unknown.
+            TypeError: a period is not a ``Batch`` or ``Epoch``, or ``max_length`` is not one with an int.
+            InvalidExperimentException: the trial cannot be trained. The message says why.
+            CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or from another trial; or a checkpoint
+                cannot be written, or has vanished by the end.
             Preempted: the process was asked to end, and the run is saved.
-            KeyboardInterrupt: by Ctrl-C. A line says what is saved; Python prints no traceback for it.
+            KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
@@ -279,7 +279,7 @@ class Trainer:
         module = TrialModule(
             self._trial, context=self._context, storage_options=storage_options, newest_first=newest, **options
         )
-        # What Lightning imports when it is set up may draw random numbers.
+        # Modules that Lightning imports while it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
             trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
         resumes_from = newest[0] if newest else None

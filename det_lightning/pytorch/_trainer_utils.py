@@ -1,4 +1,4 @@
-"""The units of training and what belongs to them, at the path that they have in Determined."""
+"""The units of training and related names, at the path that they have in Determined."""
 
 import enum
 
@@ -9,7 +9,7 @@ __all__ = ["Batch", "Epoch", "TrainUnit", "_ShouldExit", "_TrainBoundaryType"]
 
 
 class _TrainBoundaryType(enum.Enum):
-    """What is due after a batch. The engine has a schedule of its own; scripts compare with these."""
+    """What is due after a batch. The engine has its own schedule; these are for scripts that compare with them."""
 
     CHECKPOINT = "CHECKPOINT"
     REPORT = "REPORT"

@@ -18,15 +18,15 @@ class UpdateHooks:
     #: Called with the loss, as the trial passed it.
     before_backward: list[Callable[[torch.Tensor], Any]] = dataclasses.field(default_factory=list)
     after_backward: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
-    #: Called where the trial does not clip gradients itself; they are those of all ranks, and unscaled.
+    #: Called if the trial does not clip gradients itself, once these are exchanged and unscaled.
     clip: _OptimizerHooks = dataclasses.field(default_factory=list)
-    #: Called when gradients are those of all ranks, unscaled and clipped.
+    #: Called once gradients are exchanged, unscaled and clipped.
     before_step: _OptimizerHooks = dataclasses.field(default_factory=list)
     after_step: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
     #: Called before the context zeroes the gradients of an optimizer.
     before_zero_grad: _OptimizerHooks = dataclasses.field(default_factory=list)
 
     def clear(self) -> None:
-        """Remove all of them."""
+        """Remove all hooks."""
         for functions in vars(self).values():
             functions.clear()

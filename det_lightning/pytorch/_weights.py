@@ -1,4 +1,4 @@
-"""Between the state of a trial and the content of a checkpoint's ``state_dict.pth`` and ``resume.pth``."""
+"""Collecting the state of a trial for a checkpoint's ``state_dict.pth`` and ``resume.pth``, and loading it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
 def collect_rest(
     context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], rng_state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the state of everything else that the trial has, under the keys that Determined uses."""
+    """Return the state of everything else in the trial, under Determined's keys."""
     state: dict[str, Any] = {
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
@@ -54,14 +54,14 @@ def collect_resume_state(
     settings: dict[str, Any],
     has_validated: bool,
 ) -> ResumeState:
-    """Return what an exact resume needs beyond that. All ranks call it, each with its own random state and journal.
+    """Return what else an exact resume needs. All ranks call it, each with its own random state and journal.
 
-    Ranks other than the chief lack what each rank has of its own.
+    On ranks other than the chief, the result lacks the values that differ from rank to rank.
     """
     distributed = context.distributed
     states = context.backend.states
     gradients: Any = [states.gradients(model) for model in context.models]
-    # The chief has the average of sharded ones already.
+    # The chief already has the average of sharded gradients.
     of_ranks = distributed.gather((rng, journal, None if states.is_sharded else gradients))
     rng_states, journals, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([], [], [])
     if distributed.size > 1:
@@ -94,12 +94,12 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
 
 
 def of_rank(entries: list[Any], rank: int) -> Any:
-    """Return the entry of a rank; where there were fewer ranks, of one of those."""
+    """Return the entry of a rank; if there were fewer ranks, the entry of one of those."""
     return entries[rank % len(entries)]
 
 
 def _average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
-    """Return the average of the gradients of several ranks, by parameter for each model; a missing one is zero."""
+    """Return the gradients averaged over several ranks, by parameter for each model; a missing gradient is zero."""
     if len(ranks) == 1:
         return ranks[0]
     averages = []
@@ -144,7 +144,7 @@ def load_state(
 
 
 def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
-    """Load gradient and loss scalers and the callbacks; what is missing on one side is warned of."""
+    """Load gradient and loss scalers and the callbacks; warn if a scaler or a callback's state is missing."""
     scaler = context.precision.scaler
     if scaler is not None and "scaler_state_dict" in state:
         with explaining("The state of the gradient scaler"):
@@ -171,9 +171,9 @@ def load_models(
     *,
     strict: bool = True,
 ) -> None:
-    """Load the weights of all models. The prefix that DDP gives to names is added or taken away as needed.
+    """Load the weights of all models, adding or removing DDP's name prefix as needed.
 
-    Unless ``strict``, which is for models on one device, weights may be missing or left over.
+    Unless ``strict``, weights may be missing or left over; this works only for models on one device.
     """
     _raise_if_any(_load_models(context, state, strict), source, trial_class)
 
@@ -199,7 +199,7 @@ def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, An
 def _load_each(
     what: str, targets: list[Any], state: dict[str, Any], key: str, load: Callable[[Any, Any], None]
 ) -> list[str]:
-    """Load the list ``state[key]`` into ``targets``; return what does not fit, a sentence each."""
+    """Load the list ``state[key]`` into ``targets``; return one sentence for each misfit."""
     states = state.get(key)
     if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
         return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
@@ -228,7 +228,7 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = 
 
 @contextlib.contextmanager
 def explaining(what: str) -> Iterator[None]:
-    """Raise an InvalidCheckpointException that names the state in place of what torch raises about it."""
+    """Raise an InvalidCheckpointException that names the state instead of what loading it raises."""
     try:
         yield
     except errors.CheckpointError:
@@ -240,7 +240,7 @@ def explaining(what: str) -> Iterator[None]:
 
 
 def _require_numbers(saved: dict[str, Any]) -> None:
-    """Raise if the learning rate or another number of an optimizer's group cannot be used in a step."""
+    """Raise if the learning rate, or another number of a parameter group, is not a finite number."""
     for index, group in enumerate(saved.get("param_groups") or []):
         if not isinstance(group, dict):
             raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
@@ -253,7 +253,7 @@ def _require_numbers(saved: dict[str, Any]) -> None:
 
 
 def _require_scale(saved: Any) -> None:
-    # Of a scaler that is switched off there is nothing.
+    # A disabled scaler has no state.
     if saved and not (_is_number(saved["scale"]) and saved["scale"] > 0):
         raise ValueError(f"'scale' should be a number above 0; got {_shown(saved['scale'])}")
 
@@ -271,5 +271,5 @@ def _shown(value: Any) -> str:
     return f"{value!r:.100}" if isinstance(value, float | str | None) else f"a {type(value).__name__} that is none"
 
 
-# What loading a state that does not fit raises.
+# What loading raises if a state does not fit.
 _MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)

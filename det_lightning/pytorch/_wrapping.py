@@ -1,4 +1,4 @@
-"""What a trial has wrapped: its models, optimizers and learning rate schedulers."""
+"""What a trial wraps: its models, optimizers and learning rate schedulers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _WAY_OUT = (
 
 
 class WrappedParts:
-    """Models, optimizers and learning rate schedulers, made ready for training as they are wrapped.
+    """Models, optimizers and learning rate schedulers, prepared for training as they are wrapped.
 
-    Without a ``backend`` everything stays on the device where the trial makes it. ``averages`` has for each optimizer
-    whether aggregated gradients are divided by the number of their batches.
+    Without a ``backend`` everything stays on the device where the trial creates it. ``averages`` says for each
+    optimizer whether aggregated gradients are divided by the number of batches.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class WrappedParts:
         self._is_complete = False
 
     def begin_training(self) -> None:
-        """Refuse to wrap anything more, until :meth:`end_training`."""
+        """Refuse to wrap anything else until :meth:`end_training`."""
         self._is_complete = True
 
     def end_training(self) -> None:
-        """Wrap again what a trial asks for."""
+        """Allow wrapping again."""
         self._is_complete = False
 
     def _require_open(self, method: str) -> None:
@@ -60,7 +60,7 @@ class WrappedParts:
             )
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model ready for training, on its device; use what is returned.
+        """Prepare a model for training, on its device; use what is returned.
 
         Raises:
             InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
@@ -90,10 +90,10 @@ class WrappedParts:
         Args:
             optimizer: over parameters of wrapped models.
             backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod); by default as
-                ``optimizations.gradient_compression`` of the experiment configuration says.
+            fp16_compression: exchange gradients in half precision (used by Horovod); by default
+                ``optimizations.gradient_compression`` of the experiment configuration.
             average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
-                as for the whole context.
+                the setting of the context.
 
         Raises:
             InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or
@@ -123,11 +123,11 @@ class WrappedParts:
         Args:
             lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
             step_mode: when the training loop steps it.
-            frequency: step at every ``frequency``-th of those moments.
+            frequency: step only every ``frequency``-th time.
 
         Raises:
             InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
-                automatically, or the trial is trained already.
+                automatically, or the trial is already being trained.
             TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         """
         self._require_open("wrap_lr_scheduler")
@@ -154,9 +154,9 @@ class WrappedParts:
             self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
 
     def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise, on every rank, if the ranks do different things now; otherwise some would wait for others forever.
+        """Raise, on every rank, if the ranks do different things now: some would wait for others forever.
 
-        The message names what each does, and the first parameter that differs.
+        The message names what each rank does, or the first parameter that differs.
         """
         found = [_checked(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
         if any(entry[0] != does for entry in found):
@@ -172,15 +172,15 @@ class WrappedParts:
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
     def get_model(self) -> torch.nn.Module:
-        """Return the wrapped model of a trial that has one."""
+        """Return the wrapped model of a trial that has exactly one."""
         return _only(self.models, "model")
 
     def get_optimizer(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer of a trial that has one."""
+        """Return the wrapped optimizer of a trial that has exactly one."""
         return _only(self.optimizers, "optimizer")
 
     def get_lr_scheduler(self) -> Any:
-        """Return the wrapped learning rate scheduler of a trial that has one, None if it has none."""
+        """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
         return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
 
@@ -194,7 +194,7 @@ def _only(wrapped: list[_T], what: str) -> _T:
 
 
 def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Return what a rank does; one that is elsewhere may have sent anything."""
+    """Return what a rank does; a rank that is at another point in the program may have sent anything."""
     if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
         return entry[1], entry[2]
     return f"exchanges {entry!r:.100}", {}

@@ -1,7 +1,7 @@
-"""Samplers for data that is repeated, shared out over ranks, skipped and shuffled reproducibly.
+"""Samplers that repeat data, distribute them over ranks, skip and shuffle them reproducibly.
 
-They compose: shuffle first, then repeat, then distribute, and skip last. A skip after the repeat happens once and not
-in every epoch; a skip after the shuffle leaves the shuffle reproducible.
+They compose: shuffle first, then repeat, then distribute, and skip last. A skip after the repeat happens only once, not
+in every epoch; a skip after the shuffle keeps the shuffle reproducible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _shard_len(total: int, num_workers: int, rank: int) -> int:
 
 
 class RepeatSampler(Sampler[Any]):
-    """Go over ``sampler`` again and again, without end. Its length stays that of one pass.
+    """Repeat ``sampler`` endlessly. The length stays that of one pass.
 
     Example:
         >>> import itertools
@@ -56,7 +56,7 @@ class RepeatSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(BatchSampler):
-    """Go over ``batch_sampler`` again and again, without end. Its length stays that of one pass.
+    """Repeat ``batch_sampler`` endlessly. The length stays that of one pass.
 
     Example:
         >>> import itertools
@@ -131,7 +131,7 @@ class DistributedBatchSampler(BatchSampler):
 
 
 class SkipSampler(Sampler[Any]):
-    """Leave out the first ``skip`` samples. The length stays that of the wrapped sampler.
+    """Skip the first ``skip`` samples. The length stays that of the wrapped sampler.
 
     Example:
         >>> from det_lightning.pytorch import SkipSampler
@@ -152,7 +152,7 @@ class SkipSampler(Sampler[Any]):
 
 
 class SkipBatchSampler(BatchSampler):
-    """Leave out the first ``skip`` batches. The length stays that of the wrapped sampler.
+    """Skip the first ``skip`` batches. The length stays that of the wrapped sampler.
 
     Example:
         >>> from torch.utils.data import BatchSampler
@@ -173,7 +173,7 @@ class SkipBatchSampler(BatchSampler):
 
 
 class ReproducibleShuffleSampler(Sampler[Any]):
-    """Shuffle the samples of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass.
+    """Shuffle the samples of each pass with one ``numpy.random.RandomState(seed)``, so that passes differ.
 
     Example:
         >>> from det_lightning.pytorch import ReproducibleShuffleSampler
@@ -196,7 +196,7 @@ class ReproducibleShuffleSampler(Sampler[Any]):
 
 
 class ReproducibleShuffleBatchSampler(BatchSampler):
-    """Shuffle the batches of each pass by ``numpy.random.RandomState(seed)``, which runs on from pass to pass.
+    """Shuffle the batches of each pass with one ``numpy.random.RandomState(seed)``, so that passes differ.
 
     Example:
         >>> from torch.utils.data import BatchSampler

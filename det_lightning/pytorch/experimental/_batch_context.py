@@ -22,7 +22,7 @@ from det_lightning.pytorch._reducer import ReducerRegistry
 
 
 def get_default_device(core_context: Context) -> torch.device:
-    """Return the device of this rank: the GPU of its number on this machine, or the CPU where there is none.
+    """Return the device of this rank: the GPU with its local rank as the index, or the CPU if there is no GPU.
 
     Raises:
         ValueError: there are more ranks on this machine than GPUs.
@@ -38,12 +38,12 @@ def get_default_device(core_context: Context) -> torch.device:
 
 
 class TorchBatchProcessorContext:
-    """Handed to the ``__init__`` of a :class:`TorchBatchProcessor`; made by :func:`torch_batch_process`.
+    """Passed to the ``__init__`` of a :class:`TorchBatchProcessor`; created by :func:`torch_batch_process`.
 
     Attributes:
         device: where batches and models go.
         distributed: rank and size.
-        reducers: the metrics that the processor has wrapped; its methods are theirs.
+        reducers: the metrics that the processor has wrapped.
 
     Example:
         >>> import torch
@@ -89,7 +89,7 @@ class TorchBatchProcessorContext:
         """Return the hyperparameters of the trial.
 
         Raises:
-            ValueError: there is none: the script runs alone.
+            ValueError: there are none, because the script runs alone.
         """
         info = self._core_context.info
         if info is None:
@@ -97,26 +97,26 @@ class TorchBatchProcessorContext:
         return info.trial.hparams
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
-        """Move data, nested in dicts, lists and tuples in any way, to the device; numpy arrays become tensors.
+        """Move data, with any nesting of dicts, lists and tuples, to the device; numpy arrays become tensors.
 
         Args:
             data: what to move.
-            warned_types: the types that cannot be moved, and were warned of before; new ones are added.
+            warned_types: the types that a warning was already given for; new ones are added.
         """
         return to_device(data, self.device, self._warned_types if warned_types is None else warned_types)
 
     def prepare_model_for_inference(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move a model to the device, and put it into evaluation mode; return it."""
+        """Put a model into evaluation mode and move it to the device; return it."""
         return model.eval().to(self.device)
 
     @contextlib.contextmanager
     def upload_path(self) -> Iterator[pathlib.Path]:
-        """Write output in a ``with`` block: what is saved in a directory is then in the storage of the checkpoints.
+        """Write output in a ``with`` block: files saved in the directory end up in the checkpoint storage.
 
-        Each rank has a directory there, ``ID/rank_RANK``, which all its blocks write to, in resumed runs, too.
+        Each rank has one directory there, ``ID/rank_RANK``, which all its blocks write to, even in resumed runs.
 
         Yields:
-            The directory; for a remote storage an empty one, whose files are uploaded when the block ends.
+            The directory; for remote storage an empty one, whose files are uploaded when the block ends.
 
         Raises:
             StorageError: the storage refuses.

@@ -19,7 +19,7 @@ _OF_THE_ORDER = ("sampler", "batch_sampler")
 
 @dataclasses.dataclass(frozen=True)
 class BatchLoading:
-    """How the batches of a dataset are made and shared out."""
+    """How the batches of a dataset are built and shared among the ranks."""
 
     dataset: data.Dataset[Any]
     batch_size: int  # records per batch
@@ -36,7 +36,7 @@ class BatchLoading:
         checkpoint_interval: int,
         dataloader_kwargs: Mapping[str, Any] | None,
     ) -> BatchLoading:
-        """Return what the arguments of ``torch_batch_process`` say.
+        """Return the loading that the arguments of ``torch_batch_process`` ask for.
 
         Raises:
             ValueError: arguments cannot be used; all are named.
@@ -65,7 +65,7 @@ class BatchLoading:
         return cls(cast("data.Dataset[Any]", dataset), size, max_batches, checkpoint_interval, options)
 
     def length(self, ranks: int) -> int:
-        """Return the number of batches that each of ``ranks`` ranks processes; some may have one less."""
+        """Return the number of batches that each of ``ranks`` ranks processes; some may have one fewer."""
         length = math.ceil(len(cast("Sized", self.dataset)) / self.batch_size / ranks)
         if self.max_batches is None:
             return length

@@ -1,4 +1,4 @@
-"""How far the ranks of a batch inference are: checkpoints, metrics, preemption."""
+"""How far the ranks of a batch inference have come: checkpoints, metrics, preemption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from det_lightning.pytorch._reducer import ReducerRegistry
 
 logger = logging.getLogger(__name__)
 
-# The names of Determined, which reads these checkpoints too.
+# Determined's names; it reads these checkpoints too.
 _STEPS_COMPLETED = "steps_completed"
 _OUTPUT_ID = "default_output_uuid"
 _FILE = "batch_completed.json"
@@ -25,14 +25,14 @@ class BatchProgress:
 
     core_context: Context
     steps_completed: int  # number of batches that each rank has processed in earlier runs
-    output_id: str  # name of the directory of the output
+    output_id: str  # name of the output directory
 
     @classmethod
     def begin(cls, core_context: Context, latest_checkpoint: str | None) -> BatchProgress:
-        """Return the progress of a checkpoint, or that of a new run; all ranks call this.
+        """Return the progress in a checkpoint, or of a new run; all ranks call this.
 
         Raises:
-            InvalidCheckpointException: the checkpoint is another one than of the progress.
+            InvalidCheckpointException: the checkpoint does not hold the progress of a batch inference.
             CheckpointNotFound, StorageError: it cannot be read.
         """
         output_id = core_context.distributed.broadcast(str(uuid.uuid4()))
@@ -49,7 +49,7 @@ class BatchProgress:
         return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
 
     def save(self, steps_completed: int) -> None:
-        """Checkpoint that each rank has processed so many batches; all ranks call this."""
+        """Write a checkpoint with the number of batches that each rank has processed; all ranks call this."""
         of_ranks = self.core_context.distributed.gather(steps_completed)
         if of_ranks is None:
             return
@@ -59,13 +59,13 @@ class BatchProgress:
             (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
 
     def is_preempted(self, fraction: float) -> bool:
-        """Report which part of the batches is processed; return whether the run is to end. All ranks call this."""
+        """Report the fraction of batches processed; return whether the run is to end. All ranks call this."""
         if self.core_context.distributed.rank == 0:
             self.core_context.train.report_progress(fraction)
         return self.core_context.preempt.should_preempt()
 
     def report_metrics(self, reducers: ReducerRegistry, steps_completed: int) -> None:
-        """Reduce and report the metrics of all ranks, all of which call this; nothing if there are none."""
+        """Reduce and report the metrics of all ranks, if there are any; all ranks call this."""
         metrics = reducers.reduce_on_chief(self.core_context.distributed.gather)
         if metrics is not None:
             self.core_context.train.report_validation_metrics(steps_completed, metrics)

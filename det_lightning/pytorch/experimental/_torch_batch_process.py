@@ -51,15 +51,15 @@ class TorchBatchProcessor(abc.ABC):
         """Process one batch.
 
         Args:
-            batch: what the loader gives; it is not moved to the device.
-            batch_idx: counts the batches of this rank from 0, over all runs.
+            batch: a batch as the loader yields it, not moved to the device.
+            batch_idx: index of the batch on this rank, counted from 0 over all runs.
         """
 
     def on_checkpoint_start(self) -> None:  # noqa: B027 (an event that need not be handled)
-        """Save what was computed: a resumed run goes on after the batches that were processed up to now."""
+        """Save what was computed: a resumed run continues after the batches processed so far."""
 
     def on_finish(self) -> None:  # noqa: B027
-        """Finish: all batches of this rank are processed, and its metrics reported."""
+        """Finish, once all batches of this rank are processed and the metrics are reported."""
 
 
 def torch_batch_process(
@@ -74,29 +74,29 @@ def torch_batch_process(
     checkpoint_storage: str | Mapping[str, Any] | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """Give the batches of a dataset to a processor, on each rank its share of them, and checkpoint the progress.
+    """Give the batches of a dataset to a processor, to each rank its share, and checkpoint the progress.
 
-    Rank ``r`` of ``n`` processes the batches ``r``, ``r + n``, ... A trial of ``det-lightning run`` that was paused, or
-    is restarted, goes on after its latest checkpoint. On ``SIGTERM`` a run ends after the next one.
+    Rank ``r`` of ``n`` processes the batches ``r``, ``r + n``, ... A trial of ``det-lightning run`` that was paused or
+    restarted continues after its latest checkpoint. On ``SIGTERM`` a run ends after the next checkpoint.
 
     Args:
         batch_processor_cls: the class of the processor.
         dataset: a map-style dataset with a length.
-        batch_size: records per batch and rank; by default that in ``dataloader_kwargs``, otherwise 1.
-        max_batches: process only as many batches on each rank.
+        batch_size: records per batch on each rank; by default the one in ``dataloader_kwargs``, otherwise 1.
+        max_batches: the maximum number of batches to process on each rank.
         checkpoint_interval: number of batches, on each rank, between checkpoints of the progress.
-        dataloader_kwargs: further arguments of ``det_lightning.pytorch.DataLoader``, but for those that choose the
+        dataloader_kwargs: further arguments of ``det_lightning.pytorch.DataLoader``, except those that determine the
             order of the data.
-        distributed_context: the processes; by default those of torchrun if it has started the script, otherwise this
-            one alone.
+        distributed_context: the processes; by default those of torchrun if it started the script, otherwise this one
+            alone.
         checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
-            configuration. By default that of the experiment, elsewhere the directory that Determined uses for local
-            runs.
-        latest_checkpoint: id, path or URL of a checkpoint of the progress to go on from; by default the latest of the
-            trial.
+            configuration. By default the experiment's storage, or outside of one the directory that Determined uses
+            for local runs.
+        latest_checkpoint: id, path or URL of a progress checkpoint to continue from; by default the trial's latest
+            checkpoint.
 
     Raises:
-        ValueError: arguments cannot be used; all are named. Or the trial has several slots, and one process.
+        ValueError: arguments cannot be used; all are named. Or the trial has several slots, but only one process.
         TypeError: the dataset has no length.
         InvalidCheckpointException: ``latest_checkpoint`` is not a checkpoint of the progress.
         CheckpointNotFound: it does not exist.
@@ -141,13 +141,13 @@ def _process_batches(
     progress: BatchProgress,
     context: TorchBatchProcessorContext,
 ) -> bool:
-    """Process the batches of this rank; return whether that is all of them, and not preempted."""
+    """Process the batches of this rank; return whether all are done, rather than the run preempted."""
     first = steps_completed = progress.steps_completed
     batches = iter(loading.loader(first, context.distributed))
     length = loading.length(context.distributed.size)
     saved_at: int | None = None
     for batch_idx in range(first, length):
-        # A rank may have one batch less than others; it takes part in their exchanges all the same.
+        # A rank may have one batch fewer than others; it still takes part in their exchanges.
         batch = next(batches, None)
         if batch is not None:
             processor.process_batch(batch=batch, batch_idx=batch_idx)
