@@ -1,4 +1,4 @@
-"""Making a checkpoint in Determined's format from a sharded one."""
+"""Converting a sharded checkpoint into Determined's format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from det_lightning.escaping import escape
 def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:
     """Write a sharded checkpoint as a new one in Determined's format; return its id.
 
-    It has the same code, metadata and state for an exact resume. The whole state is in main memory meanwhile.
+    It has the same code, metadata and resume state. Meanwhile the whole state is held in main memory.
 
     Args:
         directory: the directory of the sharded checkpoint, with its code.
-        storage: gets the new one.
+        storage: where to write the new one.
         trusted: unpickle anything, and run any code that the files ask for.
 
     Raises:
@@ -42,5 +42,5 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
             copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(directory / name, copy)
-        # What may be in a checkpoint was chosen when the sharded one was written.
+        # Secrets were left out, or not, when the sharded checkpoint was written.
         return CheckpointWriter(storage, code, code_with_secrets=True).write(content)

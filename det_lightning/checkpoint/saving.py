@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saving them, now or in the background, the name of its trial, and retention."""
+"""The checkpoints of a run: saving them, at once or in the background, the name of its trial, and retention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class CheckpointSaver:
     """Writes the checkpoints of one run, one after another, and deletes those that ``retention`` does not keep.
 
-    If ``in_background``, it copies the state, and writes the copy in another thread, one checkpoint at a time.
+    If ``in_background``, it copies the state and writes the copy in another thread, one checkpoint at a time.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CheckpointSaver:
         self._snapshotter = Snapshotter()
         self._is_reserved = False
         self._under_way: BackgroundTask[str] | None = None
-        # Ids of complete checkpoints: those not returned yet, those that exist, and those that have vanished.
+        # Ids of complete checkpoints: not yet returned, still in the storage, vanished from it.
         self._complete: list[str] = []
         self._existing: list[str] = []
         self._vanished: list[str] = []
@@ -58,7 +58,7 @@ class CheckpointSaver:
     def reserve_memory(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
 
-        Nothing is reserved if the training waits anyway, or in a second run, which uses the memory of the first.
+        Nothing is reserved if training waits for the writing anyway, or in a second run, which reuses the memory.
         """
         if not self._in_background or self._is_reserved:
             return
@@ -72,7 +72,7 @@ class CheckpointSaver:
             hook.remove()
             self._snapshotter.reserve(tensors_in(optimizer.state_dict()))
 
-        # Optimizers around another one often leave out Optimizer.__init__(), and have no hooks.
+        # Optimizers that wrap another one often skip Optimizer.__init__(), and then have no hooks.
         with contextlib.suppress(AttributeError):
             hook = optimizer.register_step_post_hook(reserve)
 
@@ -83,12 +83,12 @@ class CheckpointSaver:
         report_written: Callable[[pathlib.Path], None] | None = None,
         checkpoint_id: str | None = None,
     ) -> str:
-        """Write a checkpoint, or begin to; return its id.
+        """Write a checkpoint, or start writing it; return its id.
 
-        ``metric`` is that of a validation at the same batch. ``report_written`` is called with the directory before the
-        checkpoint is complete, and may add files. The training then waits for all but the last step, since a callback
-        may look at the current trial. Raise a ``CheckpointError`` if this checkpoint, or the one before, cannot be
-        written, and a ``RuntimeError`` if a worker of a loader died meanwhile; the checkpoint is written nevertheless.
+        ``metric`` comes from a validation at the same batch. ``report_written`` is called with the directory before the
+        checkpoint is complete, and may add files. Training then waits for all but the last step, since a callback may
+        look at the current trial. Raise a ``CheckpointError`` if this checkpoint or the previous one cannot be written,
+        and a ``RuntimeError`` if a loader's worker died meanwhile; the checkpoint is written nevertheless.
         """
         self._collect(wait=True)
         self._report_vanished()
@@ -117,7 +117,7 @@ class CheckpointSaver:
         return self._under_way is not None and not self._under_way.is_done()
 
     def finish(self) -> None:
-        """End the run: wait for the checkpoint that is under way, and look for all that were written."""
+        """End the run: wait for the checkpoint that is being written, and make sure that all still exist."""
         self._collect(wait=True)
         self._report_vanished()
         vanished = self._vanished
@@ -129,7 +129,7 @@ class CheckpointSaver:
     def take_complete(self, wait: bool = False) -> list[str]:
         """Return the ids of the checkpoints that have become complete since the last call, or raise their errors.
 
-        If ``wait``, wait for the one that is under way.
+        If ``wait``, wait for the one that is being written.
         """
         self._collect(wait)
         if wait:
@@ -142,7 +142,7 @@ class CheckpointSaver:
         under_way = self._under_way
         if under_way is None or not (wait or under_way.is_done()):
             return
-        under_way.wait()  # an interruption here leaves it under way
+        under_way.wait()  # if this is interrupted, it stays under way
         with all_signals_deferred():
             self._under_way = None
             self._complete.append(under_way.result())
@@ -177,7 +177,7 @@ class CheckpointSaver:
         self._existing = [checkpoint_id for checkpoint_id in self._existing if checkpoint_id not in deleted]
 
     def _report_vanished(self) -> None:
-        """Log an error that names the checkpoints that have vanished since the last call; the training goes on."""
+        """Log an error that names the checkpoints that have vanished since the last call; training goes on."""
         gone = self._writer.storage.find_missing(self._existing)
         if gone:
             self._forget(gone)
@@ -195,9 +195,9 @@ class CheckpointSaver:
 
 @dataclasses.dataclass(eq=False)
 class RunStorage:
-    """The storage of a trial's runs: claims the trial's name, and writes checkpoints that record where they belong.
+    """The storage of a trial's runs: claims the trial's name, and writes checkpoints that record what they belong to.
 
-    For the arguments see ``DeterminedCheckpoint``.
+    The arguments are explained in ``DeterminedCheckpoint``.
     """
 
     storage: CheckpointStorage
@@ -217,7 +217,7 @@ class RunStorage:
         self._cleaning: BackgroundCleaning | None = None
 
     def begin(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
-        """Claim the name of the trial, and begin to remove, in the background, what killed runs have left behind.
+        """Claim the trial's name, and start a background thread that removes what killed runs have left behind.
 
         ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
@@ -236,7 +236,7 @@ class RunStorage:
         self._cleaning = BackgroundCleaning(self.storage)
 
     def end(self) -> None:
-        """Give up the name of the trial, and what keeps others from deleting checkpoints."""
+        """Release the name of the trial, and whatever keeps others from deleting checkpoints."""
         if self._cleaning is not None:
             self._cleaning.end()
             self._cleaning = None
@@ -253,7 +253,7 @@ class RunStorage:
         metric: float | None,
         report_written: Callable[[pathlib.Path], None] | None,
     ) -> None:
-        """Write a checkpoint of the trial, or begin to; see :meth:`CheckpointSaver.save`."""
+        """Write a checkpoint of the trial, or start writing it; see :meth:`CheckpointSaver.save`."""
         content.notes.update(self._notes)
         if metric is not None:
             content.notes["metric"] = {
@@ -266,7 +266,7 @@ class RunStorage:
         self.saver.save(content, metric, report_written, checkpoint_id)
 
     def finish_in_a_hurry(self) -> list[str]:
-        """Wait for the checkpoint that is under way; return the ids of those that have become complete."""
+        """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
         self._hurries = True
         if self.saver.is_under_way():
             logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")

@@ -1,4 +1,4 @@
-"""The program ``det-lightning``. Imports what a command needs when it runs, so that ``--help`` answers at once."""
+"""The program ``det-lightning``. Each command imports what it needs when it runs, so that ``--help`` is fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how they are parsed."""
+"""Arguments that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return the values of ``--option`` by name; constants, integers, and JSON's lists and objects are parsed."""
+    """Return the values of ``--option`` by name; constants, integers, and JSON lists and objects are parsed."""
     options = {}
     for entry in given or []:
         key, equals, value = entry.partition("=")
@@ -58,7 +58,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 
 
 def output_file(output: str, force: bool) -> pathlib.Path:
-    """Return the local file that ``--output`` names, which does not exist unless it is to be replaced."""
+    """Return the local file that ``--output`` names; raise if it exists, unless ``force``."""
     if "://" in output:
         raise ValueError(f"--output takes the path of a local file; got {output!r}.")
     file = pathlib.Path(output).expanduser()

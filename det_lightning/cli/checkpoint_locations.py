@@ -20,7 +20,7 @@ _MARKERS = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
 
 
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
-    """Return the storage at ``url``, which contains something and is not a checkpoint itself."""
+    """Return the storage at ``url``; raise if it is empty or itself a checkpoint."""
     storage = CheckpointStorage(url, options=options)
     with explain_errors(f"looking for {escape(storage)}"):
         if not storage.root.is_dir():
@@ -31,7 +31,7 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
 
 
 def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
-    """Return the location of the checkpoint at ``url``; an error says what is there instead."""
+    """Return the location of the checkpoint at ``url``; otherwise raise an error that says what is there instead."""
     location = _existing(url, options)
     if _is_checkpoint(location):
         return location
@@ -44,7 +44,7 @@ def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
 
 
 def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
-    """Return the location of the checkpoint at ``url``, or of those in the storage at ``url``, complete or not."""
+    """Return the location of the checkpoint at ``url``, or of all in the storage at ``url``, complete or not."""
     location = _existing(url, options)
     if _is_checkpoint(location):
         return [location]
@@ -79,7 +79,7 @@ def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool 
 
 
 def with_name_of(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
-    """Return a message about ``directory`` that names ``checkpoint`` instead, fit to be shown."""
+    """Return a message about ``directory`` that names ``checkpoint`` instead, with unprintable characters escaped."""
     for name in (str(directory), escape(directory)):
         text = text.replace(name, escape(checkpoint))
     return text
@@ -93,7 +93,7 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     parent, _, name = location.path.rpartition("/")
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {escape(location)}.")
-    # The storage may contain similar names, which its error then lists.
+    # The storage's error lists similar names in it.
     storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)
 

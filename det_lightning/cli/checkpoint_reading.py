@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the latter import torch once they find a checkpoint."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the last two import torch once they find a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.trial_index import TrialIndex
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
-# The number of tensors of a model that are shown unless all are asked for.
+# How many tensors of a model are shown, unless all are asked for.
 _SHOWN_TENSORS = 10
 
 
@@ -62,7 +62,7 @@ def list_checkpoints(
 def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, with_trial: bool) -> None:
     now = time.time()
     metric_names = {entry["metric"]["name"] for entry in found if entry["metric"]}
-    # Usually all have the same metric, whose name is then shown once.
+    # Usually all have the same metric, whose name is then shown only once.
     common = metric_names.pop() if len(metric_names) == 1 else None
     rows = [
         [
@@ -82,7 +82,7 @@ def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, wi
 
 
 def _best_first(found: list[dict[str, Any]], prefers_smaller: dict[str, bool]) -> list[dict[str, Any]]:
-    """Return the complete checkpoints with a metric that is a number: by experiment, the best first."""
+    """Return the complete checkpoints with a numeric metric, by experiment, best first."""
 
     def rank(entry: dict[str, Any]) -> tuple[str, str, float]:
         metric = entry["metric"]
@@ -132,7 +132,7 @@ def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] |
 def _as_date(time_s: float | None) -> str | None:
     try:
         return None if time_s is None else datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).isoformat()
-    except (ValueError, OverflowError, OSError):  # a file system may give any time
+    except (ValueError, OverflowError, OSError):  # a file system may return any time
         return None
 
 
@@ -150,7 +150,7 @@ def show(
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     sizes = list_sizes(location)
-    from det_lightning.checkpoint.safe_load import inspect_checkpoint  # brings torch
+    from det_lightning.checkpoint.safe_load import inspect_checkpoint  # imports torch
 
     with opened(location, options) as directory:
         content = inspect_checkpoint(directory, trusted=trusted)
@@ -259,7 +259,7 @@ def verify(
 
     options = parse_options(option)
     locations = [location for url in urls for location in locate_checkpoints(url, options)]
-    from det_lightning.checkpoint.safe_load import verify_checkpoint  # brings torch
+    from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
 
     verdicts: dict[str, dict[str, Any]] = {}
     for location in locations:

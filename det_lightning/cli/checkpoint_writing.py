@@ -56,7 +56,7 @@ def export(
     options = parse_options(option)
     file = output_file(output, force)
     location = locate_checkpoint(checkpoint, options)
-    from det_lightning.checkpoint.format import exports  # brings torch
+    from det_lightning.checkpoint.format import exports  # imports torch
     from det_lightning.checkpoint.safe_load import read_checkpoint
 
     left_out: list[str] = []
@@ -98,18 +98,18 @@ def import_file(
     options = parse_options(option)
     target = CheckpointStorage(storage, options=options)
     with _local_file(file, options) as path:
-        from det_lightning.checkpoint.format.lightning_file import from_lightning  # brings torch
+        from det_lightning.checkpoint.format.lightning_file import from_lightning  # imports torch
         from det_lightning.checkpoint.safe_load import read_state
         from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
         try:
-            files = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
+            content = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
         except errors.InvalidCheckpointException as e:
             raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
-    files.notes["imported_from"] = file.rpartition("/")[2]
-    # The file has no code of the trial, and the working directory is not that code.
+    content.notes["imported_from"] = file.rpartition("/")[2]
+    # The file does not contain the trial's code, and the working directory need not be it.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
-        checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(files)
+        checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(content)
     _print_new(checkpoint_id, target, json)
 
 
@@ -133,7 +133,7 @@ def merge(
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
-    from det_lightning.checkpoint.merging import merge_checkpoint  # brings torch
+    from det_lightning.checkpoint.merging import merge_checkpoint  # imports torch
 
     target = CheckpointStorage(storage or location.parent.url, options=options)
     with opened(location, options, with_code=True) as directory:

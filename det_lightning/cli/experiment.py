@@ -1,6 +1,6 @@
 """``det-lightning run`` and ``det-lightning experiment``: experiments from Determined's configuration files.
 
-The commands import what they need when they run, so that none costs the start of another one.
+The commands import what they need when they run, so that none slows down the start of another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_CODES = (
     "130 it was paused by a signal."
 )
 
-# Of the trials that failed as many are named.
+# How many failed trials are named.
 _MOST_SHOWN_TRIALS = 3
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
@@ -262,7 +262,7 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
 
 
 def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> None:
-    """Run an experiment in this process, and exit with what its outcome means."""
+    """Run an experiment in this process, and exit with the code for its outcome."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import failed_trials

@@ -15,10 +15,10 @@ from det_lightning import errors
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text, secrets_in
 
-# Lines are not wrapped where the output is not a terminal.
+# Lines are not wrapped if the output is not a terminal.
 _ENDLESS = 10_000
 
-# Typer has its own copy of click from some release on, so that the class has no name common to all of them.
+# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _WRONG_CHECKPOINT = (
@@ -30,18 +30,18 @@ _WRONG_CHECKPOINT = (
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Exit with one line and the right exit code where a command cannot do what was asked."""
+    """Exit with one line and the right exit code if a command cannot do what was asked."""
     try:
         yield
     except BrokenPipeError:
-        raise  # the reader of the output has closed it
+        raise  # the reader has closed the output
     except (errors.DetLightningError, ValueError, OSError) as e:
         warn(f"Error: {mask_text(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
 
 
 class MaskingGroup(TyperGroup):
-    """The commands of the program; errors in their arguments are shown without the secrets among these."""
+    """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
@@ -68,30 +68,30 @@ def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
 
 
 def warn(text: str) -> None:
-    """Write a line to the standard error."""
+    """Write a line to standard error."""
     typer.echo(as_command_line(text), err=True)
 
 
 def as_command_line(text: str) -> str:
-    """Return a message of the library in one printable line, with the options of the command line for its arguments."""
+    """Return a message of the library as one printable line that names command-line options instead of arguments."""
     line = " ".join(text.replace("pass trusted=True", "pass --trusted").split())
     return escape(line.replace("any_module=True", "--any-module"))
 
 
 def print_json(content: Any) -> None:
-    """Write ``content`` as JSON to the standard output. JSON has no NaN and infinity; they become strings."""
+    """Write ``content`` as JSON to standard output. JSON has no NaN or infinity; they become strings."""
     finite = json.loads(json.dumps(content, default=str), parse_constant=lambda constant: str(float(constant)))
     typer.echo(json.dumps(finite, indent=2))
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to the standard output; what is not printable in one is escaped, line breaks included."""
+    """Write lines to standard output; unprintable characters in a line, including line breaks, are escaped."""
     for line in lines:
         typer.echo(escape(line))
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write a table; headings with ``>`` are of numbers, which, like the first column, are never broken into lines."""
+    """Write a table; ``>`` in a heading marks a column of numbers, which, like the first column, is never wrapped."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -114,7 +114,7 @@ def pairs(entries: Mapping[str, Any]) -> str:
 
 
 def describe_size(size_bytes: int) -> str:
-    """Return a number of bytes with three digits and a unit."""
+    """Return a number of bytes as three digits and a unit."""
     size = float(size_bytes)
     *units, largest = ["B", "kB", "MB", "GB", "TB"]
     for unit in units:
@@ -133,7 +133,7 @@ def describe_age(age_s: float) -> str:
 
 
 def describe_metric(metric: Any, with_name: bool = True) -> str | None:
-    """Return ``name=value``, or the value alone, for the entry of ``metadata.json`` or an index for a metric."""
+    """Return ``name=value``, or the value alone, for a metric as ``metadata.json`` or an index holds it."""
     if not isinstance(metric, Mapping):
         return None
     value = metric.get("value")

@@ -1,4 +1,4 @@
-"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule; needs libcst and PyYAML to run."""
+"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule. Needs libcst and PyYAML."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def port(
 
 
 class _Page:
-    """The page that ``--report`` asks for; what is wrong with the options is found before anything is written."""
+    """The page that ``--report`` asks for; its options are checked before anything is written."""
 
     def __init__(self, file: pathlib.Path, check_files: list[pathlib.Path]) -> None:
         from det_lightning.porting import move_report
@@ -110,7 +110,7 @@ class _Page:
 
 
 def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, page: _Page | None) -> bool:
-    """Port the files below ``paths``; return whether nothing is left to change or to do."""
+    """Port the files below ``paths``; return whether nothing is left to change or do."""
     project = port_project(paths)
     if write:
         project = dataclasses.replace(project, files=[_written(port) for port in project.files])
@@ -132,7 +132,7 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
 
 
 def _written(port: FilePort) -> FilePort:
-    """Write a file that changes; return it, with a finding if that fails."""
+    """Write a file if it changes; return it, with a finding if writing fails."""
     if port.changed and port.may_be_written:
         try:
             port.write()
@@ -142,7 +142,7 @@ def _written(port: FilePort) -> FilePort:
 
 
 def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | None, force: bool) -> None:
-    """Write the trial of a file as a LightningModule, to another file or to the standard output."""
+    """Write the trial in a file as a LightningModule, to another file or to standard output."""
     if len(paths) != 1:
         raise ValueError(f"--to lightning takes one file with one trial; got {len(paths)} paths.")
     (path,) = paths
@@ -172,7 +172,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
 
     try:
         with PortingProcess() as process:
-            port = process.port(path)  # a file that would crash this process crashes that one
+            port = process.port(path)  # a separate process, because some files crash it
         written = write_module(path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path))
     except (PortingFailed, RecursionError) as e:
         raise ValueError(f"{path} cannot be read: {e}.") from e
@@ -187,7 +187,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
 
 
 def _aggregating_configuration(path: pathlib.Path) -> str:
-    """Return the name of a configuration beside a trial that aggregates gradients over batches, if there is one."""
+    """Return the name of a configuration next to a trial that aggregates gradients over batches, or an empty string."""
     for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
         found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace"))
         if found is not None and found.group(1) != "1":

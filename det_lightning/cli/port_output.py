@@ -20,7 +20,7 @@ _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 def project_as_json(project: ProjectPort, with_diff: bool) -> dict[str, Any]:
-    """Return what is to be written as JSON."""
+    """Return what ``--json`` prints."""
     return {
         "files": [_as_json(port, with_diff) for port in project.files],
         "entry_points": [_entry_as_json(entry) for entry in project.entry_points],
@@ -54,16 +54,16 @@ def _as_json(port: FilePort, with_diff: bool) -> dict[str, Any]:
 def _diff_lines(port: FilePort) -> Iterator[str]:
     before = port.before.splitlines(keepends=True)
     after = port.after.splitlines(keepends=True)
-    # A name with a line break in it would end the header, and could add lines to the patch.
+    # A name with a line break would end the header, and could add lines to the patch.
     name = escape(port.path)
     for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def print_diff(changed: list[FilePort]) -> None:
-    """Write a patch to the standard output."""
+    """Write a patch to standard output."""
     if not sys.stdout.isatty():
-        # Bytes, so that line endings are kept and the output is a patch.
+        # Bytes, so that line endings are kept and the output is a valid patch.
         for port in changed:
             sys.stdout.buffer.write("".join(_diff_lines(port)).encode(port.encoding, "replace"))
         sys.stdout.flush()

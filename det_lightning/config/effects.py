@@ -12,17 +12,17 @@ from pydantic import BaseModel
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.key_paths import KeyPath, path_text
 
-#: What happens with a field; ``warned`` is ignored, with a warning that something may be missing.
+#: What happens to a field; ``warned`` means ignored, with a warning that something may be missing.
 Effect = Literal["used", "ignored", "warned", "refused"]
 
 
 class FieldRule(NamedTuple):
-    """A row of the table; it holds for all that is below its field, too, unless that has a row of its own."""
+    """A row of the table; it also applies to everything below its field that has no row of its own."""
 
     field: str  # dotted keys
     effect: Effect
-    note: str  # what the field does, or why nothing
-    # In the configuration that init, TrialModule or pytest --trial-config is given, where that differs.
+    note: str  # what the field does, or why it does nothing
+    # In a configuration passed to init, TrialModule or pytest --trial-config, if that differs.
     in_calls: Effect | None = None
 
 
@@ -143,8 +143,8 @@ class FieldEffect:
 
     line: int | None  # in the file; None if it came from elsewhere
     path: str  # its keys, such as resources.shm_size
-    effect: Effect  # a field that is refused does not come this far
-    note: str  # what it does, or why nothing
+    effect: Effect  # never "refused", because reading such a field fails
+    note: str  # what it does, or why it does nothing
 
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
@@ -163,14 +163,14 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
 def without_effect_in_calls(
     config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
 ) -> list[str]:
-    """Return the given fields that a call does not look at, which trains one trial in its own processes, by name.
+    """Return the names of the given fields that are ignored by a call that trains one trial in its own processes.
 
-    A field that has its default value changes nothing, and is left out.
+    A field with its default value changes nothing, and is left out.
 
     Args:
         config: the configuration.
-        idle: sections that the call does not look at, besides those that no call does.
-        read: fields that the trial itself looks at.
+        idle: sections that this call ignores, in addition to those that every call ignores.
+        read: fields that the trial itself reads.
     """
     paths = {path_text(path): path for path in _given(config, ())}
     return sorted(
@@ -198,7 +198,7 @@ def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
 
 
 def rule_for(path: KeyPath) -> FieldRule:
-    """Return the row of the table that holds for a field.
+    """Return the row of the table that applies to a field.
 
     Raises:
         KeyError: there is none.
@@ -216,7 +216,7 @@ def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
 
 
 def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """Yield the path of each field that was given, below ``path``, as deep as the table goes."""
+    """Yield the path of each given field below ``path``, as deep as the table goes."""
     is_divided = not path or any(rule.field.startswith(f"{path_text(path)}.") for rule in FIELD_RULES)
     if is_divided and isinstance(value, BaseModel):
         for name in value.model_fields_set:

@@ -1,4 +1,4 @@
-"""The sections about where trials run: ``resources``, ``environment``, ``bind_mounts`` and their like."""
+"""The sections about where trials run: ``resources``, ``environment``, ``bind_mounts`` and the like."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _below_the_code(path: str) -> str:
 
 
 def _device(value: Any) -> Any:
-    """Return the mapping that ``host:container:mode`` is short for."""
+    """Return the mapping that ``host:container:mode`` abbreviates."""
     parts = value.split(":") if isinstance(value, str) else []
     if len(parts) not in (2, 3):
         return value
@@ -49,7 +49,7 @@ class Device(Section):
 
 
 class Resources(Section):
-    """How many processes or GPUs a trial has, and how many the experiment."""
+    """How many processes or GPUs a trial may use, and how many the experiment."""
 
     slots_per_trial: Count = 1
     max_slots: Count | None = None
@@ -65,7 +65,7 @@ class Resources(Section):
 
 
 class BindMount(Section):
-    """A directory of the machine that containers see."""
+    """A directory of the machine that is visible in containers."""
 
     host_path: Annotated[str, AfterValidator(_absolute)]
     container_path: Annotated[str, AfterValidator(_below_the_code)]
@@ -95,7 +95,7 @@ def _same_variables(value: Any) -> Any:
 
 
 class Images(Section):
-    """The image of containers, by what they compute on."""
+    """The container image, by the kind of device."""
 
     cpu: str | None = None
     cuda: str | None = None
@@ -103,7 +103,7 @@ class Images(Section):
 
 
 class EnvironmentVariables(Section):
-    """Variables for the trials' processes, by what they compute on."""
+    """Variables for the trials' processes, by the kind of device."""
 
     cpu: _Variables = []
     cuda: _Variables = []
@@ -111,7 +111,7 @@ class EnvironmentVariables(Section):
 
 
 class ProxyPort(Section):
-    """A port that the master passes on."""
+    """A port that the master forwards."""
 
     proxy_port: Integer
     proxy_tcp: bool = False
@@ -120,7 +120,7 @@ class ProxyPort(Section):
 
 
 class RegistryAuth(Section):
-    """How to log in to a registry of images."""
+    """How to log in to an image registry."""
 
     username: str | None = None
     password: str | None = None
@@ -132,7 +132,7 @@ class RegistryAuth(Section):
 
 
 class Environment(Section):
-    """What is around a trial: variables of the environment, and containers."""
+    """The surroundings of a trial: environment variables and containers."""
 
     environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_same_variables)] = EnvironmentVariables()
     image: Annotated[Images, BeforeValidator(_same_image)] = Images()

@@ -60,7 +60,7 @@ class Profiling(Section):
 
 
 class Reproducibility(Section):
-    """The seed that everything random is derived from; without one, the time of reading."""
+    """The seed from which all random numbers derive; by default the time of reading."""
 
     experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=_seed)
 
@@ -72,13 +72,13 @@ def _action(value: Any) -> Any:
 def _pattern(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as e:  # the latter two for numbers and nesting beyond its limits
+    except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond its limits
         raise ValueError(f"is not a regular expression of Python: {e}; got {shown(pattern)}") from e
     return pattern
 
 
 class LogPolicy(Section):
-    """What a line of a trial's log causes."""
+    """What to do when a line appears in a trial's log."""
 
     name: str | None = None
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -86,7 +86,7 @@ class LogPolicy(Section):
 
 
 class RetentionPolicy(Section):
-    """How long the platform kept logs."""
+    """How long the platform keeps logs."""
 
     log_retention_days: Annotated[Integer, Field(ge=-1, le=32767)] | None = None
 
@@ -98,9 +98,9 @@ _DEFAULT_LOG_POLICIES = [
 
 
 class ExperimentConfig(Section):
-    """An experiment configuration of Determined, complete with its defaults.
+    """A Determined experiment configuration, including its defaults.
 
-    Made by :func:`~det_lightning.config.read_config`, which checks what one section cannot see, too.
+    Created by :func:`~det_lightning.config.read_config`, which also checks what no single section can see.
     """
 
     name: str = "experiment"
@@ -143,7 +143,7 @@ class ExperimentConfig(Section):
     _unknown: tuple[ConfigMistake, ...] = PrivateAttr(default=())
 
     def model_post_init(self, context: Any, /) -> None:
-        """Keep what the reader knows of the source."""
+        """Keep what the reader knows about the source."""
         if context is not None:
             self._lines = context["lines"]
             self._notes = tuple(context["notes"])
@@ -151,14 +151,14 @@ class ExperimentConfig(Section):
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
-        """What was read differently than it is written, or is probably not meant, in the order of the file."""
+        """What was read differently than written, or is probably not intended, in the order of the file."""
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
 
     @property
     def unknown_keys(self) -> tuple[ConfigMistake, ...]:
-        """Keys that no release knows, where a call may have its own; elsewhere they are mistakes."""
+        """Keys that no release knows; they are allowed only in a configuration that a call was given."""
         return tuple(sorted(self._unknown, key=ConfigMistake.position))
 
     def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
@@ -172,7 +172,7 @@ class ExperimentConfig(Section):
 
     @property
     def trial_class(self) -> str | None:
-        """The trial as ``module:Class``, if Determined's training loop runs one: named as such, or by ``--trial``."""
+        """The trial as ``module:Class``, if Determined's training loop runs one; it may be named with ``--trial``."""
         command = self.entrypoint if isinstance(self.entrypoint, str) else " ".join(self.entrypoint or [])
         if _TRIAL_CLASS.fullmatch(command):
             return command
@@ -183,7 +183,7 @@ class ExperimentConfig(Section):
         """Return the configuration with all its defaults, as Determined gave it to trials.
 
         Args:
-            masked: for display: mask the secrets.
+            masked: mask the secrets, for display.
         """
         plain = self.model_dump()
         displayed: dict[str, Any] = mask(plain) if masked else plain

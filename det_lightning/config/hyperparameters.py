@@ -27,7 +27,7 @@ class Const(Section):
 
 
 class Categorical(Section):
-    """One of some values, which may be anything that JSON can hold."""
+    """One of several values, which may be anything that JSON can hold."""
 
     type: Literal["categorical"] = "categorical"
     vals: Annotated[list[Any], Field(min_length=1)]
@@ -53,7 +53,7 @@ class _Range(Section):
 
 
 class Int(_Range):
-    """An integer from ``minval`` to ``maxval``, both included."""
+    """An integer from ``minval`` to ``maxval``, inclusive."""
 
     type: Literal["int"] = "int"
     minval: Integer
@@ -111,7 +111,7 @@ def _as_plain(entry: Hyperparameter) -> dict[str, Any]:
 
 
 def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yield each hyperparameter that is not a group, with the names that lead to it."""
+    """Yield each hyperparameter that is not a group, preceded by the names that lead to it."""
     for name, entry in group.items():
         if isinstance(entry, dict):
             yield from leaves(entry, (*path, name))

@@ -1,4 +1,4 @@
-"""Where a value is in a configuration: the keys that lead to it, and the lines that they have in the file."""
+"""Where a value is in a configuration: the keys that lead to it, and their lines in the file."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 class SourceLines:
-    """The line of each key of a file. A key that came from elsewhere, such as an override, has the line None."""
+    """The line of each key in a file. A key from elsewhere, such as an override, has the line None."""
 
     def __init__(self) -> None:
         self._lines: dict[KeyPath, int | None] = {}
 
     def set(self, path: KeyPath, line: int | None) -> None:
-        """Record where ``path`` is, in place of what was recorded before."""
+        """Record the line of ``path``, replacing an earlier one."""
         self._lines[path] = line
 
     def find(self, path: KeyPath) -> int | None:
-        """Return the line of ``path``; for a key that is missing, that of the mapping which should have it."""
+        """Return the line of ``path``; for a missing key, the line of the mapping that should have it."""
         for end in range(len(path), -1, -1):
             if path[:end] in self._lines:
                 return self._lines[path[:end]]

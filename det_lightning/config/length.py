@@ -23,14 +23,14 @@ class Length:
     unit: Literal["batches", "epochs", "records"] | None  # None for a bare number, which only a script can interpret
 
     def as_plain(self) -> dict[str, int] | int:
-        """Return the length as a configuration has it."""
+        """Return the length as written in a configuration."""
         return self.units if self.unit is None else {self.unit: self.units}
 
     def train_unit(self, global_batch_size: int | None = None) -> TrainUnit:
         """Return the length or period as ``Trainer.fit`` takes it; 0 means never, as in a configuration.
 
         Args:
-            global_batch_size: converts records to batches, of which there is at least one.
+            global_batch_size: converts records to batches, to at least one.
 
         Raises:
             ValueError: the length has no unit, or is in records and there is no ``global_batch_size``.

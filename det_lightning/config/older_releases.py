@@ -1,6 +1,6 @@
-"""Spellings of releases 0.12 to 0.38, rewritten as the newest release has them.
+"""Older spellings in releases from 0.12 to 0.38, rewritten to those of the newest release.
 
-Until 0.12.13 training was counted in steps of ``batches_per_step`` batches.
+Until 0.12.13, training was counted in steps of ``batches_per_step`` batches.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from det_lightning.errors import ConfigMistake
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.
 _LENGTHS = ("max_steps", "target_trial_steps")
-# What only a searcher that counts in steps has.
+# Fields of searchers that count in steps.
 _OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
 _RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
-# Until 0.19 the arguments of the schedulers' commands were lists below ``environment``.
+# Until 0.19, the arguments of the schedulers' commands were lists below ``environment``.
 _OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
 
 
@@ -27,11 +27,11 @@ class OlderSpellings:
 
     Args:
         data: the configuration.
-        lines: where its keys are; a key that is rewritten has the line of the old one.
+        lines: the lines of its keys; a rewritten key has the line of the old one.
 
     Attributes:
         notes: what was rewritten.
-        mistakes: what could not be.
+        mistakes: what could not be rewritten.
     """
 
     def __init__(self, data: dict[str, Any], lines: SourceLines) -> None:
@@ -45,7 +45,7 @@ class OlderSpellings:
         self._top_level()
 
     def _move(self, old: tuple[str, ...], new: tuple[str, ...], value: Any) -> None:
-        """Replace the entry ``old`` by the entry ``new``; the parents of both must be there."""
+        """Replace the entry ``old`` with the entry ``new``; the parents of both must exist."""
         del self._parent(old)[old[-1]]
         parent = self._parent(new)
         if parent.get(new[-1]) is not None:

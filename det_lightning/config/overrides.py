@@ -1,4 +1,4 @@
-"""Options ``--config a.b=v``, which go before what a file says."""
+"""Options ``--config a.b=v``, which override a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from det_lightning.config.section import shown
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 
-# For these one mapping may stand for a list of one.
+# For these a mapping may be written in place of a list with one element.
 _LISTS = {("bind_mounts",)}
 _DEEPEST = 50
 
@@ -19,11 +19,11 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     """Return a configuration with some values replaced; ``data`` stays as it is.
 
     Args:
-        data: a configuration, as a file has it.
+        data: a configuration, as in a file.
         overrides: each ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one.
 
     Raises:
-        ConfigError: an override cannot be read; all such are named.
+        ConfigError: overrides cannot be read; the message lists all of them.
     """
     merged = dict(data)
     for path, value in read_overrides(overrides):
@@ -34,10 +34,10 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """Return the path and the value of each override.
+    """Return the path and value of each override.
 
     Raises:
-        ConfigError: an override cannot be read; all such are named.
+        ConfigError: overrides cannot be read; the message lists all of them.
     """
     mistakes: list[ConfigMistake] = []
     found: list[tuple[KeyPath, Any]] = []

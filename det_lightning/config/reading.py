@@ -1,4 +1,4 @@
-"""From a file to the typed configuration, all mistakes at once."""
+"""Reading a file into the typed configuration, reporting all mistakes at once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
     """Read an experiment configuration of any release from 0.12 to 0.38.
 
     Args:
-        source: a file; its text, if it is a string with a line break; or what a file holds, as a dict.
-        overrides: values that go before those of the source, each as ``searcher.max_trials=4``.
+        source: a file; its text, as a string with a line break; or its content, as a dict.
+        overrides: values that override those of the source, each written like ``searcher.max_trials=4``.
         partial: the configuration may lack what only an experiment needs: entrypoint, searcher and metric.
 
     Raises:
-        ConfigError: the configuration cannot be read or used; all mistakes are named, with their lines.
+        ConfigError: the configuration cannot be read or used; the message lists all mistakes with their lines.
     """
     return _reader_of(source).read(overrides, partial=partial)
 
@@ -42,21 +42,21 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 class GivenConfig:
     """The configuration that a call was given."""
 
-    #: What it says; what it does not say is not among the ``model_fields_set`` of a section.
+    #: Its values; fields that it does not set are not among the ``model_fields_set`` of a section.
     typed: ExperimentConfig
-    #: What a trial gets to see: a dict as it was given, a file with all defaults.
+    #: What the trial sees: a dict as it was given, a file with all defaults.
     plain: dict[str, Any] = dataclasses.field(repr=False)
-    #: That section as it was given; its secrets may be masked.
+    #: This section as it was given; its secrets may be masked.
     checkpoint_storage: dict[str, Any] | None = dataclasses.field(repr=False)
 
 
 def read_given(source: Source) -> GivenConfig:
     """Read the configuration that a call was given: a file, or a dict that may have only some keys.
 
-    Nothing needs to be there, and keys that no release knows are allowed; see ``ExperimentConfig.unknown_keys``.
+    No key is required, and keys that no release knows are allowed; see ``ExperimentConfig.unknown_keys``.
 
     Raises:
-        ConfigError: Determined's master would refuse what is there; all mistakes are named.
+        ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
     """
     reader = _reader_of(_plain(source) if isinstance(source, Mapping) else source)
     section = reader.take_storage()
@@ -65,14 +65,14 @@ def read_given(source: Source) -> GivenConfig:
         return GivenConfig(typed, source if isinstance(source, dict) else dict(source), section)
     plain = typed.as_dict()
     if "experiment_seed" not in typed.reproducibility.model_fields_set:
-        # The time differs between the processes of a run.
+        # The default is the time, which differs between the processes of a run.
         plain["reproducibility"]["experiment_seed"] = 0
     plain["checkpoint_storage"].update(section or {})
     return GivenConfig(typed, plain, section)
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy of mappings and sequences; whatever else a dict of Python holds may be neither copied nor large."""
+    """Copy mappings and sequences, but not the values in them, which may be large or impossible to copy."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -107,12 +107,12 @@ def _text(path: Path) -> str:
 
 
 class _Reader:
-    """One reading of a configuration, and what is found on the way.
+    """Reads one configuration, and collects what it finds on the way.
 
     Args:
-        name: what is read, for messages.
-        data: what it holds; it is changed.
-        lines: where the keys are.
+        name: what is being read, for messages.
+        data: its content, which is modified.
+        lines: the lines of the keys.
     """
 
     def __init__(self, name: str, data: Any, lines: SourceLines) -> None:
@@ -124,7 +124,7 @@ class _Reader:
         self.unknown: list[ConfigMistake] = []
 
     def take_storage(self) -> dict[str, Any] | None:
-        """Return the section on the storage of checkpoints, and go on without the values in it that are masked."""
+        """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
         section = self._data.get("checkpoint_storage") if isinstance(self._data, dict) else None
         if not isinstance(section, dict):
             return None
@@ -163,7 +163,7 @@ class _Reader:
                 for error in unknown:
                     self._leave_out(data, error["loc"], error["msg"])
                 return self._validated(data, partial=partial, forgiving=forgiving)
-            # What the text itself could not hold is null by now.
+            # Values that could not be read from the text are null by now, and already reported.
             reported = {mistake.path for mistake in self.mistakes}
             mistakes = [self._lines.mistake(error["loc"], error["msg"]) for error in found]
             self.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]

@@ -1,4 +1,4 @@
-"""What a configuration must fulfil that no section of it can check alone."""
+"""Rules for a configuration that no section can check alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def broken_rules(
 
     Args:
         config: the sections that could be read.
-        unreadable: names of those that could not, about which nothing more is said.
+        unreadable: names of those that could not, about which no further mistakes are reported.
         partial: the configuration may lack what only an experiment needs.
-        forgiving: a call may say how long to train, and give the hyperparameters.
+        forgiving: a call may supply the training length and the hyperparameters.
     """
     if not partial:
         yield from _incomplete(config, unreadable)
@@ -64,7 +64,7 @@ def _grid_without_counts(config: ExperimentConfig) -> Iterator[_Mistake]:
 
 
 def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:
-    """Yield what the training loop of a trial class cannot do, which a script might."""
+    """Yield lengths that the training loop of a trial class cannot handle, though a script might."""
     searcher = config.searcher
     length = searcher.max_length
     if length is None and not isinstance(searcher, HalvingSearcher) and not partial:

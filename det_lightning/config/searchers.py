@@ -1,4 +1,4 @@
-"""The ``searcher`` section: which trials there are, and how long they train."""
+"""The ``searcher`` section: which trials to run, and how long they train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Mode = Literal["aggressive", "standard", "conservative"]
 
 
 class SearcherConfig(Section):
-    """What every search has."""
+    """The fields that all searches share."""
 
     name: str
     metric: str | None = None
@@ -26,16 +26,16 @@ class SearcherConfig(Section):
 
     @property
     def training_length(self) -> Length | None:
-        """How long a trial class trains; None if the section does not say it."""
+        """How long a trial class trains; None if the section does not say."""
         return self.max_length
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """Yield each field that is allowed and probably not meant, and why."""
+        """Yield each field that is allowed but probably not intended, and why."""
         return iter(())
 
 
 class SingleSearcher(SearcherConfig):
-    """One trial; of a range of hyperparameters it has one value, drawn at random."""
+    """One trial; its value from a range of hyperparameters is drawn at random."""
 
     name: Literal["single"] = "single"
 
@@ -56,7 +56,7 @@ class GridSearcher(SearcherConfig):
 
 
 class HalvingSearcher(SearcherConfig):
-    """What the two searches that stop trials have."""
+    """The fields that both searches that stop trials share."""
 
     max_trials: Positive
     max_time: Positive | None = None
@@ -93,17 +93,17 @@ class HalvingSearcher(SearcherConfig):
 
     @property
     def full_time(self) -> int:
-        """What ``time_metric`` is when a trial is complete; from ``max_length`` in files of 0.37 and before."""
+        """The value of ``time_metric`` when a trial is complete; files up to 0.37 give it as ``max_length``."""
         return self.max_time or (self.max_length.units if self.max_length else 0)
 
     @property
     def clock(self) -> str:
-        """The metric that says how long a trial has trained; ``batches`` if there is only a length without a unit."""
+        """The metric that measures how long a trial has trained; ``batches`` if the only length has no unit."""
         return self.time_metric or (self.max_length and self.max_length.unit) or "batches"
 
     @property
     def validates_at_rungs(self) -> bool:
-        """Whether trials must validate where the search decides, as they did when only a length was given."""
+        """Whether trials must validate wherever the search decides, as they do if only ``max_length`` is given."""
         return self.max_time is None
 
 
@@ -124,7 +124,7 @@ class AsyncHalvingSearcher(HalvingSearcher):
 
 
 class GivenSearcher(SearcherConfig):
-    """Some fields of any search, for a call that trains one trial: it searches nothing, and needs none of them."""
+    """Some fields of any search, for a call that trains one trial: it does not search, and requires none of them."""
 
     max_trials: Positive | None = None
     max_concurrent_trials: Count | None = None
@@ -154,7 +154,7 @@ SEARCHERS: dict[str, type[SearcherConfig]] = variants(
     "name", SingleSearcher, RandomSearcher, GridSearcher, AdaptiveAshaSearcher, AsyncHalvingSearcher
 )
 
-#: Searches that cannot be run, and what to write in their place.
+#: Searches that are not supported, and what to write in their place.
 REFUSED_SEARCHERS = {
     "adaptive": "write name: adaptive_asha, and max_trials (how many trials to try) in place of budget and "
     "train_stragglers; metric, max_length, mode, divisor, max_rungs and bracket_rungs stay",

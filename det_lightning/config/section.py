@@ -1,4 +1,4 @@
-"""What all sections of a configuration have in common: strict types, null for the default, mistakes in plain words."""
+"""What all sections of a configuration have in common: strict types, null for the default, plain error messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from det_lightning.masking import mask
 
 _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"
-#: What pydantic calls an unknown key.
+#: The type of pydantic's errors about unknown keys.
 UNKNOWN_KEY: _Kind = "unknown_key"
 _MOST_LISTED_NAMES = 12
-# What pydantic calls the mistake, and what was expected, with what pydantic knows about it.
+# By pydantic's error type, what was expected; formatted with the context of the error.
 _EXPECTED = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
@@ -44,7 +44,7 @@ _EXPECTED = {
 
 
 class Mistakes:
-    """Collects what is wrong with a value, to be raised together; every path is relative to that value."""
+    """Collects the mistakes in a value, to raise them together; every path is relative to that value."""
 
     def __init__(self) -> None:
         self._found: list[InitErrorDetails] = []
@@ -88,7 +88,7 @@ def _message(found: Any) -> str:
 
 
 def shown(value: Any, name: str | int = "") -> str:
-    """Return a value as messages show it: as YAML has it, on one line, not too long, secrets masked."""
+    """Return a value as shown in messages: in YAML's spelling, on one line, shortened, with secrets masked."""
     masked = mask({name: value})[name]
     if masked is None or isinstance(masked, bool):
         return {None: "null", True: "true", False: "false"}[masked]
@@ -97,7 +97,7 @@ def shown(value: Any, name: str | int = "") -> str:
 
 
 def hint_for(name: object, known: Iterable[str]) -> str:
-    """Return what to append to a message: the most similar known name, or all of them if they are few, or nothing."""
+    """Return what to append to a message: the most similar known name, or all if there are few, or nothing."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
@@ -109,7 +109,7 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: Determined takes 5.0 for an integer, but neither true nor "5".
+#: Determined accepts 5.0 as an integer, but neither true nor "5".
 Integer = Annotated[int, BeforeValidator(_integral)]
 Count = Annotated[Integer, Field(ge=0)]
 Positive = Annotated[Integer, Field(ge=1)]
@@ -119,20 +119,20 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 
 def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
-    """Return models by the value that the entry ``key`` has in each of them."""
+    """Return models by the value of their entry ``key``."""
     return {model.model_fields[key].default: model for model in models}
 
 
 def read_variant(
     value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
 ) -> SectionT:
-    """Return the section that a mapping holds, whose entry ``key`` says which model it has.
+    """Return the section in a mapping, whose entry ``key`` selects the model.
 
     Args:
-        value: what should be such a mapping.
+        value: the value, which should be such a mapping.
         key: ``name`` or ``type``.
-        models: by the value of that entry.
-        refused: what to write in place of values that were known once.
+        models: the models by the value of that entry.
+        refused: what to write in place of values that older releases knew.
 
     Raises:
         ValidationError: the mapping fits none of the models.
@@ -150,7 +150,7 @@ def read_variant(
 
 
 class Section(BaseModel):
-    """A mapping with known keys. In place of any default, null may be written."""
+    """A mapping with known keys. Any default may be written as null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

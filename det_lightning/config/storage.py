@@ -1,4 +1,4 @@
-"""The ``checkpoint_storage`` section: where checkpoints go, and which are kept."""
+"""The ``checkpoint_storage`` section: where checkpoints are stored, and which are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from det_lightning.config.section import Count, Section, read_variant, variants
 
 
 class StorageConfig(Section):
-    """Which checkpoints are kept at the end of an experiment; without a type they are in the experiment's directory."""
+    """Which checkpoints to keep after an experiment; without a type, they are stored in the experiment's directory."""
 
     type: str | None = None
     save_experiment_best: Count = 0
@@ -32,7 +32,7 @@ class StorageConfig(Section):
 
 
 class SharedFsStorage(StorageConfig):
-    """A directory that all machines see."""
+    """A directory that all machines can access."""
 
     type: Literal["shared_fs"] = "shared_fs"
     host_path: str
@@ -44,14 +44,14 @@ class SharedFsStorage(StorageConfig):
 
 
 class DirectoryStorage(StorageConfig):
-    """A directory inside of containers."""
+    """A directory inside containers."""
 
     type: Literal["directory"] = "directory"
     container_path: str
 
 
 class S3Storage(StorageConfig):
-    """A bucket of S3."""
+    """An S3 bucket."""
 
     type: Literal["s3"] = "s3"
     bucket: str
@@ -63,7 +63,7 @@ class S3Storage(StorageConfig):
 
 
 class GcsStorage(StorageConfig):
-    """A bucket of Google Cloud Storage."""
+    """A Google Cloud Storage bucket."""
 
     type: Literal["gcs"] = "gcs"
     bucket: str
@@ -71,7 +71,7 @@ class GcsStorage(StorageConfig):
 
 
 class AzureStorage(StorageConfig):
-    """A container of Azure Blob Storage."""
+    """An Azure Blob Storage container."""
 
     type: Literal["azure"] = "azure"
     container: str

@@ -1,4 +1,4 @@
-"""What a configuration says about the training of one trial, by the names of the arguments that would say it."""
+"""What a configuration says about training one trial, under the names of the corresponding arguments."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 
 class TrainingSettings:
-    """What a configuration says for the calls of ``init`` and ``fit`` that do not say it; None where it says nothing.
+    """What a configuration supplies for arguments that ``init`` and ``fit`` were not given; None if it does not.
 
     Args:
         config: the configuration.
-        hparams: the hyperparameters of the trial: ``global_batch_size`` among them converts records to batches.
-        trial_seed: in place of the seed of the experiment.
-        checkpoint_storage: where checkpoints go: a directory, or a section of a configuration.
-        rungs: lengths, in units of the search, at which it needs a validation.
+        hparams: the hyperparameters of the trial; their ``global_batch_size`` converts records to batches.
+        trial_seed: a seed in place of the experiment's.
+        checkpoint_storage: where to store checkpoints: a directory, or a section of a configuration.
+        rungs: lengths, in units of the search, at which the search needs a validation.
 
     Attributes:
-        trial_seed: the seed of the trial; that of the experiment if a call trains it alone.
-        aggregation_frequency: number of batches for one update.
+        trial_seed: the seed of the trial; the experiment's if a call trains it alone.
+        aggregation_frequency: number of batches per optimizer update.
         average_aggregated_gradients: whether the gradients of aggregated batches are averaged, not added.
         checkpoint_policy: after which validations to checkpoint.
         step_zero_validation: whether to validate before the first batch.
@@ -63,7 +63,7 @@ class TrainingSettings:
 
     @property
     def validation_period(self) -> list[TrainUnit] | None:
-        """When validations are due; of several each counts.
+        """When validations are due; if there are several periods, after each of them.
 
         Raises:
             ValueError: as for :attr:`max_length`.

@@ -1,7 +1,7 @@
-"""Reading YAML as Determined read it, with the line of every key and all mistakes at once.
+"""Reading YAML as Determined did, with the line of every key and all mistakes at once.
 
-Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values,
-took the booleans of YAML 1.1 (``yes``, ``off``), too. Dates were text, and only what JSON can hold got through.
+Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values, also
+accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, and only what JSON can hold got through.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask_text
 
-#: Of a text that is longer nothing is read.
+#: Longer texts are not read at all.
 MOST_CHARACTERS = 1024 * 1024
 
 _TAG = "tag:yaml.org,2002:"
@@ -33,21 +33,21 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # Aliases of aliases can stand for any number of values.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
-# A float cannot be larger, and Python prints no number of more than some thousand.
+# A float cannot have more, and Python does not print integers with more than a few thousand.
 _MOST_DIGITS = 300
 
 
 class YamlDocument:
-    """What a YAML text holds.
+    """The content of a YAML text.
 
     Args:
         text: one YAML document.
 
     Attributes:
         data: dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read.
-        lines: where each key is.
+        lines: the line of each key.
         mistakes: what is wrong with the text.
-        notes: what was read differently than YAML 1.2 has it.
+        notes: what was read differently than YAML 1.2 specifies.
     """
 
     def __init__(self, text: str) -> None:
@@ -57,9 +57,9 @@ class YamlDocument:
         self.notes: list[ConfigMistake] = []
         self._open: list[Node] = []
         self._values = 0
-        # Every document has a state of its own, as its directives may set the version.
+        # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
-        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning shows the text
+        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
             return
@@ -72,7 +72,7 @@ class YamlDocument:
             mark = e.problem_mark or e.context_mark
             problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
-        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive of an unknown version
+        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
             self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
@@ -163,7 +163,7 @@ class YamlDocument:
         return value
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:
-        """Return a text whose escapes may be those of JSON, which writes some characters as two halves."""
+        """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A trial of Estimators behind the interface that the engine trains."""
+"""An Estimator trial behind the interface that the engine trains."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class EstimatorAdapter(SelfSavingTrial):
         return metrics
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Evaluate this rank's share of the validation data in a graph of its own; ``batch`` only counts."""
+        """Evaluate this rank's share of the validation data in a separate graph; ``batch`` only counts."""
         spec = self._parts_of_trial().eval_spec
         self._context.reduced.begin_graph()
         evaluated = RunCount()
@@ -212,7 +212,7 @@ class EstimatorAdapter(SelfSavingTrial):
         return {"framework": f"tensorflow-{tf.__version__}", "format": "saved_model"}
 
     def report_checkpoint(self, directory: str) -> None:
-        """Notify the hooks of the trial of a checkpoint that is written, and may get further files."""
+        """Notify the trial's hooks of a checkpoint that has been written, to which they may add files."""
         for hook in self._parts_of_trial().run_hooks():
             hook.on_checkpoint_end(directory)
 

@@ -1,4 +1,4 @@
-"""Datasets that are kept on disk, so that a later run need not make them again."""
+"""Datasets kept on disk, so that a later run need not create them again."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class DatasetCache:
             )
         given = layer.get("container_storage_path")
         root = pathlib.Path(given) if given else pathlib.Path(platformdirs.user_cache_dir("det_lightning")) / "datasets"
-        # Names may hold slashes, and two must not become one.
+        # Names may contain slashes, and two names must not map to one directory.
         name = f"{dataset_id}-{version}"
         readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
         return root / f"{readable[:80]}-{hashlib.sha256(repr((dataset_id, version)).encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Validation metrics that are computed in Python, over the batches of all ranks."""
+"""Validation metrics computed in Python, over the batches of all ranks."""
 
 from __future__ import annotations
 

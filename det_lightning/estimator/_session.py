@@ -44,7 +44,7 @@ class StopForwarder(tf.estimator.SessionRunHook):
         self._watched(run_context, self._hook.after_run, run_values)
 
     def _watched(self, run_context: Any, method: Callable[..., Any], *args: Any) -> Any:
-        # A request in the context of the session would end it before the boundary.
+        # A stop requested in the session's own context would end it before the boundary.
         own = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
         result = method(own, *args)
         if own.stop_requested:
@@ -136,7 +136,7 @@ class TrainingSession:
         try:
             save(training.input_saver, _INPUT)
         except (tf.errors.OpError, ValueError) as e:
-            # A dataset of a Python function; a resumed run goes through the batches again.
+            # The dataset comes from a Python function; a resumed run goes through the batches again.
             logger.debug("The position in the dataset cannot be written: %s", e)
 
     def restore_rank(self, directory: pathlib.Path | None, batches_trained: int) -> None:

@@ -13,7 +13,7 @@ from plotly.colors import sample_colorscale
 from det_lightning.experiments.hyperparameter_values import Hyperparameter
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 
-# Determined's page shows the curves of so many trials, the best ones.
+# Determined's page shows the curves of this many trials, the best ones.
 _MOST_CURVES = 100
 _HEIGHT = 420
 # So many values of a hyperparameter have a row or a column of the heat map each; more are put into so many ranges.
@@ -34,7 +34,7 @@ def learning_curves(state: ExperimentState, trials: Sequence[TrialRecord]) -> go
 def parallel_coordinates(
     state: ExperimentState, trials: Sequence[TrialRecord], hyperparameters: Sequence[Hyperparameter]
 ) -> go.Figure:
-    """Return a line for each trial through its hyperparameters to its metric, whose colour it has.
+    """Return a line for each trial through its hyperparameters to its metric, which sets its colour.
 
     Plotly's own chart of this kind needs WebGL, which not every browser has.
     """

@@ -1,4 +1,4 @@
-"""The files of an experiment. Everything about it lies in one directory, and nothing anywhere else."""
+"""The files of an experiment. Everything about it is in one directory, and nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExperimentDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        # The processes of trials have working directories of their own.
+        # The processes of trials have their own working directories.
         path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"

@@ -1,4 +1,4 @@
-"""What an event of each type must have, so that a damaged or made-up log is refused before anything is computed."""
+"""What an event of each type must have, so that a damaged or forged log is refused before anything is computed."""
 
 from __future__ import annotations
 

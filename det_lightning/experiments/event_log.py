@@ -1,4 +1,4 @@
-"""The append-only log of an experiment: its only state. Whatever is shown or resumed is computed from it."""
+"""The append-only log of an experiment: its only state, from which whatever is shown or resumed is computed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def runner_of(path: Path) -> tuple[int, str] | None:
         process = int(number)
     except (OSError, ValueError):
         return None
-    # To signal 0, or a negative number, is to signal several processes.
+    # Signalling 0 or a negative number signals several processes.
     return (process, machine) if process > 0 else None
 
 
@@ -86,7 +86,7 @@ def _runner_file(path: Path) -> Path:
 
 
 def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
-    """Append ``value`` to a file of JSON lines, through to the disk."""
+    """Append ``value`` to a file of JSON lines, and sync it to disk."""
     # One write, so that a reader never sees the parts of two lines mixed.
     file.write(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n")
     file.flush()

@@ -141,7 +141,7 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
-    """Delete the checkpoints that need not be kept; where that fails the experiment is complete all the same."""
+    """Delete the checkpoints that need not be kept; if that fails, the experiment is complete all the same."""
     try:
         for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
             runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.masking import mask
 
-# So that the difference of two is a float.
+# So that the difference of any two is a float.
 _LARGEST = 1e300
 
 

@@ -1,4 +1,4 @@
-"""What the terminal shows while an experiment runs: a live table, or plain lines where the output is piped."""
+"""What the terminal shows while an experiment runs: a live table, or plain lines if the output is piped."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class _Table:
         self._live.update(table, refresh=True)
 
     def _caption(self, state: ExperimentState) -> str | None:
-        """Return how long the experiment will take; None where that depends on the results of its trials."""
+        """Return how long the experiment will take; None if that depends on the results of its trials."""
         left_s = self._progress.time_left_s(time.time())
         if self._trials is None or left_s is None or state.outcome is not None:
             return None

@@ -1,4 +1,4 @@
-"""The files that an experiment trains with: a copy, so that later edits change no trial that is still to start."""
+"""The files that an experiment trains with: a copy, so that later edits do not affect trials yet to start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_BYTES = 95 * 1024 * 1024
 def copy_model_context(source: Path, target: Path) -> None:
     """Copy what a trial needs of a directory, without what ``.detignore`` names, and without experiments.
 
-    Links are copied as what they lead to.
+    Links are replaced with copies of their targets.
 
     Args:
         source: the directory with the code; its ``.detignore`` has the syntax of ``.gitignore``.

@@ -51,7 +51,7 @@ def failed_trials(directory: ExperimentDirectory) -> list[int]:
 
 
 def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
-    """Return the checkpoint of a trial with the best metric; the newest one where none has a metric."""
+    """Return the checkpoint of a trial with the best metric; the newest one if none has a metric."""
     metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
     best = state.best(metrics.values())
     if best is None:

@@ -1,4 +1,4 @@
-"""How long something will still take, from the progress that was observed."""
+"""How much longer something will take, judging from its progress so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Progress:
             self._at_s = at_s
 
     def time_left_s(self, now_s: float) -> float | None:
-        """Return the seconds to the end at the speed so far; None where no speed is known, as after one report."""
+        """Return the seconds left at the speed so far; None if the speed is not known, as after one report."""
         if self.fraction is None or self.fraction <= self._first_fraction or self._at_s <= self._first_at_s:
             return None
         speed = (self.fraction - self._first_fraction) / (self._at_s - self._first_at_s)

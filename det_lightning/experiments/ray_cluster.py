@@ -44,7 +44,7 @@ def connected(address: str) -> Iterator[RayCluster]:
         options["include_dashboard"] = False
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # of no other class where a node does not start in time
+    except Exception as error:  # has no more specific class if a node does not start in time
         raise errors.ExperimentError(
             f"--ray {address} cannot be used: {error} Start a cluster with `ray start --head`, or use --ray local."
         ) from error
@@ -60,7 +60,7 @@ def _check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        # The server of ray:// would go on for half a minute after its client was killed.
+        # The server of ray:// would continue for half a minute after its client was killed.
         raise errors.ExperimentError(
             f"--ray {address} cannot be used: expected HOST:PORT of a cluster, auto or local. Run det-lightning on a "
             "node of the cluster."
@@ -110,7 +110,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _needs_of(demand: Demand) -> dict[str, int]:
-    """Return the resources of Ray that a trial takes: a CPU for each process, and a GPU where GPUs are used.
+    """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used.
 
     Raises:
         ExperimentError: no node has so many.
@@ -132,7 +132,7 @@ def _needs_of(demand: Demand) -> dict[str, int]:
 
 
 def _trials_on(node: dict[str, Any], needs: dict[str, int]) -> int:
-    """Return how many trials a node can run at once, where it runs nothing else."""
+    """Return how many trials a node can run at once if it runs nothing else."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
 
 

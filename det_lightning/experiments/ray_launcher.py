@@ -59,7 +59,7 @@ class RayLauncher:
         )
 
     def has_room(self) -> bool:
-        """Return whether the nodes can run another trial. It waits where others use the cluster, too."""
+        """Return whether the nodes can run another trial, which waits if others use the cluster too."""
         return len(self._runs) < self._count_room()
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
@@ -78,7 +78,7 @@ class RayLauncher:
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
-        """Give the resources of a trial back to Ray."""
+        """Return the resources of a trial to Ray."""
         run = self._runs.pop(trial_id, None)
         if run is not None:
             run.release()

@@ -57,7 +57,7 @@ class Launcher(Protocol):
         """Start the next run of a trial, number ``trial.runs``."""
 
     def adopt(self, trial: TrialRecord) -> StartedRun:
-        """Return the run of a trial that a killed runner has left; it saves and ends by itself."""
+        """Return the run of a trial that a killed runner left behind; it saves and ends by itself."""
 
     def release(self, trial_id: int) -> None:
         """Take back the slots of a trial whose run has ended."""
@@ -259,7 +259,7 @@ class ExperimentRunner:
                 return TrialStatus.ERROR, trial.stop_error
             if trial.invalid_hp:
                 return TrialStatus.COMPLETED, "invalid hyperparameters"
-            # A script that ends because it was asked to ends well, too, and is not done.
+            # A script that ends because it was asked to also exits with 0, but is not done.
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"

@@ -29,7 +29,7 @@ def space_of(config: ExperimentConfig) -> SearchSpace:
 
 
 def trials_in_full(config: ExperimentConfig) -> int | None:
-    """Return how many trials the search trains to their end; None where that depends on their results.
+    """Return how many trials the search trains to their end; None if that depends on their results.
 
     Raises:
         ValueError: the search cannot be run; all mistakes are named.

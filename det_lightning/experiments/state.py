@@ -85,7 +85,7 @@ class TrialRecord:
     ended_at: float | None = None
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint to go on from."""
+        """Return the checkpoint to resume from."""
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
 
@@ -118,7 +118,7 @@ class ExperimentState:
             self.trials[event["trial"]].lines_read = event["lines"]
 
     def metric_of(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None where it lacks a number of that name."""
+        """Return the searcher's metric of a validation; None if it has no number of that name."""
         return None if validation is None else as_number(validation.metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:

@@ -93,7 +93,7 @@ def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
     listening = [sys.stdin.fileno()]
     while True:
         status = child.poll()
-        # A shell ends at once when it is asked to, and what it has started is still saving.
+        # A shell ends at once when asked to, while what it started is still saving.
         if status is not None and (deadline is None or not _group_lives(child.pid)):
             if deadline is not None and status == -signal.SIGTERM:
                 return os.EX_TEMPFAIL  # as a trial that has saved does
@@ -145,7 +145,7 @@ def _descendants(process: int) -> list[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name of the program, in parentheses, may hold anything.
+            # The program's name, in parentheses, may contain anything.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(entry.name)] = int(parent)

@@ -152,7 +152,7 @@ class OrphanedRun:
         return not is_running(self._directory)
 
     def exit_status(self) -> int:
-        """Return its exit status; where all was killed at once it counts as preempted, which is not its fault."""
+        """Return its exit status; if everything was killed at once, it counts as preempted, which is not its fault."""
         status = recorded_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 

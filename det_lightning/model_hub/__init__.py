@@ -1,1 +1,1 @@
-"""The base trials of Determined's model-hub, at the paths that they have there; see ``docs/transformers.md``."""
+"""The base trials of Determined's model-hub, at the same paths; see ``docs/transformers.md``."""

@@ -20,7 +20,7 @@ __all__ = ["AttrDict", "compute_num_training_steps", "download_url", "expand_lik
 
 
 class AttrDict(dict[str, Any]):
-    """A dict whose items are attributes too, also those of dicts in it.
+    """A dict whose items are also attributes, as are those of dicts in it.
 
     Methods of dicts keep their names: an item called ``items`` is ``d["items"]`` only.
     """

@@ -1,4 +1,4 @@
-"""What goes around a trial's context, such as devices and steps of its own, and what scripts take from a cluster."""
+"""Code that bypasses a trial's context, such as its own devices and steps, and what scripts use of a cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 
 
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
-    """Note what does not work with det_lightning though it is not a name of Determined."""
+    """Note what does not work with det_lightning although it is not a name of Determined."""
     torch_names = _names_from_torch(file)
     for statement in file.find(cst.Import, cst.ImportFrom):
         for module in _imported(statement):
@@ -62,7 +62,7 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
 
 
 def note_devices(file: PythonFile) -> None:
-    """Note devices and processes that code sets up by itself, where a trial's context does so."""
+    """Note devices and processes that code sets up itself, although a trial's context does so."""
     torch_names = _names_from_torch(file)
     for call in file.find(cst.Call):
         _check_call(file, call, torch_names)

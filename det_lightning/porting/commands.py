@@ -1,4 +1,4 @@
-"""Commands of a shell: launch layers, installed packages and the program ``det``, in scripts, hooks and Dockerfiles."""
+"""Shell commands: launch layers, installed packages and the program ``det``, in scripts, hooks and Dockerfiles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
 def missing_launcher(module: str, line: int) -> Finding:
     """Return the finding for a command that starts ``determined.launch.<module>``, which nothing replaces.
 
-    What DeepSpeed's launcher starts need not stay with it: another launcher starts it once the command is changed.
+    What DeepSpeed's launcher starts need not stay with it: another launcher can start it once the command is changed.
     """
     need = Need.nothing if module == "deepspeed" else Need.file
     return missing(f"determined.launch.{module}", line, need)
@@ -75,14 +75,14 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 
 def trial_class_in(words: list[str]) -> str | None:
-    """Return the class of a trial that a command, given as words, has a launcher run; None if there is none."""
+    """Return the trial class that a command, given as words, has a launcher run; None if there is none."""
     command = " ".join(words)
     launched = _TRIAL.search(command)
     inside = _RUN_INSIDE.search(command)
     return (launched and launched.group(1)) or (inside and inside.group(2)) or None
 
 
-#: What to do about a command that has a launcher run the class of a trial.
+#: What to do about a command that has a launcher run a trial class.
 RUN_AN_EXPERIMENT = (
     "name the class as the entrypoint of an experiment configuration, and start det-lightning run CONFIG; or write a "
     "script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here"
@@ -90,13 +90,13 @@ RUN_AN_EXPERIMENT = (
 
 
 def runs_a_class(given: str, line: int) -> Finding:
-    """Return the finding for a command that has a launcher run the class of a trial."""
+    """Return the finding for a command that has a launcher run a trial class."""
     reason = f"{given}: the launchers of det_lightning run classes in experiments only"
     return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands, but for lines of comment, with launch layers and packages rewritten, and what is left."""
+    """Return shell commands with launch layers and packages rewritten, except in comments, and what is left."""
     findings = []
     parts = _COMMENT.split(text)
     line = first_line

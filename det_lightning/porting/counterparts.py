@@ -1,6 +1,6 @@
 """What replaces a name of Determined in det_lightning, or the finding that nothing does.
 
-Names are looked up in the files of det_lightning: importing them would bring torch.
+Names are looked up in the files of det_lightning: importing them would import torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RENAMED = {
     "determined.pytorch._SimpleReducer": "determined.pytorch._reducer._SimpleReducer",
     "determined.pytorch._TrainBoundaryType": "determined.pytorch._trainer_utils._TrainBoundaryType",
 }
-# Modules that have names in common with det_lightning, and are something else.
+# Modules that share names with det_lightning, but are something else.
 _BLOCKED = (
     "determined.cli",
     "determined.common",
@@ -47,8 +47,8 @@ _BLOCKED = (
 )
 _IN_BLOCKED = ("determined.experimental.core_v2", "determined.experimental.test_one_batch")
 
-# Of packages that code for Determined imports beside it, a part of one first: how much it matters, what it is, and what
-# to do.
+# For packages that code imports along with Determined, parts of one first: how much it matters, what it is, and what to
+# do.
 _PACKAGES = {
     "model_hub.mmdetection": (
         Severity.problem,
@@ -109,7 +109,7 @@ def missing(path: str, line: int, need: Need = Need.file) -> Finding:
 
 
 def has_own_advice(path: str, use: str) -> bool:
-    """Return whether there is other advice for ``use``, which begins with ``path``, than for all of ``path``."""
+    """Return whether the advice for ``use``, which begins with ``path``, differs from that for all of ``path``."""
     return parts_of_determined.topic_of(path) != parts_of_determined.topic_of(use)
 
 

@@ -24,11 +24,11 @@ _GROUPS = {
     ),
 }  # fmt: skip
 _GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
-# Of det experiment create, what means nothing where experiments run in the foreground and in no project.
+# Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
 _DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
 _DROPPED_OPTIONS = ("--project_id", "--project-id")
 
-# What to do about commands that cannot be translated, mostly since they name an experiment by its number.
+# What to do about commands that cannot be translated, mostly because they name an experiment by its number.
 _KEEP = "remove it, or keep it for as long as there is a master"
 _SHOW = "det-lightning experiment show EXPERIMENT, with its directory"
 _LOGS = "det-lightning experiment logs EXPERIMENT TRIAL, with its directory"

@@ -1,4 +1,4 @@
-"""Changes to a text that leave everything else of it as it is, to the byte."""
+"""Changes to a text that leave the rest of it unchanged, to the byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Edits:
         return self._line_starts[line - 1] + column if line <= len(self._line_starts) else len(self.text)
 
     def indentation(self, offset: int) -> str:
-        """Return the white space that the line of an index begins with."""
+        """Return the white space at the start of the line that contains an index."""
         start = self._line_starts[bisect.bisect_right(self._line_starts, offset) - 1]
         return self.text[start : len(self.text) - len(self.text[start:].lstrip(" \t"))]
 
@@ -40,7 +40,7 @@ class Edits:
         self._replacements[start, end] = new
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
-        """Insert a text before an index; after what was inserted there already, unless it is to be ``first``."""
+        """Insert a text before an index, and after earlier insertions there, unless it is to be ``first``."""
         present = self._replacements.get((offset, offset), "")
         self._replacements[offset, offset] = new + present if first else present + new
 

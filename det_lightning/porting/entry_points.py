@@ -74,7 +74,7 @@ def _listed(reasons: list[str]) -> str:
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     """Return the entry points of the files of a project, by their directories."""
     ports = [port for port in graph.ports.values() if _is_entry_point(port)]
-    # What a configuration starts, and what a script imports, is no entry point of its own.
+    # What a configuration starts, and what a script imports, is not an entry point itself.
     within = {
         id(reached)
         for port in graph.ports.values()
@@ -121,7 +121,7 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
 
 
 def _not_startable(graph: FileGraph, port: FilePort) -> list[Reason]:
-    """Return what a configuration starts and cannot be started."""
+    """Return what a configuration starts that cannot be started."""
     reasons = []
     for name, module in graph.missing_classes(port):
         reason = f"there is no class {name} in {_shown(module.path)}"

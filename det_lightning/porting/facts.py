@@ -1,4 +1,4 @@
-"""What a file is, and which others it imports or starts, as far as its text says."""
+"""What a file is, and which others it imports or starts, as far as its text shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the files of a project are put together by."""
+    """What connects the files of a project."""
 
     kind: Kind = Kind.other
     imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
@@ -52,7 +52,7 @@ class Facts:
 
 
 def facts_of(path: pathlib.Path, text: str) -> Facts:
-    """Return what a file that was read says about itself."""
+    """Return what the text of a file says about it."""
     suffix = path.suffix.lower()
     if suffix in (".py", ".pyw"):
         return _of_python(text, Kind.script)
@@ -100,7 +100,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the names that the statements of a module bind; ``*`` where others may be bound, too."""
+    """Yield the names that the statements of a module bind, and ``*`` if they may bind others too."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield "*" if statement.name == "__getattr__" else statement.name

@@ -24,11 +24,11 @@ class FileGraph:
         self._started = {path: self._starts_of(port) for path, port in self.ports.items()}
 
     def imported_by(self, port: FilePort) -> list[FilePort]:
-        """Return the files that a file imports, and those that they import."""
+        """Return the files that a file imports, directly or indirectly."""
         return self._reached(port, started=False)
 
     def reached_by(self, port: FilePort) -> list[FilePort]:
-        """Return a file, and those that it imports or starts, and those that they do."""
+        """Return a file, and those that it imports or starts, directly or indirectly."""
         return [port, *self._reached(port, started=True)]
 
     def named_by(self, port: FilePort) -> dict[str, FilePort]:

@@ -19,7 +19,7 @@ from det_lightning.porting.facts import Facts, facts_of
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
-# Notebooks with pictures have some millions.
+# Notebooks with pictures have several million.
 _MOST_BYTES = 100 * 1024 * 1024
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
@@ -84,7 +84,7 @@ def is_portable(path: pathlib.Path) -> bool:
 
 
 def port_file(path: pathlib.Path) -> FilePort:
-    """Port one file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so."""
+    """Port a file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so."""
     size = path.stat().st_size
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
@@ -94,7 +94,7 @@ def port_file(path: pathlib.Path) -> FilePort:
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
-        # Some codecs of Python write another text than they have read, such as one without line breaks.
+        # Some of Python's codecs write different text than they read, such as text without line breaks.
         is_readable = text.encode(encoding, "replace") == content and "line\n".encode(encoding) == b"line\n"
     except (UnicodeError, LookupError):
         is_readable = False

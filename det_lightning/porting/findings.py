@@ -28,7 +28,7 @@ class Need(str, enum.Enum):
 
 
 class Premise(str, enum.Enum):
-    """What a finding in one file takes for granted, and the whole project may show to be otherwise."""
+    """What a finding in one file assumes, which the whole project may disprove."""
 
     nothing = ""
     changed = "changed"  #: the file is written as it was ported
@@ -50,12 +50,12 @@ class Finding:
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:
-    """Return the line of ``text[offset]`` in the file whose line ``first_line`` the text begins with."""
+    """Return the line of ``text[offset]`` in a file in which the text begins at line ``first_line``."""
     return first_line + text.count("\n", 0, offset)
 
 
 def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:
-    """Return the findings in the order of their lines, each once, without those that a comment declares resolved."""
+    """Return the findings in line order, each once, without those that a comment declares resolved."""
     lines = ["", *text.splitlines()]
     return [
         finding

@@ -17,7 +17,7 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites imports and their uses. A name of which no use can be rewritten stays, and so does such a file."""
+    """Rewrites imports and their uses. A name none of whose uses can be rewritten stays, and so does such a file."""
 
     def __init__(self, file: PythonFile) -> None:
         self.file = file
@@ -102,7 +102,7 @@ class ImportRewriter:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Return whether a name is missing and imported in a line of its own, which nothing but names refers to."""
+        """Return whether a name is missing, has its own import line in the module, and is not mentioned in strings."""
         is_from = isinstance(binding.statement, cst.ImportFrom)
         if not is_from or counterpart(binding.path) is not None or not self._may_lose(binding):
             return False
@@ -117,14 +117,14 @@ class ImportRewriter:
         """Return whether a file may do without a name: one with a trial, or a script that uses nothing missing."""
         if self.bindings.uses_trial_api():
             return True
-        # From a script nobody imports what it does not use itself.
+        # Nobody imports from a script what it does not use itself.
         is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
         needed = [use.path for use in self.bindings.references]
         needed += [found.imported for found in self.bindings.found if isinstance(found.statement, cst.Import)]
         return is_script and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _move(self, binding: Binding) -> bool:
-        """Import a name where alone it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
+        """Import a name only where it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
         scripts = {self._script_around(use.node) for use in self._uses(binding)}
         if len(scripts) > 1 or None in scripts:
             return False
@@ -232,7 +232,7 @@ class ImportRewriter:
         return any(f"{module}.".startswith(f"{path}.") for module in imported if counterpart(module) is None)
 
     def _note_missing_binding(self, binding: Binding) -> None:
-        """Note what a statement imports that is missing; where all uses of it have advice of their own, note those."""
+        """Note a missing name that a statement imports; if all its uses have their own advice, note those instead."""
         uses = self._uses(binding)
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"

@@ -1,4 +1,4 @@
-"""The report of a move: per project and entry point what was done, what is left, and which checks passed."""
+"""The report of a move: for each project and entry point, what was done, what is left, and which checks passed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATES = {Outcome.moves: "runs", Outcome.waits: "waits", Outcome.stays: "stays"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The outcome of a check of ``pytest --trial``, as its JUnit file has it."""
+    """The outcome of a check of ``pytest --trial``, from its JUnit file."""
 
     trial: str
     name: str  # of the check
@@ -63,7 +63,7 @@ def read_checks(file: pathlib.Path) -> list[Check]:
     """Return the checks in a file that ``pytest --junitxml`` wrote.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
         OSError: it cannot be read.
     """
     try:
@@ -88,10 +88,10 @@ def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Chec
         file: replaced if it exists.
         project: what was ported.
         checks: what ``pytest --trial`` found.
-        written: whether the files were changed, or are only to be.
+        written: whether the files were changed, or only would be.
 
     Raises:
-        ValueError: the file's name ends otherwise.
+        ValueError: the file's name has another ending.
         ImportError: jinja2 is not installed.
         OSError: the file cannot be written.
     """
@@ -155,5 +155,5 @@ def _lines_changed(port: FilePort) -> int:
 
 
 def _markdown_cell(text: object) -> str:
-    """Return text that stays in one cell of a table and is not taken for Markdown or HTML."""
+    """Return text that stays in one table cell and is not interpreted as Markdown or HTML."""
     return re.sub(r"([\\|*\[\]<>])", r"\\\1", escape(text))

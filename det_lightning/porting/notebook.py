@@ -69,7 +69,7 @@ def parts_of(text: str) -> tuple[str, str]:
     """Return the Python of a notebook as one program, and the commands in it, a line each.
 
     Raises:
-        NotebookError: it is none.
+        NotebookError: it is not a notebook.
     """
     notebook, _ = _read(text)
     sources = ["".join(cell["source"]) for cell in _code_cells(notebook)]
@@ -79,7 +79,7 @@ def parts_of(text: str) -> tuple[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Any], Callable[[dict[str, Any]], str]]:
-    """Return a notebook, and what writes it as it is written now."""
+    """Return a notebook, and a function that writes it in its current layout."""
     try:
         notebook = json.loads(text)
     except ValueError as e:
@@ -113,7 +113,7 @@ def _ending(text: str) -> str:
 
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
-    """Return a cell with its commands ported; findings are at the lines that these had before."""
+    """Return a cell with its commands ported; findings refer to the lines before porting."""
     lines = [line_at(before, found.start(), first_line) for found in _HIDDEN.finditer(before)]
     commands = list(_HIDDEN.finditer(source))
     ported = [port_shell(command.group(2), line) for command, line in zip(commands, lines, strict=False)]

@@ -1,4 +1,4 @@
-"""What today's torch, numpy, Pillow and Python no longer have of the libraries that older trials were written for."""
+"""What older trials use that today's torch, numpy, Pillow and Python no longer have."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PACKAGES = ("torch", "numpy", "PIL", "collections")
 
 
 def note_older_libraries(file: PythonFile) -> None:
-    """Note the uses of libraries that today's releases do not have, or understand in another way."""
+    """Note the uses of libraries that today's releases no longer have, or interpret differently."""
     for package in _PACKAGES:
         bindings = Bindings(file, package)
         for use in bindings.references:

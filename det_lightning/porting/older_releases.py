@@ -1,4 +1,4 @@
-"""Names and calls of older releases, rewritten to those of today, and what trials take from inside of a context."""
+"""Names and calls of older releases, rewritten to today's, and what trials take from inside a context."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _RENAMED = {
     "_backward": "backward",
     "_step_optimizer": "step_optimizer",
     "_to_device": "to_device",
-    # Ranks, before they were a part of their own.
+    # Ranks, before they had their own part of the context.
     "get_local_rank": "distributed.get_local_rank",
     "get_rank": "distributed.get_rank",
     "get_size": "distributed.get_size",
-    # Private, and of use.
+    # Private, but used by trials.
     "_aggregation_frequency": "aggregation_frequency",
     "_current_batch_idx": "position.batch_idx",
     "_epoch_len": "position.epoch_len",
     "_should_communicate_and_update": "is_update_batch",
 }
-# Our context has it too: setting it is how use_amp() gets a scaler of other arguments.
+# det_lightning's context has it too: setting it is how use_amp() gets a scaler with other arguments.
 _KEPT = {"_scaler"}
 _GONE = {
     "_hvd_config": "ask context.distributed.get_size() > 1",
@@ -42,7 +42,7 @@ _NEW_HOOKS = {
 }
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
 _OLD_INTERFACE = {"build_model", "optimizer"}
-# What was left to the trial in examples, and is done for it: the mode that a method runs in.
+# What trials in examples did themselves, and is done for them: setting the mode that a method runs in.
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
@@ -109,7 +109,7 @@ class OlderReleases:
                 self._file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
 
     def _add_epoch(self, method: cst.FunctionDef) -> None:
-        """Give a hook its argument, which it did without until Determined 0.17."""
+        """Give a hook its argument, which it did not have until Determined 0.17."""
         given = method.params
         alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
         starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
@@ -120,7 +120,7 @@ class OlderReleases:
     # Trials
 
     def _remove_mode_calls(self, trial: cst.ClassDef) -> None:
-        """Remove ``self.model.train()`` where the model is in that mode anyway, and nothing in the class changes it."""
+        """Remove ``self.model.train()`` if the model is in that mode anyway and nothing in the class changes it."""
         wrapped = {
             dotted_name(target.target)
             for assign in self._file.find(cst.Assign, within=trial)
@@ -156,7 +156,7 @@ class OlderReleases:
                 self._remove_model(method)
 
     def _remove_model(self, method: cst.FunctionDef) -> None:
-        """Remove the model from the arguments of a method that does not use it: it is not passed any more."""
+        """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
         given = method.params.params
         index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
         if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
@@ -170,5 +170,5 @@ class OlderReleases:
 
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:
-    """Return whether a node is a call of one of some methods, whatever the object."""
+    """Return whether a node calls one of some methods, on any object."""
     return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods

@@ -13,7 +13,7 @@ from det_lightning.porting.findings import Finding, Premise
 
 
 def without_pointless_findings(graph: FileGraph) -> list[FilePort]:
-    """Return the files of a project without the findings whose premise the project shows to be otherwise."""
+    """Return the files of a project without the findings whose premise the project disproves."""
     configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():

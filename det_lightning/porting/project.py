@@ -1,4 +1,4 @@
-"""The files of a project, which are untrusted: a separate process reads them, and nothing is written through a link."""
+"""The files of a project, which are not trusted: a separate process reads them, and links are never written through."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
 
 
 def _is_writable(path: pathlib.Path) -> bool:
-    # The administrator may write to any file, also to one that somebody has protected.
+    # The administrator may write to any file, even one that is write-protected.
     return bool(path.stat().st_mode & stat.S_IWUSR) and os.access(path, os.W_OK)
 
 

@@ -17,12 +17,12 @@ Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
-# Trials of other frameworks, which train otherwise.
+# Trials of other frameworks, which train differently.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
 class _Walk(cst.CSTVisitor):
-    """All nodes in the order of the text; those of a subtree lie together."""
+    """All nodes in the order of the text; those of a subtree are contiguous."""
 
     def __init__(self, module: cst.Module) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PythonFile:
 
     @functools.cached_property
     def _scopes(self) -> Mapping[cst.CSTNode, Any]:
-        """Scopes, which take the longest to find, and only files with imports of Determined need."""
+        """The scopes, which take longest to find, and which only files that import Determined need."""
         return self._wrapper.resolve(metadata.ScopeProvider)
 
     @overload
@@ -121,7 +121,7 @@ class PythonFile:
         return self._walk.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield the nodes that a node is a part of, the nearest first."""
+        """Yield the nodes that contain a node, innermost first."""
         current = self.parent(node)
         while current is not None:
             yield current
@@ -200,7 +200,7 @@ def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
 
 
 def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
-    """Return the trials and callbacks of a file, also those that derive from others of the file.
+    """Return the trials and callbacks of a file, including those that derive from others in the file.
 
     What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
     """

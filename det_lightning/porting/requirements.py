@@ -1,4 +1,4 @@
-"""The package's name, wherever a project says what it needs."""
+"""The package's name, wherever a project lists its requirements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QUOTED = re.compile(r"([\"'])(determined\b[^\"']*)\1")
 
 @functools.cache
 def _compatible() -> str:
-    """Return what is required of the version, in signs that mean nothing to a shell."""
+    """Return the version requirement, in characters that mean nothing to a shell."""
     major, minor, *_ = det_lightning.__version__.split(".")
     return f"~={major}.{minor}"
 
@@ -73,7 +73,7 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
 
 
 def useless_installs(text: str, first_line: int) -> list[Finding]:
-    """Return what shell commands install that is of no use without Determined."""
+    """Return findings for packages that shell commands install and that are of no use without Determined."""
     return [
         _useless(found.group(1), line_at(text, command.start() + found.start(), first_line))
         for command in _INSTALL.finditer(text)
@@ -94,7 +94,7 @@ def port_config_file(text: str) -> tuple[str, list[Finding]]:
 
 
 class _ConfigReader:
-    """Knows, line by line, whether requirements stand there."""
+    """Tracks, line by line, whether requirements are listed."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []

@@ -1,4 +1,4 @@
-"""Porting files in a process of its own: one that cannot be read, however it fails, takes nothing else along."""
+"""Porting files in a separate process, so that a file that cannot be read affects nothing else, however it fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PortingFailed(ValueError):
 
 
 class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
-    """Ports files in another process, which is started again after a file that crashed it or took too long."""
+    """Ports files in another process, which is restarted after a file that crashed it or took too long."""
 
     def __init__(self, timeout_s: float = 15.0) -> None:
         self._timeout_s = timeout_s
@@ -60,7 +60,7 @@ class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
         self._end()
 
     def _start(self) -> subprocess.Popen[str]:
-        # Not from the working directory: the files there are what is to be read, and none of it is to be imported.
+        # Not from the working directory: the files there are to be read, and must not be imported.
         here = str(pathlib.Path(det_lightning.__file__).parents[1])
         path = [entry for entry in sys.path if entry and pathlib.Path(entry).resolve() != pathlib.Path.cwd()]
         command = [sys.executable, "-c", _CODE.format(path=[*path, here], limit=self._timeout_s)]
@@ -90,13 +90,13 @@ def serve(timeout_s: float) -> None:
 def _answer(path: pathlib.Path) -> Any:
     try:
         return _plain_form().dump_python(port_file(path), mode="json")
-    except Exception as e:  # whatever a file does to its reader, the others are still to be ported
+    except Exception as e:  # whatever a file does to its reader, the others must still be ported
         return {"error": f"{type(e).__name__}: {e}"}
 
 
 @functools.cache
 def _plain_form() -> TypeAdapter[FilePort]:
-    from pydantic import TypeAdapter  # takes a while, which --help should not cost
+    from pydantic import TypeAdapter  # too slow to import for --help
 
     return TypeAdapter(FilePort)
 

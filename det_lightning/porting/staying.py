@@ -1,4 +1,4 @@
-"""What stays as it is in a project, so that whatever still needs Determined goes on running on it."""
+"""What stays as it is in a project, so that whatever still needs Determined keeps running on it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ON_ITS_OWN = re.compile(
 
 
 def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
-    """Return the files of a project with what Determined is still needed for as it was before.
+    """Return the files of a project, with everything for which Determined is still needed left as it was.
 
-    That is whatever imports or starts what cannot be ported; what such code hands trials to, or takes them from; the
-    commands that start it; and the requirement of Determined itself.
+    This includes whatever imports or starts what cannot be ported; what such code passes trials to, or gets them from;
+    the commands that start it; and the requirement of Determined itself.
     """
     kept = _Kept(FileGraph(ports))
     return [kept.port(port) for port in kept.graph.ports.values()]
@@ -43,14 +43,14 @@ class _Kept:
                 self._why[port.path] = needs[0]
         #: Whatever keeps the requirement of Determined in the directories above it.
         self._needs = [need for port in graph.ports.values() for need in needs_of(port, Need.file, Need.script)]
-        # A trial of ours is nothing that a class of Determined can train, nor the other way round.
+        # Determined's classes cannot train a trial of det_lightning, nor the other way round.
         for port in graph.ports.values():
             if port.path in self._why and port.facts.uses_trials:
                 for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
                     self._why.setdefault(imported.path, self._why[port.path])
 
     def port(self, port: FilePort) -> FilePort:
-        """Return a file with what stays of it as it was."""
+        """Return a file in which what stays is as it was."""
         if not port.changed:
             return port
         staying = {name: file for name, file in self.graph.named_by(port).items() if file.path in self._why}
@@ -96,14 +96,14 @@ def _restored(port: FilePort, why: Reason) -> FilePort:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text, those together that a backslash makes one."""
+    """Return the lines of a text; lines joined by a backslash are returned as one."""
     return [found.group() for found in _LOGICAL_LINE.finditer(text) if found.group()]
 
 
 def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
     """Return what to write for a line that requires Determined, and what is left to do about it.
 
-    ``is_there``: the file had the ``new`` line before.
+    If ``is_there``, the file already had the ``new`` line.
     """
     if needed is None:
         return ("" if is_there else new), []

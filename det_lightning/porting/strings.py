@@ -1,4 +1,4 @@
-"""Strings that hold names: annotations, module paths, commands. Others may say ``determined`` as they like."""
+"""Strings that hold names: annotations, module paths, commands. ``determined`` stays in all other strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of the environment that Determined sets for a task, and ``det-lightning run`` does not."""
+"""Environment variables that Determined sets for a task, but ``det-lightning run`` does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SET_BY_RUN = {
     "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT", "DET_SLOT_IDS",
     "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
 }  # fmt: skip
-#: What a project may set for Determined's own tools, to no end here.
+#: What a project may set for Determined's own tools, which has no effect here.
 _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
     "DET_SESSION_TOKEN", "DET_USER", "DET_USER_TOKEN",

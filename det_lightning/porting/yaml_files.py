@@ -50,7 +50,7 @@ class _YamlPort:
         self._seen: set[int] = set()
 
     def visit(self, node: yaml.Node) -> None:
-        """Port the scalars of a node; an anchored one, which aliases bring again, once."""
+        """Port the scalars of a node; an anchored one, which aliases repeat, only once."""
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
@@ -112,10 +112,10 @@ class _YamlPort:
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
-            # As it will be: some launchers are replaced by one with other options.
+            # In the ported text, because some launchers are replaced with one that has other options.
             trial = _class_that_run_trains(self.edits.result())
             if trial is not None and entrypoint is not None:
-                # A launcher that runs a class is what it should be in an entrypoint.
+                # In an entrypoint, a launcher that runs a class is fine.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
                 self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
                 self._check_class(entrypoint, trial)
@@ -166,7 +166,7 @@ def _without_effect(field: FieldEffect, severity: Severity, advice: str) -> Find
 
 
 def _is_of_determined(image: Images) -> bool:
-    """Return whether images are those of Determined's environments, of which a trial needs nothing but torch."""
+    """Return whether images are Determined's environments, of which a trial needs only torch."""
     names = [name for name in (image.cpu, image.cuda, image.rocm) if name]
     return all("determinedai/" in name for name in names)
 

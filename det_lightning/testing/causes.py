@@ -1,4 +1,4 @@
-"""The usual causes of a difference between two trainings, and of state that a checkpoint lacks."""
+"""The usual causes of a difference between two training runs, and of state that a checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
 
 
 def usual_causes(comparison: str, kind: str) -> tuple[str, ...]:
-    """Return the usual causes, the likeliest first; ``comparison`` and ``kind`` are keys of the table."""
+    """Return the usual causes, likeliest first; ``comparison`` and ``kind`` are keys of the table."""
     causes = _CAUSES[comparison].get(kind, _CAUSES[comparison].get("any", ()))
     return (causes,) if isinstance(causes, str) else causes

@@ -1,4 +1,4 @@
-"""Training with ``transformers.Trainer``, at the path that it has in Determined."""
+"""Training with ``transformers.Trainer``, at the same path as in Determined."""
 
 from det_lightning.transformers._hf_callback import DetCallback
 

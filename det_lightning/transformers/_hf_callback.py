@@ -38,16 +38,16 @@ class DetCallback(TrainerCallback):
     it: the script calls ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
 
     Args:
-        core_context: what ``core.init()`` has returned, inside of its ``with`` block.
-        args: the arguments that the trainer is given, too.
+        core_context: what ``core.init()`` returned, inside its ``with`` block.
+        args: the arguments that the trainer is given too.
         filter_metrics: report only the metrics whose names contain one of these, and those that a search looks at;
             None reports all.
-        user_data: for JSON, written to ``my_data.json`` in each checkpoint.
+        user_data: JSON-serializable data, written to ``my_data.json`` in each checkpoint.
 
     Attributes:
         info: the trial of an experiment; None elsewhere.
         searcher_metric: the validation metric to search by; None outside of an experiment.
-        time_metric: the metric that says how long a trial has trained, where the configuration gives one.
+        time_metric: the metric that measures how long a trial has trained, if the configuration names one.
 
     Raises:
         ValueError: the configuration of the experiment and ``args`` say different lengths.
@@ -70,7 +70,7 @@ class DetCallback(TrainerCallback):
         self.last_eval_metrics = -1
         self.last_save = -1
         self.last_progress = 0
-        # Scripts set these to False where an evaluation or a checkpoint at the end of the training is not wanted.
+        # Scripts set these to False if they want no evaluation or checkpoint at the end of the training.
         self._force_final_save = True
         self._force_final_evaluate = True
         self._preempted = False
@@ -81,7 +81,7 @@ class DetCallback(TrainerCallback):
         self.load_last_checkpoint(args)
 
     def load_last_checkpoint(self, args: TrainingArguments) -> None:
-        """Download the newest checkpoint of the trial, and let ``args.resume_from_checkpoint`` name it.
+        """Download the newest checkpoint of the trial, and set ``args.resume_from_checkpoint`` to it.
 
         Nothing is done if there is none, or with ``overwrite_output_dir``, which older releases of transformers have.
         """
@@ -91,11 +91,11 @@ class DetCallback(TrainerCallback):
         if getattr(args, "overwrite_output_dir", False):
             logger.info("overwrite_output_dir is set: the training does not go on from checkpoint %s.", newest)
             return
-        # All ranks get all files: DeepSpeed reads the shards of the other ones, too.
+        # All ranks get all files: DeepSpeed also reads the shards of other ranks.
         self.core_context.checkpoint.download(newest, args.output_dir)
         steps = self.core_context.checkpoint.get_metadata(newest).get("steps_completed")
         named = Path(args.output_dir, f"checkpoint-{steps}")
-        # The directory may hold newer ones, of another run.
+        # The directory may hold newer checkpoints of another run.
         path = str(named) if named.is_dir() else get_last_checkpoint(args.output_dir)
         args.resume_from_checkpoint = path
         self._resumes_from = path
@@ -199,7 +199,7 @@ class DetCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         metrics = {name: value for name, value in logs.items() if self._is_reported(name)}
-        # Those of the Trainer's logs are rounded.
+        # The values in the Trainer's logs are rounded.
         for name, value in (("batches", state.global_step), ("epochs", state.epoch)):
             if value is not None:  # there is no epoch before a training
                 metrics.setdefault(name, value)

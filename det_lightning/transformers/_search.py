@@ -45,10 +45,10 @@ def require_metrics(reported: Collection[str], needed: Mapping[str, str | None])
 
     Args:
         reported: names of the metrics of the evaluation.
-        needed: names of metrics by the field of the configuration that gives them; None where it gives none.
+        needed: names of metrics by the field of the configuration that names them; None if it names none.
 
     Raises:
-        ValueError: some are missing; all of them are named.
+        ValueError: some are missing; the message names all of them.
     """
     missing = [f"{field}: {name}" for field, name in needed.items() if name is not None and name not in reported]
     if missing:

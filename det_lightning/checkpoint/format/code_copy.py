@@ -9,7 +9,7 @@ import pathlib
 import stat
 from typing import IO
 
-# Not at the first checkpoint: CPython loses a Ctrl-C that arrives while an optional `from` import fails.
+# Imported here and not at the first checkpoint: CPython loses a Ctrl-C while an optional `from` import fails.
 from det_lightning.checkpoint.format.code_rules import CodeRules
 from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeScan
 from det_lightning.escaping import escape, name_some
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1024 * 1024
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that has taken the place of a file must not make the open wait for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# Errors of a file system that cannot hold a name.
+# Errors of a file system on which a name is not possible.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 
 
@@ -35,10 +35,10 @@ class _SecretError(Exception):
 class CodeCopier:
     """Copies the code of one run into each of its checkpoints.
 
-    Left out is what :class:`CodeRules` name, virtual environments and checkpoints; but never a file from which this
-    process has imported a module, unless ``.detignore`` names it. Files that cannot be copied are named in a warning,
-    once a run. ``source`` is by default the working directory at that time; ``apart``, the storage of the checkpoints,
-    is not copied if it lies there.
+    What :class:`CodeRules` name, virtual environments and checkpoints are left out; but files from which this process
+    has imported a module only if ``.detignore`` names them. Files that cannot be copied are named in a warning, once a
+    run. ``source`` is by default the working directory when copying; ``apart``, the storage of the checkpoints, is left
+    out if it is in there.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CodeCopier:
         self._reported: set[str] = set()
 
     def copy(self, target: pathlib.Path) -> None:
-        """Copy the code to the new directory ``target``, with the permissions that the umask leaves."""
+        """Copy the code to the new directory ``target``, with the permissions that the umask allows."""
         target.mkdir()
         try:
             source = pathlib.Path(os.path.abspath(self._source))  # noqa: PTH100 (keeps links)
@@ -104,7 +104,7 @@ class CodeCopier:
 
 
 def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: CodeRules, is_imported: bool) -> None:
-    """Copy one file, with the size that it has at the beginning; a module may have been imported through a link."""
+    """Copy one file, no more than its size at the start; if it is an imported module's, it may be a link."""
     try:
         descriptor = os.open(source, _READ_FLAGS | (0 if is_imported else _NO_LINK))
     except OSError as e:
@@ -120,7 +120,7 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path, name: str, rules: Cod
 
 
 def _copy_content(reader: IO[bytes], status: os.stat_result, chunk: bytes, target: pathlib.Path) -> None:
-    """Write a file with this status, of which ``chunk`` is read, to a new one; remove that if it cannot be read on."""
+    """Write ``chunk`` and the rest of a file with this status to a new file; remove that if the rest cannot be read."""
     left = status.st_size
     writer = _new_file(target, status.st_mode)
     try:
@@ -142,7 +142,7 @@ def _read(reader: IO[bytes], count: int) -> bytes:
 
 
 def _new_file(target: pathlib.Path, mode: int) -> IO[bytes]:
-    """Create a file, and its directory, with the permissions of another file, as far as the umask leaves them."""
+    """Create a file and its directory, with the permissions ``mode`` as far as the umask allows them."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rules for which files of a directory belong to the code of a trial, by their names."""
+"""Rules that decide by name which files of a directory belong to the code of a trial."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class _UnreadableRulesError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class GitIgnores:
-    """The ``.gitignore`` files that apply to a directory ``in_work_tree`` of a git repository, elsewhere none.
+    """The ``.gitignore`` files that apply to a directory; there are none unless it is ``in_work_tree`` of a repository.
 
-    ``specs`` are the rules of each, with the path of its directory to which they are relative, the innermost last.
+    ``specs`` are the rules of each, with the path of the directory that they are relative to, the innermost last.
     """
 
     in_work_tree: bool = False
     specs: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()
 
     def name(self, path: str) -> bool:
-        """Return whether they name the absolute ``path``, which ends in a slash if it is a directory."""
+        """Return whether the rules name the absolute ``path``, which ends in a slash if it is a directory."""
         for base, spec in reversed(self.specs):
             verdict = spec.check_file(path.removeprefix(base)).include if path != base else None
             if verdict is not None:
@@ -61,7 +61,7 @@ class GitIgnores:
         return False
 
     def entered(self, directory: str, names: Container[str], problems: list[str]) -> GitIgnores:
-        """Return those that apply to a directory in this one, in which ``names`` exist; extend ``problems``."""
+        """Return the rules for a directory in this one, which contains ``names``; add to ``problems``."""
         inner = GitIgnores(in_work_tree=True) if ".git" in names else self
         if not inner.in_work_tree or ".gitignore" not in names:
             return inner
@@ -74,7 +74,7 @@ class GitIgnores:
 
     @classmethod
     def around(cls, directory: pathlib.Path, problems: list[str]) -> GitIgnores:
-        """Return those of the directories above ``directory``; none if they name the directory itself."""
+        """Return the rules of the directories above ``directory``; none if they name the directory itself."""
         ignores = cls()
         for parent in reversed(directory.parents):
             if ignores.in_work_tree or os.path.lexists(parent / ".git"):
@@ -89,7 +89,7 @@ class CodeRules:
 
     ``.detignore`` comes first: a path that it names is left out, and one that it names with a ``!`` is not. After that
     secrets, paths that ``.gitignore`` names, and those that no trial needs are left out. ``problems`` are sentences on
-    what is wrong with the files of rules; if ``detignore_failed``, those of ``.detignore`` are not known.
+    what is wrong with the files of rules; if ``detignore_failed``, the rules of ``.detignore`` are not known.
     """
 
     def __init__(self, source: pathlib.Path, with_secrets: bool = False) -> None:
@@ -107,11 +107,11 @@ class CodeRules:
                 self.detignore_failed = True
 
     def detignore(self, name: str) -> bool | None:
-        """Return True if ``.detignore`` names a relative path, False if it does with a ``!``, and else None."""
+        """Return True if ``.detignore`` names a relative path, False if it does so with a ``!``, otherwise None."""
         return self._detignore.check_file(name).include
 
     def leaves_out(self, name: str, ignores: GitIgnores, secrets: list[str]) -> bool:
-        """Return whether a relative path is left out; ``secrets`` gets it if secrets have such names."""
+        """Return whether a relative path is left out; add it to ``secrets`` if its name suggests a secret."""
         by_detignore = self._detignore.check_file(name).include
         if by_detignore is not None:
             return by_detignore
@@ -121,7 +121,7 @@ class CodeRules:
         return _compile(_NEVER_NEEDED).match_file(name) or ignores.name(f"{self._source}/{name}")
 
     def holds_key(self, beginning: bytes, name: str) -> bool:
-        """Return whether a file with this beginning holds a private key, and is to be left out."""
+        """Return whether a file that begins like this holds a private key and must be left out."""
         first_line = beginning[:100].lstrip().split(b"\n")[0]
         is_key = first_line.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in first_line
         is_key = is_key or first_line.startswith(b"PuTTY-User-Key-File-")
@@ -129,7 +129,7 @@ class CodeRules:
 
 
 def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSpec:
-    """Read a file with the syntax of ``.gitignore``, in any encoding; ``problems`` gets a sentence for each in it."""
+    """Read a file with the syntax of ``.gitignore``, in any encoding; add a sentence per problem to ``problems``."""
     patterns: list[Any] = []
     for line in _decoded_lines(path, _read_regular_file(path), problems):
         try:
@@ -166,7 +166,7 @@ def _decoded_lines(path: pathlib.Path, content: bytes, problems: list[str]) -> l
         if encoding != "utf-8-sig":
             raise _UnreadableRulesError(f"{path} cannot be read: it is neither UTF-8 nor {encoding.upper()}") from None
     problems.append(f"{path} is not UTF-8, and was read as Latin-1")
-    # A name on the disk may have either form: the bytes in the file, or the letters that they stand for.
+    # A name on the disk may consist of the bytes in the file, or of the letters that they stand for.
     return [*content.decode("latin-1").splitlines(), *os.fsdecode(content).splitlines()]
 
 

@@ -25,10 +25,10 @@ def files_imported_from(directory: pathlib.Path) -> set[str]:
     below = (os.path.join(roots[0], ""), os.path.join(roots[1], ""))  # noqa: PTH118 (a slash at the end)
     pythons_own = (os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib")))
     found = set()
-    # Thousands of modules are loaded, and few of them lie there: no function is called for each.
+    # Thousands of modules are loaded, and few of them are there: calling a function for each would be slow.
     for module in list(sys.modules.values()):
         try:
-            # The usual access to an attribute would import a lazy module.
+            # getattr() would import a lazy module.
             attributes = object.__getattribute__(module, "__dict__")
         except AttributeError:  # another object in place of a module
             continue
@@ -54,11 +54,11 @@ def _path_below(roots: Sequence[str], file: str) -> pathlib.PurePath | None:
 
 
 _SOURCE_SUFFIXES = (".py", ".pyi")
-# Names that a storage may change, or that a reader refuses.
+# Characters in names that a storage may change, or a reader refuses.
 _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
-# A directory that holds one of these is an environment or a cache.
+# A directory with one of these is an environment or a cache.
 _MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
-# One that holds all of these is an experiment of det-lightning run.
+# A directory with all of these is an experiment of `det-lightning run`.
 _OF_EXPERIMENT = {"events.jsonl", "config.json"}
 
 
@@ -66,8 +66,8 @@ _OF_EXPERIMENT = {"events.jsonl", "config.json"}
 class CodeLimits:
     """Limits beyond which only Python sources and the files of imported modules are copied.
 
-    ``size_bytes`` is that of Determined's platform. ``entries`` and ``scan_s`` limit the files and directories that are
-    looked at, and the time for that: a network drive may be slow.
+    The default of ``size_bytes`` is the limit of Determined's platform. ``entries`` and ``scan_s`` limit how many files
+    and directories are looked at, and for how long: a network drive may be slow.
     """
 
     size_bytes: int = 95 * 1024 * 1024
@@ -76,17 +76,17 @@ class CodeLimits:
 
 
 class CodeScan:
-    """A walk through the absolute path ``source``, level by level, because the code of a script lies near it.
+    """A walk through the absolute path ``source``, level by level, since a script's code is usually near the top.
 
     The directories ``apart`` are left out, and links are not followed.
 
     Attributes:
         directories: paths of the directories to make, with a slash at the end, each after its parent.
         files: paths of the files to copy.
-        imported: paths of the files of imported modules; they are copied in any case.
+        imported: paths of the files of imported modules, which are always copied.
         problems: why a path cannot be copied, by path.
-        rule_problems: what is wrong with the files of rules, a sentence each.
-        secrets: paths that are left out because secrets have such names.
+        rule_problems: what is wrong with the files of rules, one sentence each.
+        secrets: paths that are left out because their names suggest secrets.
         partial_because: why only Python sources and the files of imported modules are to be copied, if so.
     """
 
@@ -126,7 +126,7 @@ class CodeScan:
             folders.extend(zip(self._look_at(folder, inner, entries), itertools.repeat(inner)))
 
     def largest(self) -> list[tuple[str, int]]:
-        """Return the largest files and directories at the top, as far as they were looked at, with sizes in bytes."""
+        """Return the largest files and directories at the top, with their sizes in bytes as far as they were seen."""
         totals: Counter[str] = Counter()
         for name, size in self._sizes.items():
             top, slash, _ = name.partition("/")
@@ -162,7 +162,7 @@ class CodeScan:
         return found
 
     def _is_within_limits(self, _entry: os.DirEntry[str]) -> bool:
-        """Count one more file or directory; return whether it may be looked at."""
+        """Count one more file or directory; return whether the limits allow looking at it."""
         self._entries += 1
         if self._entries > self._limits.entries:
             self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
@@ -180,7 +180,7 @@ class CodeScan:
                 is_link = entry.is_symlink()
                 if self._rules.leaves_out(f"{name}/" if is_directory else name, ignores, self.secrets):
                     continue
-                # A rule for a directory applies to a link to one too.
+                # A rule for a directory also applies to a link to one.
                 if is_link and self._rules.leaves_out(f"{name}/", ignores, self.secrets):
                     continue
                 if is_link:
@@ -198,7 +198,7 @@ class CodeScan:
         return folders
 
     def _may_be_copied(self, name: str) -> bool:
-        """Return whether a module's file is to be copied, unless the user wants it left out."""
+        """Return whether a module's file may be copied, although rules other than ``.detignore`` name it."""
         if self._rules.detignore(name) or _ODD_NAME.search(name):
             return False
         # The working directory itself may be the storage.

@@ -1,4 +1,4 @@
-"""The content of a checkpoint, in memory. Needs no torch: a schedule counts with it."""
+"""The content of a checkpoint, in memory. Needs no torch, because the schedule uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from det_lightning.checkpoint.format.resume_state import ResumeState
 
-#: Determined keeps counts in columns of 32 bits.
+#: Determined stores counts in 32-bit columns.
 MAX_COUNT = 2**31 - 1
 
 
@@ -24,7 +24,7 @@ class TrialState:
 
     Attributes:
         trial_id: Determined's id of the trial, 0 for a local run.
-        last_ckpt: ``batches_trained`` at the latest checkpoint; these counts go to 2,147,483,647.
+        last_ckpt: ``batches_trained`` at the latest checkpoint; counts may be at most 2,147,483,647.
         step_id: kept for Determined; not used.
         last_val: ``batches_trained`` at the latest validation.
         batches_trained: number of batches trained on.
@@ -47,26 +47,26 @@ class TrialState:
 
 @dataclasses.dataclass
 class CheckpointContent:
-    """The content of a checkpoint that is written, read, converted or resumed.
+    """The content of a checkpoint that is written, read, converted or resumed from.
 
     Attributes:
-        state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``, with the keys of
-            the release that wrote it; see ``modernize``.
+        state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``, with the keys used
+            by the release that wrote it; see ``modernize``.
         trial_state: how far the trial has come; ``trial_state.pkl``.
         load_data: how to build the trial again; ``load_data.json``. None if it is not known.
-        resume: the state for an exact resume beyond Determined's format; ``resume.pth``. None if Determined wrote the
+        resume: what an exact resume needs beyond Determined's format; ``resume.pth``. None if Determined wrote the
             checkpoint.
         lightning: Lightning's own state; ``lightning.pth``. None if there is none.
-        notes: entries of ``metadata.json`` beyond Determined's, for a checkpoint that is to be written.
+        notes: entries of ``metadata.json`` beyond Determined's, for a checkpoint to be written.
         epochs_known: ``trial_state`` has the number of epochs, which old releases did not write.
         has_weights: ``state`` holds models and optimizers; Lightning's own files keep them elsewhere.
         name: the checkpoint's id; empty if it has none yet.
         source: path or URL of the file with the state, for messages.
         directory: the directory that it was read from; None if there was none.
         is_sharded: ``state`` and ``resume`` lack the values of tensors that are stored in parts.
-        shards: for a checkpoint that is to be written, the sharded tensors by name; every rank writes its part.
+        shards: for a checkpoint to be written, the sharded tensors by name; every rank writes its part.
         described: size and checksum of the files that several ranks wrote, as in the manifest.
-        kept: keeps the files that are read later, where ``directory`` is a copy of files elsewhere.
+        kept: keeps a downloaded ``directory`` until the files that are read later have been read.
         copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
         files: a directory whose content becomes part of the checkpoint, and is moved there; None if there is none.
 
@@ -106,12 +106,12 @@ class CheckpointContent:
         return found if isinstance(found, str) else None
 
     def for_new_trial(self) -> CheckpointContent:
-        """Return the content for another trial to begin with: the state of all parts, and no batch is counted."""
+        """Return the content for another trial to start from: the same state, with all counts at 0."""
         return dataclasses.replace(self, trial_state=TrialState(), resume=None, epochs_known=True)
 
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Return what is wrong with values that should be counts, such as those of a ``TrialState``; None if nothing."""
+    """Return what is wrong with values that should be counts, such as a ``TrialState`` has; None if nothing."""
     wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
     if not wrong:
         return None
@@ -119,7 +119,7 @@ def find_wrong_counts(counts: dict[str, Any]) -> str | None:
 
 
 def short_text(value: Any) -> str:
-    """Return a short text for a value, which may be nested, or a number with more digits than Python prints."""
+    """Return a short text for a value, even if it is nested or a number with more digits than Python prints."""
     try:
         return f"{reprlib.repr(value):.300}"
     except ValueError:

@@ -23,7 +23,7 @@ def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write a ``.ckpt`` file of Lightning; see ``to_lightning``."""
+    """Write a Lightning ``.ckpt`` file; see ``to_lightning``."""
     with _replacing(file) as unfinished:
         torch.save(to_lightning(content), unfinished)
 
@@ -61,7 +61,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
 
 def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors, contiguous and without common memory."""
+    """Return the tensors, contiguous and without shared memory."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in weights.items():
@@ -82,7 +82,7 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the path of a temporary file, which replaces ``file`` after the block."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        unfinished.unlink(missing_ok=True)  # a link, perhaps
+        unfinished.unlink(missing_ok=True)  # it may be a link
         unfinished.touch(exist_ok=False)
         yield unfinished
         unfinished.replace(file)

@@ -1,4 +1,4 @@
-"""Names of the files of a checkpoint, what makes it complete, and how the layouts of older releases become today's.
+"""The names of a checkpoint's files, what makes it complete, and how the layouts of older releases become today's.
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
 ``metadata.json``. det_lightning adds ``resume.pth``, with the rest of the state for an exact resume, and a manifest in
@@ -20,7 +20,7 @@ STATE_FILE = "state_dict.pth"
 TRIAL_STATE_FILE = "trial_state.pkl"
 LOAD_DATA_FILE = "load_data.json"
 METADATA_FILE = "metadata.json"
-#: In checkpoints of TensorFlow Estimators, whose weights are in the files that it names.
+#: In checkpoints of TensorFlow Estimators; it names the files with the weights.
 TENSORFLOW_FILE = "checkpoint"
 CODE_DIR = "code"
 
@@ -28,20 +28,20 @@ CODE_DIR = "code"
 RESUME_FILE = "resume.pth"
 #: det_lightning's own: what Lightning's checkpoints hold beyond a trial, such as the state of callbacks.
 LIGHTNING_FILE = "lightning.pth"
-#: det_lightning's own: the directory in a sharded checkpoint with what each rank held, and in it all that is whole.
+#: det_lightning's own: in a sharded checkpoint, the directory with what each rank held, and the file with the rest.
 SHARDS_DIR = "shards"
 SHARDED_STATE_FILE = f"{SHARDS_DIR}/state.pth"
-#: det_lightning's own: the directory beside the checkpoints of a storage with indexes, marks and leases.
+#: det_lightning's own: the directory next to the checkpoints of a storage, with indexes, marks and leases.
 BOOKKEEPING_DIR = ".det_lightning"
 #: In the staging directory of a writer to a remote storage; locked while the writer lives.
 STAGING_MARK = ".det_lightning-writer.json"
 
-#: det_lightning's own: the entry of ``metadata.json`` with what Determined's master knew about a checkpoint of
-#: Determined, added later; and in it when the file was written before, in seconds since 1970.
+#: det_lightning's own: the entry of ``metadata.json``, added later, with what Determined's master knew about one of its
+#: checkpoints; and in it, when the file had been written before, in seconds since 1970.
 MASTER_KEY = "master"
 WRITTEN_KEY = "written_before_s"
 
-#: Where releases put the state, the newest first; at the end, where a sharded checkpoint has it.
+#: Where releases put the state, newest first; the last is for sharded checkpoints.
 STATE_FILES = (
     STATE_FILE,
     f"determined/{STATE_FILE}",
@@ -50,7 +50,7 @@ STATE_FILES = (
     TENSORFLOW_FILE,
     SHARDED_STATE_FILE,
 )
-# Classes of Determined's trials whose checkpoints have other files.
+# Determined's trial classes whose checkpoints have other files.
 _FOREIGN_TRIALS = ("DeepSpeedTrial", "TFKerasTrial")
 #: The name of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
@@ -58,14 +58,14 @@ WORKLOAD_FILE = "workload_sequencer.pkl"
 #: The files that are read to resume from a checkpoint, besides ``metadata.json``.
 FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
-#: Far more than a trial needs; a larger file is damaged, or meant to fill the memory: parsed, it takes 20 times that.
+#: Far more than a trial needs. A larger file is damaged, or meant to fill the memory; parsed, it takes 20 times that.
 MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
-# Code that walks a value calls functions as deep as it is nested.
+# Code that walks a value recurses as deep as it is nested.
 _MAX_JSON_DEPTH = 100
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
-    """Return the file with the weights, under its name in this or an older release."""
+    """Return the file with the weights, which has other names in older releases."""
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name
@@ -75,7 +75,7 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
 
 
 def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
-    """Return the names of the files in ``directory`` that TensorFlow has written, or may read."""
+    """Return the names of the files in ``directory`` that TensorFlow wrote, or may read."""
     ours = {*FILES_READ, METADATA_FILE} - {TENSORFLOW_FILE}
     files = [path.relative_to(directory) for path in directory.rglob("*") if path.is_file()]
     return sorted(path.as_posix() for path in files if path.parts[0] != CODE_DIR and path.as_posix() not in ours)
@@ -89,8 +89,8 @@ def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
 def require_complete(directory: pathlib.Path) -> None:
     """Raise unless ``directory`` holds a complete checkpoint.
 
-    The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote neither that nor ``load_data.json``:
-    a checkpoint without both counts as one of those releases.
+    The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote neither it nor ``load_data.json``:
+    a checkpoint without either is taken to be from one of those releases.
     """
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
@@ -113,7 +113,7 @@ def require_complete(directory: pathlib.Path) -> None:
 
 
 def _refuse_foreign_trial(directory: pathlib.Path) -> None:
-    """Raise an ``InvalidCheckpointException`` if the checkpoint is one of a DeepSpeed or Keras trial."""
+    """Raise an ``InvalidCheckpointException`` if a DeepSpeed or Keras trial wrote the checkpoint."""
     load_data = directory / LOAD_DATA_FILE
     trial_type = read_json(load_data).get("trial_type") if load_data.is_file() else None
     if trial_type in _FOREIGN_TRIALS:
@@ -170,7 +170,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def is_shallow(value: Any) -> bool:
-    """Return whether parsed JSON is nested so little that any code can walk it."""
+    """Return whether parsed JSON is shallow enough for any code to walk it."""
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
@@ -187,7 +187,7 @@ _SINGLE_KEYS = {
     "lr_scheduler": "lr_schedulers_state_dict",
 }
 
-# The platform's entrypoint can be a command, too.
+# The platform's entrypoint can also be a command.
 _MAX_SPEC_CHARS = 100_000
 
 
@@ -227,11 +227,11 @@ def _is(value: Any, kind: type) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LoadData:
-    """How to build the trial of a checkpoint again, as the file ``source`` holds it.
+    """How to rebuild the trial of a checkpoint, read from the file ``source``.
 
     ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. If not ``is_trainer``, the platform built the
-    trial, by the configuration. ``may_be_functional``: it may have the interface before 0.12.13, with ``build_model``.
-    ``content`` is all that in the form of ``load_data.json``.
+    trial from the configuration. If ``may_be_functional``, it may have the interface before 0.12.13, ``build_model``.
+    ``content`` is all of this in the form of ``load_data.json``.
     """
 
     source: pathlib.Path
@@ -244,14 +244,14 @@ class LoadData:
 
 
 def read_load_data(directory: pathlib.Path) -> LoadData:
-    """Read how to build the trial of the checkpoint in ``directory``.
+    """Read how to rebuild the trial of the checkpoint in ``directory``.
 
-    Since 0.17.8 ``load_data.json`` holds that; before, ``metadata.json`` did, which the platform's download added.
+    This is in ``load_data.json`` since 0.17.8, and before in ``metadata.json``, which the platform's download added.
     """
     path = directory / LOAD_DATA_FILE
     if path.is_file():
         content = read_json(path)
-        if content.get("trial_type") == "EstimatorTrial":  # of which Determined writes nothing else
+        if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
             content = {**make_load_data(None, None, is_trainer=False), **content}
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:

@@ -1,6 +1,6 @@
 """Conversion between Determined's checkpoints, Lightning's ``.ckpt`` files and plain weights. Needs no Lightning.
 
-:func:`from_lightning` reverses :func:`to_lightning` without loss. From a ``.ckpt`` of another ``LightningModule`` a
+:func:`from_lightning` reverses :func:`to_lightning` without loss. From the ``.ckpt`` of another ``LightningModule``, a
 trial can use only what Determined's format has entries for.
 """
 
@@ -25,7 +25,7 @@ _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
 
 def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
-    """Return the state dicts of all models as that of a TrialModule, with the names ``models.<index>.<name>``."""
+    """Join the state dicts of all models into that of a TrialModule, with the names ``models.<index>.<name>``."""
     joined: OrderedDict[str, Any] = OrderedDict()
     versions: OrderedDict[str, Any] = OrderedDict({"": {"version": 1}, "models": {"version": 1}})
     for index, weights in enumerate(models):
@@ -38,7 +38,7 @@ def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
 
 
 def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]], dict[str, Any]]:
-    """Return the state dict of each model from that of a TrialModule, and the entries that belong to none."""
+    """Split the state dict of a TrialModule into those of its models, and the entries that belong to none."""
     values: dict[int, OrderedDict[str, Any]] = {}
     versions: dict[int, OrderedDict[str, Any]] = {}
     rest = {}
@@ -50,7 +50,7 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
             values.setdefault(int(match[1]), OrderedDict())[match[2]] = value
     for name, version in _versions_of(joined).items():
         if (match := _MODEL_NAME.fullmatch(str(name))) is not None:
-            # A model without tensors has a version only.
+            # A model without tensors has only a version.
             values.setdefault(int(match[1]), OrderedDict())
             versions.setdefault(int(match[1]), OrderedDict())[match[2] or ""] = version
     if sorted(values) != list(range(len(values))):
@@ -106,9 +106,9 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
 
 
 def to_entry(content: CheckpointContent) -> dict[str, Any]:
-    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning keeps itself.
+    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning stores itself.
 
-    It has no objects of numpy, which ``torch.load`` would refuse.
+    It has no numpy objects, which ``torch.load`` would refuse.
     """
     entry: dict[str, Any] = without_numpy(
         {
@@ -161,23 +161,23 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
 
 
 def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the trial's state and the state for an exact resume, which earlier releases kept in one dict."""
+    """Return the trial's state and the resume state, which earlier releases kept in one dict."""
     if "extra" not in entry:
         return entry.get("trial_state"), entry.get("resume")
     extra = entry["extra"]
     if not isinstance(extra, dict):
         return None, extra
-    # Earlier releases converted a checkpoint of Determined to this.
+    # This is how earlier releases converted a checkpoint that Determined wrote.
     return extra.get("trial_state"), None if extra.keys() == {"trial_state"} else extra
 
 
 def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
     """Convert the content of a ``.ckpt`` file; entries that Determined's files cannot hold go to ``lightning.pth``.
 
-    A ``.ckpt`` of a ``TrialModule`` is converted whole. With ``any_module``, the weights of another ``LightningModule``
-    become those of a single model, under the same names, with its optimizers, schedulers and progress: batches as
-    counted by Lightning's loop, or else optimizer steps, and epochs. It has no states of callbacks or random generators
-    and no position in the data for a trial; Lightning's own entries are kept but not used.
+    A ``.ckpt`` of a ``TrialModule`` is converted completely. With ``any_module``, the weights of another
+    ``LightningModule`` become those of a single model, under the same names, with its optimizers, schedulers and
+    progress: epochs, and batches as Lightning's loop counted them or else optimizer steps. It has nothing for a trial's
+    callbacks, random generators and position in the data; Lightning's own entries are kept but not used.
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
@@ -194,7 +194,7 @@ def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> Chec
 
 
 def to_weights(content: CheckpointContent) -> dict[str, Any]:
-    """Return the weights of all models in one dict, under their own names or, of several models, under
+    """Return the weights of all models in one dict: under their own names if there is one model, otherwise under
     ``models.<index>.<name>``, in the order in which the trial wrapped them.
     """
     models = _modern_state(content)[_MODELS]
@@ -263,12 +263,12 @@ def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(resume: ResumeState | None) -> ResumeState | None:
-    """Return the state for an exact resume, which an older release may have written with secrets, without them."""
+    """Return the resume state without the secrets that an older release may have written."""
     return None if resume is None else dataclasses.replace(resume, settings=mask(resume.settings))
 
 
 def _progress_of(ckpt: Mapping[str, Any]) -> tuple[int, int]:
-    """Return batches and epochs trained; older releases of Lightning count less."""
+    """Return the batches and epochs trained; older releases of Lightning counted fewer things."""
 
     def count(default: Any, *path: str) -> int:
         found: Any = ckpt.get("loops")

@@ -1,6 +1,6 @@
-"""The manifest in ``metadata.json``: size and checksum of every file of a checkpoint, and of its own entries.
+"""The manifest in ``metadata.json``: size and checksum of every file, and a checksum of the entries themselves.
 
-Checkpoints of Determined have neither, and those of earlier releases of det_lightning no checksum of the entries: what
+Determined's checkpoints have neither, and those of earlier det_lightning releases have no checksum of the entries: what
 is missing is not compared.
 """
 
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1024 * 1024
 def describe_files(
     directory: pathlib.Path, known: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return size and CRC-32C, the checksum of object stores, of every file below ``directory``, by its path there.
+    """Return size and CRC-32C (the checksum of object stores) of every file below ``directory``, by relative path.
 
     Files in ``known`` keep the description given there and are not read.
     """
@@ -55,19 +55,19 @@ def _raise(error: OSError) -> None:
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``metadata.json`` with a checksum of its entries added."""
-    # In the form in which it will be read: JSON has fewer types, and keys are strings.
+    # In the form in which they will be read: JSON has fewer types, and its keys are strings.
     entries = json.loads(json.dumps(metadata, default=str))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 
 def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
-    """Return how the content of ``metadata.json`` differs from its checksum; None if it does not, or has none."""
+    """Return how the content of ``metadata.json`` differs from its checksum; None if it matches, or has none."""
     if CHECKSUM_KEY not in metadata:
         return None
     expected = metadata[CHECKSUM_KEY]
     try:
         found = _checksum_of_entries({name: value for name, value in metadata.items() if name != CHECKSUM_KEY})
-    except (RecursionError, ValueError):  # deeper, or with larger numbers, than any that was written
+    except (RecursionError, ValueError):  # more deeply nested, or with larger numbers, than is ever written
         return f"{METADATA_FILE} holds values that are never written there"
     if found == expected:
         return None
@@ -77,7 +77,7 @@ def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
 def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> list[str]:
     """Compare the files ``names``, by default all that are listed, with the manifest; return what differs.
 
-    Files that are not listed are passed over; a checkpoint that Determined wrote lists none.
+    Files that are not listed are skipped; a checkpoint that Determined wrote lists none.
     """
     metadata = _read_metadata(directory)
     listed = metadata.get(MANIFEST_KEY, {})
@@ -87,7 +87,7 @@ def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> 
 
 
 def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
-    """Raise an ``IncompleteCheckpointError`` that names the files, and what differs, unless all fit the manifest."""
+    """Raise an ``IncompleteCheckpointError`` that names what differs, unless all files match the manifest."""
     damage = find_damage(directory, names)
     if damage:
         raise errors.IncompleteCheckpointError(
@@ -98,13 +98,13 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
 
 
 def require_unchanged_code(directory: pathlib.Path) -> None:
-    """Raise if a file of ``code/`` does not fit the manifest; see :func:`require_unchanged`."""
+    """Raise if a file of ``code/`` does not match the manifest; see :func:`require_unchanged`."""
     listed = _read_metadata(directory).get(MANIFEST_KEY, {})
     require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
 
 
 def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[str]:
-    """Return those of ``names``, and of the paths in ``code/``, that exist and are not listed in a manifest."""
+    """Return which of ``names`` and of the paths in ``code/`` exist but are not listed; none without a manifest."""
     listed = _read_metadata(directory).get(MANIFEST_KEY)
     if listed is None:
         return []
@@ -168,7 +168,7 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
 
 
 def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
-    """Return whether a file of ``code/`` is a link, or lies behind one; other files may be links."""
+    """Return whether a file of ``code/`` is a link, or is reached through one; other files may be links."""
     path = pathlib.PurePosixPath(name)
     if path.parts[:1] != (CODE_DIR,):
         return False

@@ -1,4 +1,4 @@
-"""What outputs of Determined's command line say together about checkpoints: what only the master knew."""
+"""What only Determined's master knew about checkpoints, put together from outputs of its command line."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-
 
 @dataclasses.dataclass(frozen=True)
 class ExportedCheckpoint:
-    """What the files say about a checkpoint; None where they do not say it."""
+    """What the files say about a checkpoint; fields that they do not mention are None."""
 
     checkpoint_id: str
-    file: str  # that names it first
+    file: str  # the first that names it
     trial_id: int
     experiment_id: int
     steps_completed: int | None = None
@@ -37,14 +37,14 @@ class ExportedCheckpoint:
 
 
 class MasterExport:
-    """What one or several files of the command line say together.
+    """What one or more outputs of the command line say together.
 
     Args:
-        files: the content of each, by its name.
+        files: the content of each file, by its name.
 
     Raises:
-        ValueError: a file is not such an output, or two of them contradict each other; names all mistakes, each with
-            the file, the key and the value.
+        ValueError: a file is not such an output, or two contradict each other; the message lists all mistakes with
+            file, key and value.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -72,7 +72,7 @@ class MasterExport:
         return {"name": name, "value": value, "smaller_is_better": searcher.get("smaller_is_better") is not False}
 
     def entries_for(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
-        """Return the entries to add to the ``metadata.json`` of a checkpoint, with masked secrets."""
+        """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
         described = {
@@ -90,17 +90,17 @@ class MasterExport:
         return {key: value for key, value in entries.items() if value is not None}
 
     def config_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
-        """Return the configuration of a checkpoint's experiment, with masked secrets; None if it is not known."""
+        """Return the configuration of a checkpoint's experiment, with secrets masked; None if it is not known."""
         masked: dict[str, Any] | None = mask(self._experiments.get(checkpoint.experiment_id, {}).get("config"))
         return masked
 
     def experiments_without_metric(self) -> list[int]:
-        """Return the ids of the experiments whose searcher metric no file names."""
+        """Return the ids of the experiments whose configuration, and so searcher metric, is in no file."""
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(one for one in ids if not self._experiments.get(one, {}).get("config"))
 
     def experiments_without_checkpoints(self) -> list[int]:
-        """Return the ids of the experiments that are described, and of whose checkpoints no file speaks."""
+        """Return the ids of the experiments that are described, but whose checkpoints no file mentions."""
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(self._experiments.keys() - ids)
 
@@ -154,7 +154,7 @@ class MasterExport:
 
 
 def _merge(known: dict[int, dict[str, Any]], number: int, described: dict[str, Any]) -> None:
-    """Add what is described of an experiment or a trial to what is known."""
+    """Add the description of an experiment or a trial to what is known."""
     known.setdefault(number, {}).update({key: value for key, value in described.items() if value is not None})
 
 
@@ -181,7 +181,7 @@ def _is_deleted(state: str | None) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a metric; the command line prints those that are not finite as text."""
+    """Return a metric, which the command line prints as text if it is not finite."""
     if isinstance(value, str):
         return _NUMBERS.get(value.lower())
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -14,7 +14,7 @@ from det_lightning.masking import mask
 
 
 class Printed(pydantic.BaseModel):
-    """An object that the command line prints; keys that are not used here may be missing or of any form."""
+    """An object that the command line prints; keys that are not used here may be missing or hold anything."""
 
     model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
 
@@ -42,7 +42,7 @@ class CheckpointWorkload(Printed):
 
 
 class Workload(Printed):
-    """One of a trial's workloads: a validation, a checkpoint, or one of training."""
+    """One of a trial's workloads: training, a validation or a checkpoint."""
 
     checkpoint: CheckpointWorkload | None = None
     validation: Validation | None = None
@@ -82,7 +82,7 @@ class ExperimentDescription(Printed):
 
 
 class Training(Printed):
-    """What wrote a checkpoint."""
+    """The trial that wrote a checkpoint."""
 
     trial_id: int
     experiment_id: int
@@ -109,7 +109,7 @@ class CheckpointList(Printed):
 
 
 def read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[Printed]:
-    """Yield what a file says; what it should not say is added to ``mistakes``, with the file, the key and the value."""
+    """Yield the objects in a file; add what is wrong with it to ``mistakes``, with file, key and value."""
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as e:

@@ -1,4 +1,4 @@
-"""Values of numpy as plain ones, so that ``torch.load(weights_only=True)`` reads them without an allow-list."""
+"""Converts numpy values to plain ones, which ``torch.load(weights_only=True)`` reads without an allow-list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors
 
-# In place of an array or a scalar of numpy there is a dict with these keys.
+# A dict with these keys takes the place of a numpy array or scalar.
 _TYPE = "numpy_dtype"
 _SHAPE = "numpy_shape"
 _CONTENT = "numpy_content"
@@ -25,15 +25,15 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def without_numpy(value: Any) -> Any:
-    """Return ``value`` with plain dicts in place of numpy's arrays and scalars; it is not changed itself.
+    """Return ``value``, which stays unchanged, with plain dicts in place of numpy's arrays and scalars.
 
-    Values are looked for in dicts, lists and tuples. Arrays of Python objects, and of records, stay.
+    They are looked for in dicts, lists and tuples. Arrays of Python objects and of records are left as they are.
     """
     return _Replacement(_describe).of(value)
 
 
 def with_numpy(value: Any) -> Any:
-    """Return what :func:`without_numpy` was given.
+    """Reverse :func:`without_numpy`.
 
     Raises:
         InvalidCheckpointException: a description of an array is damaged.
@@ -59,7 +59,7 @@ class _Replacement:
         if replaced is not value or type(value) not in (*_MAPPINGS, list, tuple):
             return replaced
         if id(value) not in self._done:
-            self._done[id(value)] = value  # where it contains itself
+            self._done[id(value)] = value  # in case it contains itself
             self._done[id(value)] = self._of_container(value)
         return self._done[id(value)]
 
@@ -68,7 +68,7 @@ class _Replacement:
             items = {key: self.of(item) for key, item in value.items()}
             if all(items[key] is item for key, item in value.items()):
                 return value
-            changed = copy.copy(value)  # with the versions of modules that torch attaches to a state
+            changed = copy.copy(value)  # keeps the versions of modules that torch attaches to a state dict
             changed.update(items)
             return changed
         parts = [self.of(item) for item in value]

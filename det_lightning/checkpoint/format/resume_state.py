@@ -1,4 +1,4 @@
-"""The state for an exact resume: the content of ``resume.pth``, which Lightning's ``.ckpt`` files hold too."""
+"""The resume state: the content of ``resume.pth``, which is also in Lightning's ``.ckpt`` files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import MAX_COUNT, find_wrong_counts, short_text
 from det_lightning.checkpoint.format.layout import is_shallow
 
-#: Version of the written form. The first one had no number, and held the settings as JSON text.
+#: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
 
 _MAX_WORLD_SIZE = 1_000_000
@@ -25,20 +25,20 @@ _SETTINGS = ("hparams", "experiment_config")
 
 @dataclasses.dataclass
 class ResumeState:
-    """The state for an exact resume, in addition to the files of Determined.
+    """What an exact resume needs beyond Determined's files.
 
     Attributes:
         trial_state: the fields of the ``TrialState`` that it belongs to.
         rng_states: the random state of each rank.
         journals: the starts of each rank's passes over the training data; see ``PassJournal``.
-        optimizer_steps: number of steps of all optimizers.
-        gradients: those of an aggregation under way: of each model by parameter name, for a single rank; for several
-            ranks a list with that of each rank, or only their average where models are sharded.
-        precision: unfinished state of the precision.
+        optimizer_steps: number of steps that all optimizers took together.
+        gradients: of an unfinished aggregation: those of each model by parameter name, for a single rank; for several
+            ranks a list with those of each rank, or only their average where models are sharded.
+        precision: what the precision has collected in an unfinished aggregation.
         world_size: number of ranks that wrote it.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
-        has_validated: a validation began before, whose workers may live on.
-        best_value: the best value of the metric that checkpoints are chosen by.
+        has_validated: a validation has begun, whose workers may still be alive.
+        best_value: the best value so far of the metric that checkpoints are chosen by.
         trial: name of the trial in its storage.
 
     Example:
@@ -69,7 +69,7 @@ class ResumeState:
         """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
 
         Raise an ``InvalidCheckpointException`` if a newer release wrote it, and an ``IncompleteCheckpointError`` that
-        names all values that are missing or wrong.
+        names every missing or wrong value.
         """
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:
@@ -112,9 +112,9 @@ class ResumeState:
 
 
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration; None for those that the trial did not have.
+    """Return hyperparameters and experiment configuration; None for what the trial did not have.
 
-    ``load_data.json`` holds neither where one of the two was missing; then ``resume`` has the other.
+    ``load_data.json`` holds neither if one of the two was missing; then ``resume`` has the other.
     """
     settings = {} if resume is None else resume.settings or {}
     found = {name: (load_data or {}).get(name) for name in _SETTINGS}
@@ -194,7 +194,7 @@ def _is_journal(value: Any) -> bool:
 
 
 def _is_gradients(value: Any) -> bool:
-    """Return whether a value is a list of the gradients of each model, or such a list of each rank."""
+    """Return whether a value lists the gradients of each model, or is a list of such lists, one per rank."""
     return _is_list(value, _is_of_model) or _is_list(value, lambda one: _is_list(one, _is_of_model))
 
 

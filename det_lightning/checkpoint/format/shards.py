@@ -1,8 +1,8 @@
 """Sharded checkpoints: the files with what each rank held, and how the tensors in them are named.
 
-``shards/state.pth`` and ``resume.pth`` have empty tensors, of the meta device, in place of those that were sharded. The
-values are in the files that ``torch.distributed.checkpoint`` wrote, one per rank. The *index* of each rank, in JSON,
-says where in its file they are. That library's own ``.metadata`` is a pickle, and is never read here.
+``shards/state.pth`` and ``resume.pth`` have tensors on the meta device in place of those that were sharded. The values
+are in the files that ``torch.distributed.checkpoint`` wrote, one per rank. Each rank's *index*, in JSON, says where in
+its file they are. That library's own ``.metadata`` is a pickle, and is never read here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from det_lightning.checkpoint.format.content import short_text
 from det_lightning.checkpoint.format.layout import SHARDS_DIR, read_json
 from det_lightning.escaping import escape
 
-#: What the names of tensors in a state, and in a resume state, begin with.
+#: The first part of the names of tensors in a state, and in a resume state.
 STATE_ROOT = "state"
 RESUME_ROOT = "resume"
-#: What of a resume state may be sharded.
+#: The values of a resume state that may be sharded.
 SHARDED_RESUME_VALUES = ("gradients", "precision")
 
 _INDEX_VERSION = 1
@@ -71,23 +71,23 @@ def map_tensors(value: Any, convert: Callable[[str, Any], Any], name: str, kinds
 
 
 def index_file(rank: int) -> str:
-    """Return the path in a checkpoint of the index of a rank."""
+    """Return the path of a rank's index in a checkpoint."""
     return f"{SHARDS_DIR}/index-{rank:05}.json"
 
 
 def write_index(path: pathlib.Path, parts: Mapping[str, StoredPart]) -> None:
-    """Write the index of a rank: where its part of each tensor is."""
+    """Write a rank's index: where its part of each tensor is."""
     rows = {name: dataclasses.astuple(part) for name, part in parts.items()}
     path.write_text(json.dumps({"version": _INDEX_VERSION, "parts": rows}), encoding="utf-8")
 
 
 def index_files(directory: pathlib.Path) -> list[str]:
-    """Return the paths in a checkpoint of the indexes of all ranks."""
+    """Return the paths of all ranks' indexes in a checkpoint."""
     return sorted(path.relative_to(directory).as_posix() for path in (directory / SHARDS_DIR).glob(_INDEX_FILES))
 
 
 def part_files(directory: pathlib.Path) -> list[str]:
-    """Return the paths in a checkpoint of the files with the parts of tensors; see :func:`read_indexes`."""
+    """Return the paths of the files with parts of tensors in a checkpoint; see :func:`read_indexes`."""
     files = {part.file for parts in read_indexes(directory).values() for part in parts}
     return [f"{SHARDS_DIR}/{file}" for file in sorted(files)]
 
@@ -122,7 +122,7 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
 
 
 def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path) -> None:
-    """Raise if a file is smaller than the parts in it: many names of the same bytes would fill the memory."""
+    """Raise if a file is smaller than its parts together: many names for the same bytes would fill the memory."""
     claimed: dict[str, int] = {}
     for part in (part for parts in found.values() for part in parts):
         claimed[part.file] = claimed.get(part.file, 0) + part.length
@@ -158,7 +158,7 @@ _FILE_NAME = re.compile(r"__\d+_\d+\.distcp", re.ASCII)
 def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) -> list[StoredPart]:
     """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless they make up all of it.
 
-    ``whole`` has its shape and type; it is of the meta device.
+    ``whole`` has its shape and type, on the meta device.
     """
     shape = whole.shape
     in_order = sorted(parts, key=lambda part: part.begin)

@@ -1,1 +1,1 @@
-"""Which checkpoints of a trial stay: the rule, the index it is applied to, and deleting the others."""
+"""Which checkpoints of a trial to keep: the rule, the index it is applied to, and deleting the others."""

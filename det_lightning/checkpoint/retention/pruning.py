@@ -1,4 +1,4 @@
-"""Deleting the checkpoints that the rule does not keep: during a run, and after the fact."""
+"""Deleting the checkpoints that the rule does not keep, during a run or afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class RunRetention:
     """Records the checkpoints of one trial, and deletes those that its rule does not keep.
 
-    Each trial of an experiment deletes its own, except those that live runs other than ``run_id`` have resumed.
+    Each trial of an experiment deletes its own, except those that live runs other than ``run_id`` have resumed from.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RunRetention:
 
     def catch_up(self, resumed_from: str | None) -> None:
         """Finish the work of an earlier run that was killed: record the checkpoint ``resumed_from``, and delete."""
-        # A run with nothing left to do writes no checkpoint, after which the deletions would be tried again.
+        # Deletions are otherwise retried after the next checkpoint, and a run with nothing left to do writes none.
         for record in self._index.records:
             if not self._storage.is_complete(record.id):
                 with contextlib.suppress(errors.CheckpointNotFound):
@@ -53,14 +53,14 @@ class RunRetention:
             self.note_written(resumed_from, notes.steps_completed or 0, notes.metric)
 
     def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> list[str]:
-        """Record a complete checkpoint, then delete those that need not be kept any more; return their ids."""
+        """Record a complete checkpoint, then delete those that need not be kept any longer; return their ids."""
         latest = max((record.order for record in self._index.records), default=0.0)
         self._index.add(
             CheckpointRecord(
                 id=checkpoint_id,
                 trial=self._index.trial,
                 steps_completed=steps_completed,
-                # Clocks may be set back; the order must still grow.
+                # The order must grow even if the clock is set back.
                 order=max(time.time(), latest + 1e-3),
                 metric=metric,
             )
@@ -68,7 +68,7 @@ class RunRetention:
         return self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> list[str]:
-        """Record the metric of a validation after the checkpoint of the same batch; return the ids of deleted ones."""
+        """Record the metric of a validation for the checkpoint at the same batch; return the ids of deleted ones."""
         return self._delete_the_rest() if self._index.note_metric(steps_completed, metric) else []
 
     def _delete_the_rest(self) -> list[str]:
@@ -85,7 +85,7 @@ class RunRetention:
             except errors.CheckpointNotFound:
                 logger.warning("Checkpoint %s was deleted by someone else.", checkpoint_id)
             except errors.StorageError as e:
-                # The new checkpoint is safe, and training must not end because an old one is still there.
+                # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
                 logger.warning("An old checkpoint stays, and is tried again after the next one: %s", e)
                 continue
             deleted.append(checkpoint_id)
@@ -94,22 +94,22 @@ class RunRetention:
         return deleted
 
 
-# A younger one may still be being written, by a program that leaves no mark.
+# A program that leaves no mark may still be writing a younger one.
 _INCOMPLETE_AFTER_S = 3600.0
 
 
 @dataclasses.dataclass
 class PrunePlan:
-    """Ids of checkpoints: which are to be deleted, and why the others stay.
+    """Ids of checkpoints: which to delete, and why the others stay.
 
     Attributes:
         by_rule: those of each trial that the rule does not keep.
         kept: those that the rule keeps.
-        incomplete: incomplete ones that are to be deleted.
-        perhaps_being_written: incomplete ones that are too young to be deleted.
+        incomplete: incomplete ones to delete.
+        perhaps_being_written: incomplete ones that are too young to delete.
         unknown: those whose trial neither an index nor their metadata names.
-        in_use: those that a live run has written or resumed from.
-        surveyed: what was known of those that the rule has chosen among.
+        in_use: those that a live run has resumed from, or that belong to a live run's trial.
+        surveyed: what was known about those that the rule chose from.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]
@@ -122,16 +122,16 @@ class PrunePlan:
 
     @property
     def to_delete(self) -> list[str]:
-        """All ids that are to be deleted."""
+        """The ids of all checkpoints to delete."""
         return [checkpoint_id for _, ids in self.by_rule for checkpoint_id in ids] + self.incomplete
 
 
 def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
     """Decide what to delete by the rule, which is applied to each experiment; delete nothing.
 
-    With ``incomplete``, incomplete checkpoints too are to be deleted, if their writer is known to be gone, or is not
-    known and wrote nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on which
-    metrics are better.
+    With ``incomplete``, include incomplete checkpoints whose writer is known to be gone, or is unknown and has written
+    nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on whether smaller metrics
+    are better.
     """
     infos = {info.id: info for info in storage.survey()}
     there = set(infos)
@@ -143,14 +143,14 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
     in_use: list[str] = []
     resumed = find_used(storage.root)
     for experiment, indexes in by_experiment.items():
-        # An index may name directories that are gone, or never were checkpoints: those neither count nor are deleted.
+        # An index may name directories that are gone or never were checkpoints; they neither count nor are deleted.
         records = {index.trial: [r for r in index.records if r.id in there] for index in indexes}
         superfluous = set(_choose(experiment, indexes, [r for those in records.values() for r in those], retention))
         for index in indexes:
             ids = [record.id for record in records[index.trial]]
             kept.update(set(ids) - superfluous)
             unwanted = [name for name in ids if name in superfluous]
-            # A live run counts on all of its own.
+            # A live run relies on all checkpoints of its trial.
             is_live = bool(unwanted) and is_trial_live(storage.root, index.experiment, index.trial)
             used = [name for name in unwanted if is_live or name in resumed]
             in_use += used
@@ -172,7 +172,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids.
 
     Raises:
-        StorageError: the storage refuses; or, in a bucket, the checkpoints have changed, and nothing was deleted.
+        StorageError: the storage refuses; or the checkpoints in a bucket have changed, and nothing was deleted.
     """
     if plan.by_rule:
         require_current(storage.root, plan.surveyed)
@@ -192,7 +192,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
 
 
 def _indexes_of(storage: CheckpointStorage, complete: Iterable[CheckpointInfo]) -> list[TrialIndex]:
-    """Return the indexes of all trials, with checkpoints that were written without retention and name their trial."""
+    """Return the indexes of all trials, including checkpoints written without retention that name their trial."""
     indexes = {(index.experiment, index.trial): index for index in read_indexes(storage.root)}
     indexed = {record.id for index in indexes.values() for record in index.records}
     for info in complete:
@@ -225,14 +225,14 @@ def _choose(
 
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: those whose writer is gone, and the others."""
+    """Return the ids of incomplete checkpoints: those whose writer is or must be gone, and the others."""
     with explain_errors("looking for incomplete checkpoints in", storage):
         writers = find_writers(storage.root)
     ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
     latest = time.time() - _INCOMPLETE_AFTER_S
     unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
     old = {info.id for info in unmarked if not info.complete and info.written is not None and info.written < latest}
-    # Releases up to 0.17.7 wrote no file that shows that a checkpoint is complete.
+    # Releases up to 0.17.7 wrote no file that marks a checkpoint as complete.
     whole = {info.id for info in unmarked if info.complete}
     over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
@@ -242,6 +242,6 @@ def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
     """Remove a checkpoint, unless a run has begun to use it; return whether it was removed."""
     try:
         return delete_unless_used(storage, checkpoint_id)
-    except errors.CheckpointNotFound as e:  # another process was faster, or another program's
+    except errors.CheckpointNotFound as e:  # another process was faster, or it is another program's
         logger.warning("Not deleted: %s", e)
         return False

@@ -15,7 +15,7 @@ class CheckpointRecord:
         id: its id.
         trial: name of the trial that wrote it.
         steps_completed: number of batches trained on.
-        order: grows from one checkpoint of the experiment to the next, such as the time of its writing.
+        order: a number that grows from one checkpoint of the experiment to the next, such as the time of writing.
         metric: value of the searcher metric; None if there was no validation. NaN counts as none.
 
     Example:
@@ -34,7 +34,7 @@ class CheckpointRecord:
 
     @property
     def has_metric(self) -> bool:
-        """Whether there is a value that can be compared."""
+        """Whether there is a metric that can be compared."""
         # Only NaN differs from itself; an integer may be too large for math.isnan().
         return self.metric is not None and self.metric == self.metric
 
@@ -44,12 +44,12 @@ class Retention:
     """How many checkpoints to keep, as in the ``checkpoint_storage`` section of an experiment configuration.
 
     Attributes:
-        experiment_best: number of the whole experiment's best.
-        trial_best: number of each trial's best.
-        trial_latest: number of each trial's latest.
+        experiment_best: how many of the whole experiment's best to keep.
+        trial_best: how many of each trial's best to keep.
+        trial_latest: how many of each trial's latest to keep.
 
     Raises:
-        ValueError: a number is negative or not an integer; names all of them.
+        ValueError: a number is negative or not an integer; the message names all of them.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointRecord, Retention
@@ -78,7 +78,7 @@ class Retention:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Retention | None:
-        """Return the rule of a ``checkpoint_storage`` section; None if it has none, and all are to be kept."""
+        """Return the rule in a ``checkpoint_storage`` section; None if it has none, so that all are kept."""
         given = {
             name: config[f"save_{name}"]
             for name in ("experiment_best", "trial_best", "trial_latest")
@@ -87,14 +87,14 @@ class Retention:
         return cls(**given) if given else None
 
     def choose_to_delete(self, records: Iterable[CheckpointRecord], smaller_is_better: bool = True) -> list[str]:
-        """Return the ids of the checkpoints that need not be kept, the oldest first.
+        """Return the ids of the checkpoints that need not be kept, oldest first.
 
         A checkpoint is kept if its metric is among the best of the experiment or of its trial, or if it is among the
         latest of its trial. Of two equal metrics the earlier wins.
 
         Args:
             records: all checkpoints of one experiment.
-            smaller_is_better: whether a smaller metric is the better one.
+            smaller_is_better: whether a smaller metric is better.
         """
         by_age = sorted(records, key=lambda record: record.order)
         sign = 1 if smaller_is_better else -1

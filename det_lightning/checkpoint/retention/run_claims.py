@@ -1,4 +1,4 @@
-"""Claims of live runs that share a storage, on names of trials and on checkpoints; what dead runs have left there."""
+"""Claims of live runs that share a storage, on trial names and checkpoints; cleaning up after dead runs."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"
 _DELETING = "deleting"
 
-# A run without leftovers to remove does not end in the middle of a request.
+# Long enough for a run that finds nothing to remove not to end in the middle of a request.
 _LAST_WAIT_S = 1.0
 
 _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def is_trial_name(name: str) -> bool:
-    """Return whether a trial or an experiment of this name can have an index, whose file is named like it."""
+    """Return whether a trial or experiment with this name can have an index, whose path contains the name."""
     return _TRIAL_NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
 class RunClaims:
-    """The claims of one run, ``run_id``; they end with :meth:`release`, which begins another, or with the process."""
+    """The claims of one run, ``run_id``; they end with :meth:`release`, which starts another run, or the process."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -50,8 +50,8 @@ class RunClaims:
     def use(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting a checkpoint; return False if another run is deleting it, or just has.
 
-        In a storage other than the run's own that works only where det_lightning has a directory that can be written
-        to; elsewhere nothing is claimed, and the return value is True.
+        In other storages than the run's own, this works only if det_lightning has a writable directory there; otherwise
+        nothing is claimed, and the return value is True.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._leases:
@@ -74,9 +74,9 @@ class RunClaims:
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
-        """Return the metadata notes on the checkpoint that the run resumes, and keep it from being deleted.
+        """Return metadata notes on the checkpoint that the run resumes from, and keep it from being deleted.
 
-        ``parent_id``, None if Lightning wrote it, may be an earlier one than ``path``, in the same storage.
+        ``parent_id``, None if Lightning wrote it, may be an earlier checkpoint than ``path``, in the same storage.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
@@ -95,9 +95,9 @@ class RunClaims:
         return lease
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
-        """Return the name of this run's trial: the one ``given``, or the ``inherited`` one, or a new one.
+        """Return the name of this run's trial: ``given`` if there is one, or ``inherited``, or a new one.
 
-        Raise a ``StorageError`` if a live run has the name ``given``; another run may have the inherited one.
+        Raise a ``StorageError`` if a live run has the name ``given``; if one has ``inherited``, use a new name.
         """
         if given is not None:
             if (holder := self._claim(experiment, given)) is not None:
@@ -119,7 +119,7 @@ class RunClaims:
         return name
 
     def _claim(self, experiment: str | None, trial: str) -> str | None:
-        """Claim the name of a trial; if a live run has it, return the description of that."""
+        """Claim the name of a trial; if a live run has it, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
         lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
         if lease is None:
@@ -133,11 +133,11 @@ class RunClaims:
             if lease.is_due():
                 try:
                     self._storage.retry.call("renewing", lease.renew, where=lease.file)
-                except errors.StorageError as e:  # it need not end the training
+                except errors.StorageError as e:  # no reason to stop training
                     logger.warning("Other runs may take this one for ended: %s", e)
 
     def release(self) -> None:
-        """Give up all claims; the next ones are those of another run."""
+        """Release all claims; later ones belong to another run."""
         for lease in self._leases.values():
             try:
                 self._storage.retry.call("removing", lease.release, where=lease.file)
@@ -154,9 +154,9 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
 
 
 def find_used(root: Location, by_others_than: str | None = None, among: Container[str] | None = None) -> set[str]:
-    """Return the ids of the checkpoints that live runs, other than ``by_others_than``, have resumed.
+    """Return the ids of the checkpoints that live runs, other than ``by_others_than``, have resumed from.
 
-    If they are only looked for ``among`` some, the files of others are not read.
+    With ``among``, look only for those, and do not read the files of others.
     """
     folder = bookkeeping_path(root, _USES_DIR)
     found = set()
@@ -171,8 +171,8 @@ def find_used(root: Location, by_others_than: str | None = None, among: Containe
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run other than ``run_id`` has resumed it; return whether it was removed."""
-    # A run that begins to use it meanwhile sees that it is being deleted; every earlier use is seen here.
+    """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
+    # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
     deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:
@@ -194,9 +194,9 @@ def remove_dead_claims(root: Location) -> None:
 
 
 class BackgroundCleaning:
-    """Removes, in a thread of its own, what killed runs of this user have left in a storage.
+    """Removes what killed runs of this user have left in a storage, in its own thread.
 
-    What an ending process leaves undone, the next one finishes.
+    If the process ends before that is done, the next one finishes it.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -205,7 +205,7 @@ class BackgroundCleaning:
         self._thread.start()
 
     def end(self) -> None:
-        """Wait for the end, but not for long."""
+        """Wait for the thread, but not for long."""
         self._thread.join(_LAST_WAIT_S)
 
     def _clean(self) -> None:
@@ -218,7 +218,7 @@ class BackgroundCleaning:
 
 
 def _with_own_connection(storage: CheckpointStorage) -> CheckpointStorage:
-    """Return the same storage, usable in another thread: a connection such as SFTP's serves one at a time."""
+    """Return the same storage for another thread: a connection such as SFTP's serves one thread at a time."""
     if storage.is_local or storage.root.is_object_store:
         return storage
     options = {**storage.options, "skip_instance_cache": True}

@@ -1,4 +1,4 @@
-"""The index of a trial: a file beside the checkpoints with what retention needs to know about them."""
+"""The index of a trial: a file next to the checkpoints with what retention needs to know about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEX_DIR = "index"
 
 
 class _Content(NamedTuple):
-    """The content of the file of an index."""
+    """The content of an index file."""
 
     metric_name: str | None
     smaller_is_better: bool
@@ -34,7 +34,7 @@ class TrialIndex:
     """The checkpoints of one trial, in ``<root>/.det_lightning/index/<experiment>/<trial>.json``.
 
     Several processes may change it, one after another. A damaged file is rebuilt from the metadata of the checkpoints.
-    Without ``smaller_is_better`` the metric is that of the file.
+    Without ``smaller_is_better``, the metric is the one in the file.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrialIndex:
 
     @property
     def records(self) -> list[CheckpointRecord]:
-        """The trial's checkpoints, the oldest first."""
+        """The trial's checkpoints, oldest first."""
         return sorted(self._records.values(), key=lambda record: record.order)
 
     def experiment_records(self) -> list[CheckpointRecord]:
@@ -85,7 +85,7 @@ class TrialIndex:
             self._records[record.id] = record
 
     def note_metric(self, steps_completed: int, metric: float) -> bool:
-        """Note the metric of a validation for the latest checkpoint; return whether that is of the same batch."""
+        """Note a validation's metric if the latest checkpoint is at the same batch and has none; return if so."""
         if self._latest_without_metric(steps_completed) is None:
             return False
         with self._changing():
@@ -110,7 +110,7 @@ class TrialIndex:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Read the notes of other processes, and write the file after the block has changed the records."""
+        """Read what other processes wrote, and write the file after the block has changed the records."""
         digest = hashlib.sha256(self._file.path.encode()).hexdigest()[:32]
         lock = bookkeeping_path(self._root, LOCKS_DIR) / f"{digest}.json"
         with explain_errors("writing", self._file), Lease.wait_for(lock):
@@ -126,7 +126,7 @@ class TrialIndex:
             "smaller_is_better": self.smaller_is_better,
             "checkpoints": [dataclasses.asdict(record) for record in self.records],
         }
-        if self._file.is_local:  # left by runs that were killed right here
+        if self._file.is_local:  # runs that were killed right here left these
             for unfinished in self._file.local_path.parent.glob(f".{self._file.name}.*.tmp"):
                 unfinished.unlink(missing_ok=True)
         self._file.write(json.dumps(content, indent=1).encode("utf-8"))
@@ -172,7 +172,7 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
 
 
 def _parse(content: bytes) -> _Content:
-    """Return the content of an index; raise an error if it is something else."""
+    """Return the content of an index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
         raise TypeError("it does not hold an object")
@@ -199,7 +199,7 @@ def _checked(record: CheckpointRecord) -> CheckpointRecord:
 def record_from_metadata(
     checkpoint_id: str, trial: str, metadata: dict[str, Any], written: float | None
 ) -> CheckpointRecord:
-    """Return the record of a checkpoint whose ``metadata.json`` was ``written`` then; impossible values are missing."""
+    """Return the record of a checkpoint whose ``metadata.json`` dates from ``written``; leave out impossible values."""
     notes = notes_in(metadata)
     time = plausible_time(notes.time_s, written)
     return CheckpointRecord(

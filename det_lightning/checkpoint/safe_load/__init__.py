@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
 
-# Where each name comes from: a run that does not resume reads no checkpoint, and must not wait for the modules.
+# Where each name comes from: a run that does not resume reads no checkpoint, and must not wait for these modules.
 _MODULES = {
     "StoredTensor": "stored_tensors",
     "Verdict": "inspection",

@@ -1,6 +1,6 @@
 """The functions that a pickle of ``torch.save`` may call: their arguments, and what they return.
 
-This narrows torch's own allow-list. A further type is admitted by a stand-in of ``stand_ins``.
+This narrows torch's own allow-list. To admit another type, give it a stand-in in ``stand_ins``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAYOUTS = {"torch.strided": 0, "torch.sparse_coo": 3} | {
     f"torch.sparse_{kind}": 4 for kind in ("csr", "csc", "bsr", "bsc")
 }
 
-# An expanded tensor takes no memory itself, but each copy of it does.
+# An expanded tensor takes no memory, but copies of it do.
 _MANY_ELEMENTS = 2**24
 _MAX_EXPANSION = 1000
 
@@ -65,7 +65,7 @@ def _are_flags(value: Any) -> bool:
 
 
 def _are_attributes(state: Any) -> bool:
-    """Return whether the attributes that a state adds to a tensor have no meaning to torch."""
+    """Return whether the attributes that a state adds to a tensor mean nothing to torch."""
     parts = state if type(state) is tuple else (state,)
     if len(parts) > 2 or not all(isinstance(part, DescribedDict | None) for part in parts):
         return False
@@ -85,7 +85,7 @@ def _dtype_of(name: Any) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
-# What may be passed as the argument of each name.
+# Which values the argument of each name may have.
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     "pairs": _are_pairs,
     "counts": lambda value: isinstance(value, DescribedDict),
@@ -124,7 +124,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _check(parameters: str, describe: Callable[..., Any], interpreter: Interpreter, *args: Any) -> Any:
-    """Return the description of a call's result; parameters in brackets may be left out."""
+    """Check the arguments of a call and describe its result; parameters with a bracket may be left out."""
     names = parameters.split()
     required = [name for name in names if not name.startswith("[")]
     _require(len(required) <= len(args) <= len(names), "their number")
@@ -156,7 +156,7 @@ def _strided(
     quantizer: Any = None,
     **_: Any,
 ) -> DescribedTensor:
-    """Describe a tensor whose elements lie in its storage."""
+    """Describe a tensor, whose elements must lie within its storage."""
     found = _dtype_of(dtype)
     itemsize = storage.itemsize if found is None else found.itemsize
     count = math.prod(size)
@@ -165,14 +165,14 @@ def _strided(
     most = max(_MANY_ELEMENTS, _MAX_EXPANSION * (storage.nbytes // itemsize))
     _require(count <= most, "a tensor repeats its few elements")
     _require((offset + last + 1) * itemsize <= storage.nbytes, "a tensor reaches beyond its storage")
-    # torch makes an empty quantized tensor of this size first.
+    # torch first allocates an empty quantized tensor of this size.
     fits = quantizer is None or count * itemsize <= storage.nbytes
     _require(fits, "a quantized tensor reaches beyond its storage")
     return DescribedTensor()
 
 
 def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...]) -> DescribedTensor:
-    """The values of the indices are checked when they exist; see ``allow_safe_values``."""
+    """Describe a sparse tensor, whose indices are checked once their values are read; see ``allow_safe_values``."""
     count = _LAYOUTS[layout.full]
     _require(len(parts) in (count, 4), "layout and parts")
     tensors, size, coalesced = (parts[:2], parts[2], parts[3:]) if count == 3 else (parts[:3], parts[3], ())
@@ -204,7 +204,7 @@ def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, .
 
 _STRIDED = "storage offset size stride"
 
-#: For each function, by its name, one that checks its arguments and describes the result.
+#: For each function that may be called, by name, a function that checks the arguments and describes the result.
 CALLS: dict[str, Callable[..., Any]] = {
     name: functools.partial(_check, parameters, describe)
     for name, parameters, describe in (
@@ -229,7 +229,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     )
 }
 
-#: Those that read the values of tensors when they are called, or may do so.
+#: Those that read, or may read, the values of tensors when they are called.
 READ_VALUES = frozenset(
     {
         "torch._utils._rebuild_qtensor",

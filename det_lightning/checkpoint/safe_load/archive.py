@@ -1,7 +1,7 @@
 """Unambiguous reading of the zip archives that ``torch.save`` writes.
 
-Python and torch find the entries of an archive by different rules, and a made-up one can show each another list. So the
-entries are looked up once, and torch gets a ``PlainArchive`` of them, with the checked content and nothing else.
+Python and torch find the entries of an archive by different rules, and a forged one can show each a different list. So
+the entries are looked up once, and torch gets a ``PlainArchive`` of them, with the checked content and nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_entries(file: IO[bytes]) -> dict[str, Entry]:
     directory = _find_directory(file, size)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
-    # torch ignores the case of letters. A name that Python cuts off at a zero byte is another one to torch.
+    # torch ignores case. Python truncates names at a zero byte, and torch does not.
     if len({entry.filename.lower() for entry in listed}) < len(listed) or any(
         entry.orig_filename != entry.filename for entry in listed
     ):
@@ -88,7 +88,7 @@ def _find_directory(file: IO[bytes], size: int) -> int:
 
 
 def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
-    """Return number of entries, length and begin of their list from the record for large archives."""
+    """Return the number of entries, and the length and position of their list, from the record for large archives."""
     if len(tail) < END_64.size + LOCATOR.size + END.size:
         raise ValueError("the end of the archive is missing")
     _, locator_disk, located, disks = LOCATOR.unpack(tail[END_64.size :][: LOCATOR.size])
@@ -103,7 +103,7 @@ def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
-    """Return an entry of the list with the position of its content, if the header before that agrees."""
+    """Return a listed entry with the position of its content; raise unless the header in front of it agrees."""
     file.seek(found.header_offset)
     header = file.read(LOCAL.size)
     if len(header) < LOCAL.size:

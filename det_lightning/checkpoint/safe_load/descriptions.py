@@ -1,4 +1,4 @@
-"""Descriptions in place of the values of a pickle while it is checked."""
+"""Descriptions that stand for the values of a pickle while it is checked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DescribedDict:
 
 @dataclasses.dataclass(eq=False)
 class DescribedStorage:
-    """The memory of tensors: bytes of one element, and of all."""
+    """The memory of tensors: the bytes of one element, and of all."""
 
     itemsize: int
     nbytes: int
@@ -38,17 +38,17 @@ class DescribedStorage:
 
 @dataclasses.dataclass(eq=False)
 class DescribedTensor:
-    """A tensor of any kind, with attributes that were added to it."""
+    """A tensor of any kind, with the attributes added to it."""
 
     attributes: Any = None
 
 
 class CheckedElsewhere:
-    """A value that the code that makes it checks: numpy's, or one of a class that the user declared safe."""
+    """A value checked by the code that builds it: numpy's, or of a class that the user declared safe."""
 
 
 class PlainValue:
-    """A value without parts that can be a key: bytes, a device, a complex number."""
+    """A value without parts that can be a dict key: bytes, a device, a complex number."""
 
 
 def is_count(value: Any) -> bool:
@@ -57,7 +57,7 @@ def is_count(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a short text for a value, which may have any size."""
+    """Return a short text for a value of any size."""
     if isinstance(value, NamedGlobal):
         return value.full
     return f"{value!r:.100}" if isinstance(value, str) else _KINDS.get(type(value), f"a {type(value).__name__}")
@@ -66,9 +66,9 @@ def shown(value: Any) -> str:
 def require_bounded(root: Any) -> None:
     """Raise a ``ValueError`` if walking a value, as optimizers do, may never end.
 
-    A list that holds another one twice, which holds another one twice, and so on, takes few bytes.
+    A list that holds another list twice, which holds another list twice, and so on, takes few bytes.
     """
-    # For each container the number of values in it, repetitions included; 0 while they are being counted.
+    # For each container the number of values in it, including repetitions; 0 while they are being counted.
     counts: dict[int, int] = {}
     pending = [root]
     distinct = 0

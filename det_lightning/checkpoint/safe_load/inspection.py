@@ -22,9 +22,9 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass
 class Verdict:
-    """The number of files of a checkpoint, that of checksums in its ``metadata.json``, and a sentence for each problem.
+    """A checkpoint's number of files, of checksums in its ``metadata.json``, and a sentence for each problem.
 
-    If Determined wrote the checkpoint there are no checksums.
+    If Determined wrote the checkpoint, there are no checksums.
     """
 
     files: int
@@ -33,14 +33,14 @@ class Verdict:
 
 
 def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verdict:
-    """Find all missing, changed, damaged and unsafe files of a checkpoint with its ``code/``."""
+    """Find all missing, changed, damaged and unsafe files of a checkpoint, including its ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
     attempt = functools.partial(_attempt, verdict.problems)
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: layout.read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
-    # The first check has reported a missing state.
+    # The first check has already reported a missing state.
     with contextlib.suppress(errors.CheckpointNotFound):
         state_file = layout.find_state_file(directory)
         attempt(lambda: read_state(state_file, trusted=trusted))
@@ -52,7 +52,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
 
 
 def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
-    """Return the result of ``read``; None if a file cannot be read, which is noted once for all that read it."""
+    """Return the result of ``read``; if a file cannot be read, return None and note the problem once."""
     try:
         return read()
     except errors.CheckpointError as e:
@@ -81,7 +81,7 @@ _RNG_NAMES = {
 
 
 def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dict[str, Any]:
-    """Return the content of a checkpoint, as far as its files can be read, in values of JSON; secrets are masked.
+    """Return the content of a checkpoint as JSON values, as far as its files can be read; secrets are masked.
 
     ``problems`` has a sentence for each entry that cannot be read. If it is empty, all entries exist: ``metadata``,
     ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
@@ -137,7 +137,7 @@ def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     try:
         path = layout.find_state_file(directory)
     except errors.CheckpointNotFound:
-        return {}  # reported already: the checkpoint is incomplete
+        return {}  # already reported: the checkpoint is incomplete
     state = read_state(path, trusted=trusted)
     layout.modernize(state, str(path))
     return {

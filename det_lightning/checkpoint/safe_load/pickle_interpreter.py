@@ -1,4 +1,4 @@
-"""An interpreter of pickles that makes descriptions in place of the values that a pickle asks for.
+"""An interpreter of pickles that builds descriptions in place of the values that a pickle asks for.
 
 The operations are those of protocol 2, which ``torch.save`` uses; see the standard library's ``pickletools``.
 """
@@ -23,11 +23,11 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     shown,
 )
 
-# Of a longer text only the length is checked.
+# Longer texts are not decoded; only their length is checked.
 _SHORT_TEXT_BYTES = 4096
-# A key of a dict is a name or number, or a tuple of a few.
+# A dict key is a name or number, or a tuple of a few.
 _MAX_KEY_PARTS = 256
-# Integers beyond this have the hashes of smaller ones. Many with one hash make a dict slow.
+# Integers beyond this have the same hashes as smaller ones. Many keys with one hash make a dict slow.
 _MAX_OWN_HASH = 2**61 - 2
 _MAX_SAME_HASH = 100
 
@@ -44,11 +44,11 @@ _STORAGES["torch.storage.UntypedStorage"] = 1
 
 
 class Interpreter:
-    """Interprets the pickle at the position of ``file``, after which at most ``size`` bytes follow.
+    """Interprets the pickle at the current position of ``file``; at most ``size`` bytes are left there.
 
-    It may call ``safe_names`` with any arguments; ``calls`` check their arguments, and describe their result; ``names``
-    may not be called. ``claim`` returns whether there is a storage with a key and a number of bytes. ``named`` are the
-    names that the pickle has referred to.
+    The pickle may call ``safe_names`` with any arguments; ``calls`` check the arguments and describe the result;
+    ``names`` may only be named. ``claim`` returns whether there is a storage with a key and a size. The names
+    to which the pickle has referred are ``named``.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Interpreter:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         known = full in self._calls or full in self._names or is_dtype
         if not known and full not in self.safe_names:
-            # In torch's words, which the caller parses.
+            # The wording is torch's, which the caller parses.
             raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {full.removeprefix('builtins.')}")
         self.named.add(full)
         self.stack.append(NamedGlobal(full))
@@ -154,7 +154,7 @@ class Interpreter:
         target.items += items
 
     def require_key(self, key: Any) -> None:
-        """Raise unless hashing a key takes no time; that of nested tuples can take any."""
+        """Raise unless a key is quick to hash; nested tuples can take arbitrarily long."""
         pending = [key]
         parts = 1
         while pending:
@@ -211,7 +211,7 @@ class Interpreter:
         if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
             raise ValueError(f"torch.save does not write attributes of {shown(target)}")
         names = state.items[::2]
-        # Such an attribute could hide a method.
+        # An attribute with the name of a method would hide it.
         wrong = [name for name in names if not isinstance(name, str) or hasattr(OrderedDict, name)]
         if wrong:
             raise ValueError(f"an OrderedDict can have no attribute {shown(wrong[0])}")

@@ -1,4 +1,4 @@
-"""An archive for torch that shows checked entries, and reads tensors with several threads, which compare checksums."""
+"""An archive for torch that contains only checked entries, and reads tensors and their checksums in several threads."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _CENTRAL_MAGIC = b"PK\x01\x02"
 _VERSION_64 = 45
 _CHUNK_BYTES = 1024 * 1024
-# Fresh memory costs more than the bytes, and each thread gets its own; beyond a few they wait for the memory.
+# Fresh memory costs more than reading, and more than a few threads only wait for memory.
 _MOST_THREADS = 4
 # Handing a smaller storage to a thread takes longer than reading it.
 _SMALL_BYTES = 32 * 1024
 
 
 class UnknownOrderError(Exception):
-    """This release of torch reads storages in another order than those so far."""
+    """This release of torch reads storages in a different order than earlier ones."""
 
 
 @dataclasses.dataclass
 class EntryContent:
-    """An entry whose first ``checked`` bytes were read, and have the checksum ``crc32``."""
+    """An entry whose first ``checked`` bytes have been read, and have the checksum ``crc32``."""
 
     entry: Entry
     checked: int = 0
@@ -43,11 +43,11 @@ class EntryContent:
 
     @property
     def is_intact(self) -> bool:
-        """Whether all of it was read, and has the checksum of the archive's list."""
+        """Whether all of it has been read, and has the checksum in the archive's list."""
         return (self.checked, self.crc32) == (self.entry.size, self.entry.crc32)
 
     def extend(self, content: memoryview) -> None:
-        """Note the bytes that follow those that were read."""
+        """Add the bytes that follow those read so far."""
         self.crc32 = zlib.crc32(content, self.crc32)
         self.checked += len(content)
 
@@ -59,12 +59,12 @@ class ContentReader:
         self._file = file
         self._lock = threading.Lock()
         self._readers = ThreadPoolExecutor(_thread_count(), "det_lightning_read")
-        # One thread of its own, so that a reader can wait for it.
+        # A separate thread, so that a reader can wait for it.
         self._checksums = ThreadPoolExecutor(1, "det_lightning_checksum")
         self._begun: list[Future[None]] = []
 
     def read(self, content: EntryContent, offset: int, target: memoryview) -> bool:
-        """Fill ``target``; return whether it is full. Checksums are computed while the next bytes are read."""
+        """Fill ``target``; return whether it is full. Checksums are computed while the next bytes are being read."""
         latest: Future[None] | None = None
         is_next = offset == content.checked
         filled = 0
@@ -86,8 +86,8 @@ class ContentReader:
         return filled == len(target)
 
     def begin(self, content: EntryContent, storage: torch.UntypedStorage) -> None:
-        """Begin to fill a storage on the CPU with all of an entry's content; see :meth:`wait`."""
-        # The view keeps the memory alive, whatever becomes of the storage meanwhile.
+        """Start filling a storage on the CPU with all of an entry's content; see :meth:`wait`."""
+        # The view keeps the memory alive, whatever happens to the storage meanwhile.
         view = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy().data
         if len(view) < _SMALL_BYTES:
             self._fill(content, view)
@@ -99,7 +99,7 @@ class ContentReader:
             raise EOFError(f"the entry {content.entry.name!r:.100} ends in the middle")
 
     def wait(self) -> None:
-        """Wait until all that was begun is read.
+        """Wait until everything that :meth:`begin` started has been read.
 
         Raises:
             EOFError: the file has become shorter.
@@ -110,7 +110,7 @@ class ContentReader:
         self._begun.clear()
 
     def close(self) -> None:
-        """End the threads; what was not begun to be read is left."""
+        """End the threads; reads that have not started are cancelled."""
         self._readers.shutdown(cancel_futures=True)
         self._checksums.shutdown()
 
@@ -131,7 +131,7 @@ def _thread_count() -> int:
 
 @dataclasses.dataclass
 class _Part:
-    """Some bytes of a :class:`PlainArchive`: either given, or an entry's content, which lies in a file."""
+    """Some bytes of a :class:`PlainArchive`: either given, or an entry's content in the file."""
 
     begin: int
     size: int
@@ -142,10 +142,10 @@ class _Part:
 class PlainArchive(io.RawIOBase):
     """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
-    torch cannot look for another format in it, as in a file. ``contents`` of some entries were compared already.
+    Unlike in a file, torch cannot look for another format in it. ``contents`` of some entries are already checked.
 
-    If it ``fills_later``, pass :meth:`fill` to ``torch.load`` as ``map_location``: the others are then the content of
-    storages, whose memory torch gets as it is; it is filled while torch goes on, and complete after
+    If it ``fills_later``, pass :meth:`fill` to ``torch.load`` as ``map_location``. All other entries must then be the
+    content of storages: torch gets their memory uninitialized; it is filled while torch goes on, and complete after
     :meth:`find_damage`. This is for pickles that build nothing from the values of tensors.
     """
 
@@ -224,7 +224,7 @@ class PlainArchive(io.RawIOBase):
         return done
 
     def _leave(self, content: EntryContent, target: memoryview, is_all: bool) -> None:
-        """Leave the memory of a storage to :meth:`fill`. What else torch reads there, it searches for other things."""
+        """Leave the memory of a storage to :meth:`fill`; zero other reads, by which torch only looks for headers."""
         if not is_all:
             target[:] = bytes(len(target))
             return
@@ -232,10 +232,10 @@ class PlainArchive(io.RawIOBase):
         self._left.append(content)
 
     def fill(self, storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
-        """Begin to fill the storage that torch has just read; leave it on the CPU.
+        """Start filling the storage that torch has just read; leave it on the CPU.
 
         Raises:
-            UnknownOrderError: torch has not just read it.
+            UnknownOrderError: it is not the storage that torch has just read.
         """
         if storage.nbytes():
             if len(self._left) != 1 or self._left[0].entry.size != storage.nbytes():
@@ -244,10 +244,10 @@ class PlainArchive(io.RawIOBase):
         return storage
 
     def find_damage(self) -> list[str]:
-        """Wait for all content. Return the names of entries whose checksum differs; read the rest for that.
+        """Wait for all content, and read what torch did not; return the names of entries whose checksum differs.
 
         Raises:
-            UnknownOrderError: torch has not asked for the place of a storage.
+            UnknownOrderError: torch has not asked where to load a storage.
             EOFError: the file has become shorter.
             OSError: it cannot be read.
         """

@@ -38,15 +38,15 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# A dict of a few numbers has some hundred bytes, the states of random generators some thousand.
+# A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
 _MAX_BYTES = 64 * 1024
 # With these operations a few bytes describe keys that take years to hash.
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
-# Tuples of tuples take as long to hash if each comes twice; the pickle of random states uses two values again.
+# So do tuples of tuples that each occur twice; the pickle of random states refers back to two values.
 _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
-# At the first of these operations the unpickler stops by itself, unless it knows numpy's names.
+# The unpickler itself stops at the first of these operations, unless it knows numpy's names.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 _NUMPY = {name: stand_in for name, stand_in in STAND_INS.items() if name.startswith("numpy.")}
 
@@ -74,7 +74,7 @@ def _load_plain(content: bytes, path: pathlib.Path, with_arrays: bool) -> Any:
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:
-    """Raise if a small pickle takes much memory or time."""
+    """Raise if loading a pickle would take too much memory or time."""
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has {len(content):,} bytes")
     repeated = 0
@@ -85,7 +85,7 @@ def _require_small(content: bytes, with_arrays: bool) -> None:
         too_nested = repeated > _MAX_REPEATED if with_arrays else operation.name in _TUPLES
         if operation.name in _NESTING or too_nested:
             raise ValueError("it holds more than numbers and names")
-        # The unpickler allocates memory for all numbers up to the one that is used.
+        # The unpickler allocates memory for all memo numbers up to the one used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")
 
@@ -93,7 +93,7 @@ def _require_small(content: bytes, with_arrays: bool) -> None:
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
     """Return the progress of a checkpoint's trial, and whether its ``epochs_trained`` is known.
 
-    ``workload_sequencer.pkl`` of older releases lacks that; a checkpoint with neither file counts as new.
+    Older releases' ``workload_sequencer.pkl`` does not hold it; a checkpoint with neither file has no progress.
     """
     for name in (layout.TRIAL_STATE_FILE, layout.WORKLOAD_FILE):
         path = directory / name
@@ -104,11 +104,11 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
 
 
 def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool = False) -> dict[str, Any]:
-    """Read a pickled dict of containers, numbers and strings, and with ``with_arrays`` numpy's arrays.
+    """Read a pickled dict of containers, numbers and strings, and with ``with_arrays`` also numpy arrays.
 
     Raises:
         UnsafeCheckpointError: it refers to anything else, and is not ``trusted``.
-        IncompleteCheckpointError: it is damaged, would take much memory or time, or is not a dict.
+        IncompleteCheckpointError: it is damaged, would take too much memory or time, or is not a dict.
     """
     content = layout.read_bytes(path)
     try:
@@ -129,7 +129,7 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
             f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
             "damaged, or the file of something else."
         )
-    # Older releases counted in "steps_completed"; their other fields are not used.
+    # Older releases have "steps_completed" instead; their other fields are not used.
     values = {"batches_trained": values.get("steps_completed"), **values}
     known = {name: 0 if values.get(name) is None else values[name] for name in names}
     wrong = find_wrong_counts(known)
@@ -152,7 +152,7 @@ def load_checkpoint(
         url: the checkpoint's own directory.
         options: see ``CheckpointStorage``.
         trusted: unpickle anything, and run any code that the files ask for.
-        in_parts: see :func:`read_checkpoint`; a copy of remote files is kept for as long as the content is.
+        in_parts: see :func:`read_checkpoint`; downloaded files are kept as long as the content is.
         verify_parts: see :func:`read_checkpoint`.
 
     Raises:
@@ -173,7 +173,7 @@ def load_checkpoint(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))
         content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts, verify_parts=verify_parts)
-        # Both are read later.
+        # The files of both are read later.
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
     location = Location.parse(url, options)
@@ -190,12 +190,12 @@ def read_checkpoint(
     Args:
         directory: a checkpoint's own directory.
         trusted: unpickle anything, and run any code that the files ask for.
-        in_parts: do not read the parts of a sharded checkpoint: it has a ``StoredTensor`` for each sharded tensor.
-        verify_parts: compare the parts of a sharded checkpoint with their checksums, for which all are read once.
+        in_parts: do not read the parts of a sharded checkpoint; return a ``StoredTensor`` for each sharded tensor.
+        verify_parts: compare the parts of a sharded checkpoint with their checksums, which reads all of them.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
-        IncompleteCheckpointError: it was not written to its end, or is damaged.
+        IncompleteCheckpointError: it was not written completely, or is damaged.
         UnsafeCheckpointError: it refers to code and is not ``trusted``.
 
     Example:
@@ -236,7 +236,7 @@ def read_checkpoint(
         names = [*names, *index_files(directory), *(part_files(directory) if verify_parts else [])]
     if (directory / layout.TENSORFLOW_FILE).is_file():
         names = [*names, *layout.find_files_of_tensorflow(directory)]
-    # Last, because an exchanged file may be unsafe, which the readers report.
+    # Last, because a replaced file may be unsafe, which the readers report.
     if not trusted:
         require_unchanged(directory, names)
     elif damage := find_damage(directory, names):
@@ -264,7 +264,7 @@ def read_models(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the state of a checkpoint with the weights of its models, and the paths of the files that were read.
 
-    In a sharded checkpoint the other sharded tensors are not read. For the arguments and what is raised see
+    In a sharded checkpoint the other sharded tensors are not read. For the arguments and exceptions, see
     :func:`read_state`.
     """
     state_file = layout.find_state_file(directory)
@@ -278,6 +278,6 @@ def read_models(
 
 
 def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
-    """Read the state for an exact resume of the checkpoint in ``directory``; None if Determined wrote it."""
+    """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint."""
     path = directory / layout.RESUME_FILE
     return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None

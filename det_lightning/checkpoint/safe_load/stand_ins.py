@@ -1,7 +1,7 @@
-"""The types that a state may hold beyond those of torch's allow-list, and numpy's values in it.
+"""The types that a state may hold beyond torch's allow-list, and the numpy values in it.
 
-numpy's own functions for this trust their arguments: made-up ones crash the process. So the pickles of arrays, scalars
-and data types are read into plain descriptions, which :func:`finish` turns into numpy's objects.
+numpy's own functions trust their arguments: forged ones crash the process. So pickled arrays, scalars and data types
+are read into plain descriptions, which :func:`finish` turns into numpy objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUV"
 
 
 class _DataType:
-    """A data type of numpy, as pickled."""
+    """A pickled numpy data type."""
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
         self.dtype = _plain_dtype(code)
@@ -33,7 +33,7 @@ class _DataType:
 
 
 class _Array:
-    """An array of numpy, as pickled."""
+    """A pickled numpy array."""
 
     def __init__(self) -> None:
         self.array: np.ndarray[Any, Any] | None = None
@@ -49,7 +49,7 @@ class _Array:
 
 
 def _shown(value: Any) -> str:
-    """Return a short text for a value: the repr() of nested ones can be longer than any memory."""
+    """Return a short text for a value; the repr() of nested ones may not fit into memory."""
     return f"{value!r:.100}" if isinstance(value, str | int | float | type) else f"a {type(value).__name__}"
 
 
@@ -92,13 +92,13 @@ class _OneCycle:
 
 
 def _attribute(owner: Any, name: Any) -> Any:
-    """Replace ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
+    """Stand in for ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
     if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
         raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({_shown(owner)}, {_shown(name)})")
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
 
 
-#: Names that are replaced here, and the replacements.
+#: The names that have stand-ins here, and the stand-ins.
 STAND_INS: dict[str, Any] = {
     "numpy.ndarray": _Array,
     "numpy.dtype": _DataType,
@@ -111,9 +111,9 @@ STAND_INS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` read numpy's values inside; pass its result to :func:`finish`.
+    """Let ``torch.load(weights_only=True)`` read numpy values in the block; pass its result to :func:`finish`.
 
-    Sparse tensors with indices beyond their size are refused, which torch would trust, and write elsewhere.
+    Sparse tensors with indices beyond their size are refused; torch would trust them, and write out of bounds.
     """
     stand_ins = torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()])
     check_sparse: Any = torch.sparse.check_sparse_tensor_invariants  # torch has no types for it
@@ -122,7 +122,7 @@ def allow_safe_values() -> Iterator[None]:
 
 
 def finish(value: Any) -> Any:
-    """Return ``value``, read inside :func:`allow_safe_values`, with numpy's objects in place of their descriptions."""
+    """Return ``value``, read under :func:`allow_safe_values`, with numpy objects in place of their descriptions."""
     return _finish(value, {})
 
 
@@ -138,7 +138,7 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     if id(value) in done:
         return done[id(value)][1]
     finished: Any = value
-    # The original is kept with the result, so that no other object gets its id.
+    # The original is kept alive with the result, so that no other object gets its id.
     done[id(value)] = value, finished
     if isinstance(value, dict):
         for key in list(value):

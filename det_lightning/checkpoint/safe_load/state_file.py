@@ -1,7 +1,7 @@
-"""Reading files of ``torch.save`` without running code that they carry.
+"""Reading files of ``torch.save`` without running code in them.
 
 ``torch.load(weights_only=True)`` runs no foreign code, but it trusts sizes and counts: a ``bytearray`` of ten billion,
-a sparse tensor whose indices lie outside it, keys that take years to hash. So the pickle is interpreted first with
+a sparse tensor whose indices lie outside it, keys that take years to hash. So the pickle is first interpreted with
 descriptions in place of values, and only one that ``torch.save`` can have written passes.
 """
 
@@ -38,10 +38,10 @@ _OLD_PROTOCOL = 1001
 
 
 def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> bool:
-    """Raise unless ``torch.save`` can have written the pickle of an archive, or reading it is cheap anyway.
+    """Raise unless ``torch.save`` can have written the pickle of an archive, or it is harmless anyway.
 
-    Return whether the values of tensors may be read while it is unpickled. An ``UnpicklingError`` names a reference
-    that is not known to be safe; any other error means damage.
+    Return whether unpickling it may read the values of tensors. An ``UnpicklingError`` names a reference that is not
+    known to be safe; any other error means damage.
     """
 
     def claim(key: str, nbytes: int) -> bool:
@@ -62,7 +62,7 @@ def _allowed_names() -> frozenset[str]:
 
 
 def check_old_format(file: IO[bytes], size: int) -> None:
-    """Do the same for a file of ``torch.save`` before 1.6, which has ``size`` bytes."""
+    """Check a file of ``torch.save`` before 1.6 in the same way; it has ``size`` bytes."""
     claimed: set[str] = set()
     left = size
 
@@ -74,7 +74,7 @@ def check_old_format(file: IO[bytes], size: int) -> None:
 
     if Interpreter(file, size).run() != _OLD_MAGIC or Interpreter(file, size).run() != _OLD_PROTOCOL:
         raise ValueError("it does not begin like a file of torch.save")
-    Interpreter(file, size).run()  # of the machine that wrote it
+    Interpreter(file, size).run()  # describes the machine that wrote it
     require_bounded(Interpreter(file, size, claim, _allowed_names(), CALLS, NAMES).run())
     keys = Interpreter(file, size).run()
     if type(keys) is not list or sorted(map(str, keys)) != sorted(claimed):
@@ -82,7 +82,7 @@ def check_old_format(file: IO[bytes], size: int) -> None:
 
 
 def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
-    """Log a warning that names the weights with NaN in a state of any release."""
+    """Log a warning that names the weights with NaN in a state, which any release may have written."""
     models = state.get("models_state_dict", [state.get("model_state_dict")])
     found = [
         f"{name} of model {index}"
@@ -97,28 +97,28 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds NaN. A sum needs no memory, and mostly shows that there is none."""
+    """Return whether a tensor holds NaN. Usually the sum, which takes no memory, shows that there is none."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return False
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     flat = tensor.detach()
     if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
-        return False  # expanded from a few numbers
-    if flat.element_size() == 1:  # torch does not compute in eight bits
+        return False  # it is expanded from fewer numbers
+    if flat.element_size() == 1:  # torch does not compute with eight bits
         flat = flat.to(torch.float32)
     return bool(flat.sum().isnan()) and bool(flat.isnan().any())
 
 
-# A file with these first bytes is a zip archive to torch.
+# torch treats a file with these first bytes as a zip archive.
 _ZIP_MAGIC = b"PK\x03\x04"
 # In an archive of torch.save: the pickle, and the directory of the storages' content.
 _PICKLE = "data.pkl"
 _STORAGES = "data/"
-# Other entries that torch reads. Any further one can make it take the archive for a program.
+# Other entries that torch reads. Any further one might make it treat the archive as a program.
 _SMALL_ENTRIES = ("version", "byteorder")
 
-# Messages of torch's reader about names that are not on its list.
+# Messages of torch's reader about names that are not on its allow-list.
 _UNSAFE = re.compile(
     r"Unsupported global: GLOBAL (?P<name>.+?)(?: was not|$)"
     r"|unsupported GLOBAL (?P<blocked>\S+)"
@@ -134,11 +134,11 @@ def read_state(
     """Read a dict that ``torch.save`` wrote, of tensors (by default to the CPU), numpy values and plain containers.
 
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
-    ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name the ``source`` that
+    ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name ``source``, where
     the file was copied from.
     """
     source = path if source is None else source
-    if path.exists() and not path.is_file():  # such as a pipe, which would be waited for
+    if path.exists() and not path.is_file():  # such as a pipe, whose writer it would wait for
         raise errors.IncompleteCheckpointError(f"{escape(source)} cannot be read: it is not a file.")
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False, **torch_load_kwargs}
     with _explaining(source), path.open("rb", buffering=0) as file:
@@ -156,7 +156,7 @@ def read_state(
 
 
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
-    """Read a tensor that ``torch.save`` wrote into ``length`` bytes of a file, from ``offset`` on; see `read_state`."""
+    """Read a tensor that ``torch.save`` wrote to ``length`` bytes of a file from ``offset`` on; see `read_state`."""
     kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
     with _explaining(f"{path} at byte {offset:,}"), path.open("rb", buffering=0) as file:
         section: Any = _FileSection(file, offset, length)
@@ -171,7 +171,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
 
 
 class _FileSection(io.RawIOBase):
-    """Some bytes of a file, as a stream of their own."""
+    """A section of a file as a stream."""
 
     def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Entry], kwargs: dict[str, Any]) -> Any:
-    """Read the format of torch since 1.6. torch does not compare checksums, and gets the checked bytes."""
+    """Read the format of torch since 1.6; checksums are compared here, because torch does not."""
     contents = {_PICKLE: _read_entry(file, entries, _PICKLE)}
     fills_later = False
     if kwargs["weights_only"]:
@@ -238,7 +238,7 @@ def _load_intact(archive: PlainArchive, source: Any, kwargs: dict[str, Any]) -> 
 
 
 def _stays_as_it_is(contents: Mapping[str, bytes], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch does nothing with the content of storages but load it to the CPU."""
+    """Return whether torch loads the content of storages to the CPU unchanged."""
     same_order = contents.get("byteorder", b"little") == sys.byteorder.encode()
     return same_order and not kwargs["mmap"] and kwargs["map_location"] in ("cpu", torch.device("cpu"))
 
@@ -258,7 +258,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
     """Read a format of torch before 1.6. It has no checksums."""
     if not kwargs["weights_only"]:
         return _load(path, kwargs)
-    # Without a descriptor: torch tries other formats on a file of the system.
+    # A stream without a descriptor: torch tries other formats on a real file.
     stream = io.BufferedReader(_FileSection(file, 0, path.stat().st_size))
     check_old_format(stream, path.stat().st_size)
     stream.seek(0)
@@ -267,7 +267,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
 
 @contextlib.contextmanager
 def _explaining(where: object) -> Iterator[None]:
-    """Turn whatever reading a file raises inside into a ``CheckpointError``."""
+    """Turn whatever reading a file raises in the block into a ``CheckpointError``."""
     try:
         yield
     except errors.CheckpointError:

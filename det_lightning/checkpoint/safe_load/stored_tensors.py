@@ -1,4 +1,4 @@
-"""Tensors of a sharded checkpoint, which are read when they are needed, and only as far as they are."""
+"""Tensors of a sharded checkpoint, of which only the parts that are needed are read, when they are needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from det_lightning.escaping import escape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor that lies in parts in the files of a sharded checkpoint.
+    """A tensor whose parts are in the files of a sharded checkpoint.
 
     Attributes:
         shape: its whole shape.
@@ -55,12 +55,12 @@ class StoredTensor:
         return self.read_rows(dim, 0, self.shape[dim])
 
     def read_rows(self, dim: int, begin: int, count: int) -> torch.Tensor:
-        """Return ``count`` rows in a dimension, in main memory, reading only the parts that have some; see `read`."""
+        """Return ``count`` rows in a dimension, in main memory, reading only the parts with such rows; see `read`."""
         if dim != self._parts[0].dim:
             return self.read().narrow(dim, begin, count).clone()
         try:
             rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
-        except RuntimeError as e:  # torch has no error of its own for that
+        except RuntimeError as e:  # torch has no specific error for this
             raise errors.CheckpointError(
                 f"{escape(self._name):.200}, a tensor of the shape {[*self.shape]}, does not fit into main memory: {e}"
             ) from e
@@ -88,7 +88,7 @@ class StoredTensor:
 def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: bool) -> Any:
     """Return ``values`` with a :class:`StoredTensor` in place of each tensor that is stored in parts.
 
-    ``name`` is that of ``values``, such as ``"state"``. Raise an ``IncompleteCheckpointError`` if parts are missing.
+    ``name`` is the name of ``values``: ``"state"``, say. Raise an ``IncompleteCheckpointError`` if parts are missing.
     """
     parts = read_indexes(directory)
 
@@ -102,12 +102,12 @@ def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: boo
 
 
 def read_whole(values: Any) -> Any:
-    """Return ``values``, of nested dicts and lists, with a whole tensor in place of each :class:`StoredTensor`."""
+    """Return ``values``, nested dicts and lists, with a whole tensor in place of each :class:`StoredTensor`."""
     return map_tensors(values, lambda _, stored: stored.read(), "", (StoredTensor,))
 
 
 def read_all_parts(content: CheckpointContent) -> CheckpointContent:
-    """Return the content of a sharded checkpoint as that of one that was not: whole tensors, in main memory."""
+    """Return the content of a sharded checkpoint with whole tensors, in main memory, as if it were not sharded."""
     resume = content.resume
     if resume is not None:
         whole = {name: read_whole(getattr(resume, name)) for name in SHARDED_RESUME_VALUES}

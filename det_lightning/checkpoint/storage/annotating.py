@@ -16,22 +16,22 @@ from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausi
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.masking import mask
 
-# Older releases of Determined note these in what they download, and det_lightning the first two in other words.
+# Entries that older releases of Determined write into what they download; det_lightning has other names for them.
 _OTHER_NAMES = {"trial": ("trial_id",), "experiment": ("experiment_id",)}
 
 
 @dataclasses.dataclass
 class Annotation:
-    """What an export says about the checkpoints of a storage, and what is to be written; ids of checkpoints.
+    """What an export says about the checkpoints of a storage, by their ids, and what to write.
 
     Attributes:
-        annotated: those whose ``metadata.json`` changes.
-        unchanged: those that have these entries already.
-        without_metric: those of both for which the export has no value of the searcher metric.
-        not_in_storage: those of the export that are not in the storage, and were not deleted on the platform.
-        unreadable: those without a ``metadata.json`` that can be read.
-        not_in_export: complete ones of the storage of which the export does not speak.
-        changes: the files to be written, with their new content.
+        annotated: those whose ``metadata.json`` will change.
+        unchanged: those that already have these entries.
+        without_metric: those of the above that have no value of the searcher metric.
+        not_in_storage: those of the export that are not in the storage, though not deleted on the platform.
+        unreadable: those without a readable ``metadata.json``.
+        not_in_export: complete ones in the storage that the export does not mention.
+        changes: the files to write, with their new content.
     """
 
     annotated: list[str] = dataclasses.field(default_factory=list)
@@ -48,8 +48,8 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
 
     Raises:
         StorageError: the storage cannot be read.
-        ValueError: the export says something else than a checkpoint does, or has ids that are none; names all of these,
-            each with the file, the key and the value.
+        ValueError: the export contradicts a checkpoint, or has values that cannot be ids; the message lists all
+            mistakes with file, key and value.
     """
     mistakes = [
         f"{one.file}: uuid is {one.checkpoint_id!r:.80}, which cannot be the id of a checkpoint"
@@ -71,7 +71,7 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
 
 
 def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
-    """Write what was planned, each file whole or not at all.
+    """Write what was planned; each file is written completely or not at all.
 
     Raises:
         StorageError: the storage failed for good.
@@ -105,7 +105,7 @@ def _plan_one(
     if mistakes:
         return mistakes
     if not has_load_data and (config := export.config_of(exported)) is not None:
-        entries["experiment_config"] = config  # with the hyperparameters all that a release up to 0.17.7 needs
+        entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
     content = _annotated(present, entries, exported, written_s)
     if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
         plan.unchanged.append(exported.checkpoint_id)
@@ -120,7 +120,7 @@ def _plan_one(
 def _annotated(
     present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint, written_s: float
 ) -> dict[str, Any]:
-    """Return the content of a ``metadata.json``, written at ``written_s``, with entries added."""
+    """Return the content of a ``metadata.json`` that was written at ``written_s``, with entries added."""
     master = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
     content = {name: value for name, value in present.items() if name != CHECKSUM_KEY}
     content |= {**entries, MASTER_KEY: master}
@@ -131,7 +131,7 @@ def _annotated(
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
-    """Return where the metadata of a checkpoint, except for an earlier annotation, say something else."""
+    """Return where the metadata of a checkpoint, apart from an earlier annotation, contradict the export."""
     expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
     expected |= {name: entries[name] for name in ("trial", "experiment")}
     for name, others in _OTHER_NAMES.items():
@@ -147,7 +147,7 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
 
 
 def _merged(known: Any, new: Any) -> Any:
-    """Return what an annotation says, and where it says nothing, what an earlier one said."""
+    """Return the new annotation, with values of the earlier one where the new one has None."""
     if isinstance(known, dict) and isinstance(new, dict):
         return {name: _merged(known.get(name), value) for name, value in new.items()}
     return known if new is None else new

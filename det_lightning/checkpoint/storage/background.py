@@ -1,4 +1,4 @@
-"""Writing beside the training: tasks in threads of their own, and copies of a state that changes meanwhile."""
+"""Writing while training goes on: tasks in their own threads, and copies of a state that changes meanwhile."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _Result = TypeVar("_Result")
 
-#: By which torch raises the error of a loader's worker that dies, in its handler and so wherever the main thread is: a
+#: When a loader's worker dies, torch raises an error in the handler of this signal, so wherever the main thread is: a
 #: writer would take it for its own error. None on Windows.
 WORKER_DIED: int | None = getattr(signal, "SIGCHLD", None)
 
-# How long a signal waits for its handler while the main thread waits for another one.
+# How long the handler of a signal may be delayed while the main thread waits for another thread.
 _POLL_S = 0.05
 
 
 @contextlib.contextmanager
 def signal_deferred(number: int | None) -> Iterator[None]:
-    """Run the handler of a signal that arrives inside after the block, however that ends.
+    """Defer the handler of a signal that arrives inside the block until the block ends, even with an error.
 
-    Only handlers in Python can raise: without one, and outside of the main thread, nothing is deferred.
+    Only handlers in Python can raise: without one, or outside the main thread, nothing is deferred.
     """
     handler: Any = None if number is None else signal.getsignal(number)
     if number is None or not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[tuple[int, FrameType | None]] = []
+    arrived: list[tuple[int, FrameType | None]] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
-        came.append((signum, frame))
+        arrived.append((signum, frame))
 
     try:
         signal.signal(number, note)
         yield
     finally:
-        if signal.getsignal(number) is note:  # otherwise another one was installed inside
+        if signal.getsignal(number) is note:  # otherwise the block installed another handler
             signal.signal(number, handler)
-        if came:
-            handler(*came[0])
+        if arrived:
+            handler(*arrived[0])
 
 
 @contextlib.contextmanager
 def all_signals_deferred() -> Iterator[None]:
-    """Do the same for all signals; for short blocks."""
+    """Defer the handlers of all signals, as :func:`signal_deferred` does for one; for short blocks."""
     with contextlib.ExitStack() as stack:
         for number in sorted(signal.valid_signals()):
             if callable(signal.getsignal(number)):
@@ -62,12 +62,12 @@ def all_signals_deferred() -> Iterator[None]:
 
 
 class BackgroundTask(Generic[_Result]):
-    """Work that runs in a thread of its own, from its construction on; a process that exits waits for it.
+    """Work that starts in its own thread when this is constructed; a process that exits waits for it.
 
-    Nothing is shared with the thread but its end: an interrupted main thread could leave a common lock locked.
+    The thread shares only its end with the caller: an interrupted main thread could leave a common lock locked.
 
-    Construct it, and store it, where signals are deferred (:func:`all_signals_deferred`): only then does the caller
-    have it if and only if its thread runs.
+    Construct and store it while signals are deferred (:func:`all_signals_deferred`): otherwise the thread may run
+    although the caller was interrupted before it had the task.
     """
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
@@ -81,7 +81,7 @@ class BackgroundTask(Generic[_Result]):
     def _run(self) -> None:
         try:
             self._results.append(self._work())
-        except BaseException as e:  # raised where the outcome is taken
+        except BaseException as e:  # raised by result()
             self._error = e
         self._done = True
 
@@ -90,7 +90,7 @@ class BackgroundTask(Generic[_Result]):
 
     def wait(self) -> None:
         """Wait until the thread has ended. An interrupted wait can be repeated."""
-        # Until Python 3.13, an interrupted join() takes a running thread for one that has ended.
+        # Before Python 3.13, an interrupted join() may mark a running thread as ended.
         while not self._done:
             with all_signals_deferred():
                 self._thread.join(_POLL_S)
@@ -106,10 +106,10 @@ class BackgroundTask(Generic[_Result]):
 
 
 class Snapshotter:
-    """Copies states to main memory, each into the memory of the one before; a copy is valid until the next is made.
+    """Copies states to main memory, each into the memory of the previous one; a copy is valid until the next is made.
 
-    New memory costs as much time as writing the state to a disk's cache; reused memory costs a tenth. So one copy of
-    the state is kept for good, and never more.
+    New memory costs as much time as writing the state to a disk's cache; reused memory costs a tenth. So the memory of
+    one copy is kept for good, and never of more.
     """
 
     def __init__(self) -> None:
@@ -119,11 +119,11 @@ class Snapshotter:
         self._copying: list[torch.cuda.Event] = []
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Allocate the memory of a copy of ``tensors`` in another thread; the first then costs no more than others."""
+        """Allocate memory for a copy of ``tensors`` in another thread; the first copy is then as fast as later ones."""
         storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
 
         def allocate() -> None:
-            # If there is not enough, the copy will fail and say so.
+            # If there is too little memory, the copy will fail and say so.
             with contextlib.suppress(RuntimeError):
                 for kind in storages.values():
                     self._free[kind].append(_memory(kind).zero_())
@@ -138,21 +138,21 @@ class Snapshotter:
             self._reserving.pop().result()
 
     def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
-        """Return a copy of ``state``: nested containers, tensors of any device, and whatever can be deep-copied.
+        """Return a copy of ``state``: nested containers, tensors on any device, and whatever can be deep-copied.
 
         Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
-        those of other classes. The tensors of ``leave`` are not copied.
+        those of other classes. The tensors in ``leave`` are not copied.
 
-        Copies from a GPU run on a stream of their own. Work that is begun on the GPU later waits for them, and the host
-        does not: call :meth:`wait_for_device` before the copy is read.
+        Copies from a GPU run on their own stream. Later work on the GPU waits for them, but the host does not: call
+        :meth:`wait_for_device` before reading the copy.
         """
         self.wait()
-        self.wait_for_device()  # the memory is used again
+        self.wait_for_device()  # the memory is about to be reused
         used: dict[torch.device, torch.cuda.Stream] = {}
         free = self._free
         self._free = defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
-        # From here deepcopy() takes the copies of tensors.
+        # deepcopy() takes the copies of tensors from here.
         memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
         for tensor in tensors_in(state):
             if id(tensor) in memo:
@@ -171,7 +171,7 @@ class Snapshotter:
             memo[id(tensor)].requires_grad_(tensor.requires_grad)
         for device, stream in used.items():
             self._copying.append(stream.record_event())
-            torch.cuda.current_stream(device).wait_event(self._copying[-1])  # before the training changes the weights
+            torch.cuda.current_stream(device).wait_event(self._copying[-1])  # before training changes the weights
         return copy.deepcopy(state, memo)
 
     def wait_for_device(self) -> None:
@@ -199,7 +199,7 @@ class Snapshotter:
         return target
 
     def _stream_beside(self, device: torch.device) -> torch.cuda.Stream:
-        """Return a stream that goes on after the work that the device was given up to now."""
+        """Return a stream whose work starts after the work that the device has been given so far."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._streams[device].wait_stream(torch.cuda.current_stream(device))
@@ -214,7 +214,7 @@ class _Kind(NamedTuple):
 
 
 def _kind_of(storage: torch.UntypedStorage) -> _Kind:
-    # Only copies into pinned memory run beside the host.
+    # Only copies into pinned memory are asynchronous.
     return _Kind(storage.nbytes(), pinned=storage.device.type != "cpu")
 
 
@@ -223,13 +223,13 @@ def _memory(kind: _Kind) -> torch.Tensor:
 
 
 def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what identifies the memory of a tensor; several may begin at one address, as numpy's views do."""
+    """Return what identifies the memory of a tensor; several may start at the same address, as numpy's views do."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples, and in the content of a checkpoint."""
+    """Yield the tensors in a checkpoint's content, or in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -243,7 +243,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether type, size, stride and memory are all there is to a tensor."""
+    """Return whether a tensor has nothing beyond type, size, stride and memory."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and not vars(tensor)

@@ -1,4 +1,4 @@
-"""A storage of checkpoints: one directory for each, named by its id, below a common root."""
+"""A storage of checkpoints: one directory each, named by its id, below a common root."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from det_lightning.masking import mask_url
 
 
 class CheckpointStorage:
-    """A directory of checkpoints, on this machine or on any file system that fsspec knows.
+    """A directory of checkpoints, on this machine or on any file system that fsspec supports.
 
-    The layout is Determined's: a directory or bucket that Determined filled can be opened as it is. Every method raises
+    The layout is Determined's: a directory or bucket that Determined wrote can be opened as it is. Every method raises
     ``StorageError`` if the storage cannot be read.
 
     Args:
@@ -42,7 +42,7 @@ class CheckpointStorage:
 
     Raises:
         StorageError: the URL cannot be opened, or the library for it is not installed.
-        ValueError: the configuration is wrong; names all mistakes.
+        ValueError: the configuration is wrong; the message lists all mistakes.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointStorage
@@ -62,7 +62,7 @@ class CheckpointStorage:
         if isinstance(root, Mapping):
             root, self.options = storage_from_config(root, self.options)
         if root is None:
-            import platformdirs  # only here: most storages are named
+            import platformdirs  # here, because it is rarely needed
 
             root = platformdirs.user_data_dir("determined")
         self.root = Location.parse(root, self.options)
@@ -73,7 +73,7 @@ class CheckpointStorage:
         return str(self.root)
 
     def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
-        """Give up soon on transfers that fail while ``is_ending`` returns that the process was asked to end."""
+        """Retry failing transfers only briefly once ``is_ending`` says that the process was asked to end."""
         self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
     # Writing and removing
@@ -82,17 +82,17 @@ class CheckpointStorage:
         """Return a directory to write the checkpoint ``checkpoint_id`` into.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         if self.is_local:
             return staging.LocalStaging(self.root, checkpoint_id)
         return staging.RemoteStaging(self.root, checkpoint_id, self.retry)
 
     def require_writable(self) -> None:
-        """Raise if nothing can be written to the storage, before hours of training are at stake.
+        """Make sure that the storage can be written to, before hours of training are at stake.
 
         Raises:
-            StorageError: it cannot be written to, or is a file; says why.
+            StorageError: it cannot be written to, or is a file; the message says why.
         """
         if self.is_local:
             self._require_writable_directory()
@@ -117,7 +117,7 @@ class CheckpointStorage:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
 
         Raises:
-            CheckpointNotFound: there is none of this id, or the directory is not a checkpoint; nothing was removed.
+            CheckpointNotFound: there is none with this id, or the directory is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
         directory = self._directory_of(checkpoint_id)
@@ -126,12 +126,12 @@ class CheckpointStorage:
         removal.delete(self.root, directory, self.retry)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
-        """Give the complete checkpoint ``by`` another id. A checkpoint or link that has that id is removed.
+        """Give the complete checkpoint ``by`` the id ``checkpoint_id``; a checkpoint or link with that id is removed.
 
-        On a local disk one of the two exists at any time; elsewhere both do until the first is removed.
+        At any time at least one of the two exists.
 
         Raises:
-            CheckpointNotFound: an id is not one, or ``checkpoint_id`` is that of a directory that is not a checkpoint.
+            CheckpointNotFound: an id is invalid, or the directory ``checkpoint_id`` is not a checkpoint.
             StorageError: the storage refuses.
         """
         old = checkpoint_path(self.root, checkpoint_id)
@@ -144,10 +144,10 @@ class CheckpointStorage:
                 new.fs.mv(new.path, old.path, recursive=True)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
-        """Remove the incomplete checkpoints of writers that were killed; return the ids.
+        """Remove the incomplete checkpoints of killed writers; return their ids.
 
         Args:
-            own_only: on a local disk, leave those of other users.
+            own_only: on a local disk, leave other users' checkpoints.
         """
         if not self.is_local:
             removal.remove_dead_stagings()
@@ -170,12 +170,12 @@ class CheckpointStorage:
             return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
 
     def list_links(self) -> dict[str, str]:
-        """Return the links beside the checkpoints, such as ``latest``, and their targets."""
+        """Return the links next to the checkpoints, such as ``latest``, and their targets."""
         with explain_errors("listing", self):
             return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
 
     def is_complete(self, checkpoint_id: str) -> bool:
-        """Return whether there is a complete checkpoint of this id, not a link to one."""
+        """Return whether there is a complete checkpoint with this id; a link to one does not count."""
         with explain_errors(f"looking for {escape(checkpoint_id)} in", self):
             directory = self._directory_of(checkpoint_id)
             if directory is None or directory.link_target() is not None:
@@ -183,17 +183,17 @@ class CheckpointStorage:
             return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
-        """Return path or URL of the newest complete checkpoint; None if there is none. See :meth:`newest_first`."""
+        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`."""
         return next(self.newest_first(job), None)
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
-        """Yield paths or URLs of the complete checkpoints, the newest first.
+        """Yield the paths or URLs of the complete checkpoints, newest first.
 
-        Among runs that resume one another it is the checkpoint with the most batches; otherwise that of the run that
-        was written to last, by the storage's own file times.
+        Among runs that resume one another, more batches mean newer; otherwise the run that was written to last is
+        newer, by the storage's own file times.
 
         Args:
-            job: look only at the checkpoints of a job of this name.
+            job: look only at the checkpoints of the job with this name.
         """
         if self.root.is_object_store:
             known = self.survey()
@@ -206,10 +206,10 @@ class CheckpointStorage:
             yield (self.root / checkpoint_id).url
 
     def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
-        """Return the ids of those complete checkpoints that do not exist any more.
+        """Return the ids of those complete checkpoints that no longer exist.
 
-        On a remote storage one listing is made, which shows whether a checkpoint exists; only the last one is checked
-        to be complete.
+        A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
+        complete.
         """
 
         def find() -> list[str]:
@@ -223,7 +223,7 @@ class CheckpointStorage:
         return missing
 
     def _has_metadata(self, checkpoint_id: str) -> bool:
-        """Return whether a local checkpoint is complete, and not replaced by a link."""
+        """Return whether a local checkpoint is complete, and has not been replaced by a link."""
         directory = f"{self.root.path}/{checkpoint_id}"
         try:
             os.stat(f"{directory}/{layout.METADATA_FILE}")  # noqa: PTH116 (of a string)
@@ -232,13 +232,13 @@ class CheckpointStorage:
         return not os.path.islink(directory)  # noqa: PTH114
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
-        """Return path or URL of a checkpoint; for a link to one, that of its target.
+        """Return the path or URL of a checkpoint; for a link, that of its target.
 
         Args:
-            id_or_path: the id of a checkpoint in this storage, or path or URL of any checkpoint's directory.
+            id_or_path: the id of a checkpoint in this storage, or the path or URL of any checkpoint's directory.
 
         Raises:
-            CheckpointNotFound: there is none; names similar ids.
+            CheckpointNotFound: there is none; the message names similar ids.
         """
         name = os.fspath(id_or_path)
         directory = self._directory_of(name)
@@ -255,10 +255,10 @@ class CheckpointStorage:
         return metadata.read_metadata(checkpoint_path(self.root, checkpoint_id))
 
     def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
-        """Return what is known of all checkpoints, sorted by id, without reading their state. Links are left out.
+        """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
 
-        In a bucket this takes the pages of a listing, and a read of each checkpoint that the bucket's index lacks;
-        their metadata have no manifest and no experiment configuration.
+        In a bucket this takes one listing, and a read of each checkpoint that the bucket's index lacks; metadata from
+        the index have no manifest and no experiment configuration.
 
         Args:
             complete: leave out incomplete ones.
@@ -270,7 +270,7 @@ class CheckpointStorage:
         return [info for info in found if survey.is_checkpoint(info, complete)]
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
-        """Return what is known of checkpoints without reading their state."""
+        """Return what is known about checkpoints without reading their state."""
         with explain_errors("reading", self):
             directories = [checkpoint_path(self.root, name) for name in checkpoint_ids]
             return survey.in_parallel(self.root, metadata.describe, directories)

@@ -1,8 +1,8 @@
 """Leases: files by which a process claims something in a storage, such as a checkpoint that it writes.
 
 On a local disk the file of a lease is locked; the lock ends with the process, however that ends. Elsewhere it is a file
-with host, process and time, which counts until it is removed, its process is known to have ended, or it was not renewed
-for some time. Two processes that take such a lease in the same instant may both get it.
+with host, process and time, which is valid until it is removed, its process is known to have ended, or it has not been
+renewed for some time. Two processes that take such a lease at the same instant may both get it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# How long a lease on a remote storage counts without being renewed.
+# How long a lease on a remote storage is valid without being renewed.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0
 _PAUSE_S = 0.02
@@ -38,16 +38,16 @@ _ABANDONED_AFTER_S = 24 * 3600.0
 
 _MOST_ATTEMPTS = 100
 
-# What reading the file of a lease raises that is cut off, or damaged.
+# What reading a truncated or damaged lease file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
-# Leases of this process: its process id alone may be that of an earlier one.
+# Leases of this process; an earlier process may have had the same process id.
 _own_tokens: set[str] = set()
 _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
 class Lease:
-    """A lease that this process holds; see :meth:`take`. ``lock`` is None where there are no locks."""
+    """A lease that this process holds; see :meth:`take`. ``lock`` is None where locks are not available."""
 
     def __init__(self, file: Location, lock: IO[bytes] | None, content: dict[str, Any]) -> None:
         self.file = file
@@ -57,7 +57,7 @@ class Lease:
 
     @classmethod
     def take(cls, file: Location, lasts_s: float = _LASTS_S) -> Lease | None:
-        """Return a lease; None if a live process holds one, which counts for ``lasts_s`` where there are no locks."""
+        """Return a lease, or None if a live process holds it; without locks, that is believed for ``lasts_s``."""
         content = new_content()
         if file.is_local:
             with contextlib.suppress(_NoLocks):
@@ -76,7 +76,7 @@ class Lease:
 
     @classmethod
     def wait_for(cls, file: Location, timeout_s: float = 60.0) -> Lease:
-        """Return a lease that is held for moments only, once no other process has it."""
+        """Return a lease that is only held briefly, once no other process has it."""
         until = time.monotonic() + timeout_s
         while (lease := cls.take(file, lasts_s=timeout_s)) is None:
             if time.monotonic() > until:
@@ -88,7 +88,7 @@ class Lease:
 
     @classmethod
     def mark(cls, file: Location) -> Lease:
-        """Return the lease of a local file that no other process takes; it is locked before it gets its name."""
+        """Return the lease of a local file that no other process wants; it is locked before it gets its name."""
         path = file.local_path
         unnamed = path.with_suffix(".new")
         content = new_content()
@@ -105,10 +105,10 @@ class Lease:
                 unnamed.unlink(missing_ok=True)
                 lock.close()
                 raise
-            lock.close()  # another run took it for an abandoned one before it was locked
+            lock.close()  # another run took it for abandoned before it was locked
 
     def is_due(self) -> bool:
-        """Return whether the lease must be renewed to go on counting."""
+        """Return whether the lease must be renewed to stay valid."""
         return self._lock is None and time.monotonic() - self._renewed > _RENEW_AFTER_S
 
     def renew(self) -> None:
@@ -117,7 +117,7 @@ class Lease:
         self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
 
     def release(self) -> None:
-        """Give up the lease, and remove the directories that were made for it if they are empty."""
+        """Release the lease, and remove the directories that were created for it if they are empty."""
         _own_tokens.discard(self._content["token"])
         path = self.file.local_path
         if self._lock is None:
@@ -136,7 +136,7 @@ class Lease:
 
 
 def new_content() -> dict[str, Any]:
-    """Return the content of the file of a new lease; earlier releases look for ``started`` in that of a checkpoint."""
+    """Return the content of a new lease's file; earlier releases read ``started`` in the lease of a checkpoint."""
     now = time.time()
     return {
         "host": socket.gethostname(),
@@ -155,7 +155,7 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
             lock = _lock_at(file.local_path, create=False)
         except FileNotFoundError:
             return False
-        except (_NoLocks, PermissionError):  # another user's, perhaps: its age decides
+        except (_NoLocks, PermissionError):  # it may be another user's: its age decides
             pass
         else:
             if lock is not None:
@@ -170,7 +170,7 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
 
 
 def is_abandoned(mark: Location) -> bool:
-    """Return whether the process that marked a checkpoint as being written is known to be gone."""
+    """Return whether the process that marked a checkpoint as being written is known to have ended."""
     try:
         if mark.is_local:
             with _open(mark.local_path) as file:
@@ -200,7 +200,7 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
             raise _NoLocks
         if not locked:
             return None
-        # Its holder removed it before it was locked here.
+        # Its holder removed the file before it was locked here.
 
 
 def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
@@ -210,7 +210,7 @@ def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
 
 
 def _create(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
-    """Open a file, made if it is missing; other processes may make its directory, and while it is empty, remove it."""
+    """Open a file, creating it if necessary; other processes may create its directory, or remove it while empty."""
     attempts = 0
     while True:
         attempts += 1
@@ -225,8 +225,8 @@ def _create(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
 def try_to_lock(file: IO[bytes]) -> bool | None:
     """Lock a file until it is closed or the process ends; return False if something else has the lock.
 
-    None where the system, or the file system, has no locks. Forked processes do not get the lock: a loader's worker
-    that outlives its parent by some seconds must not lock out the next run.
+    Return None if the system, or the file system, has no locks. Forked processes do not inherit the lock: a loader's
+    worker that outlives its parent by some seconds must not lock out the next run.
     """
     if fcntl is None:
         return None
@@ -241,7 +241,7 @@ def try_to_lock(file: IO[bytes]) -> bool | None:
 
 
 def _leave_to_parent() -> None:
-    """Point the descriptors of inherited locks elsewhere; to close them would leave file objects that close others."""
+    """Point the descriptors of inherited locks elsewhere; once closed, their file objects could close other files."""
     files = [file for file in _locked if not file.closed]
     _locked.clear()
     if not files:
@@ -257,7 +257,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def remove_if_empty(folder: pathlib.Path) -> None:
-    """Remove a directory of the bookkeeping, and those above it up to the bookkeeping itself, if they are empty."""
+    """Remove a directory in the bookkeeping, and its parents up to the bookkeeping directory, if they are empty."""
     while BOOKKEEPING_DIR in folder.parts:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -267,7 +267,7 @@ def remove_if_empty(folder: pathlib.Path) -> None:
 
 
 def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
-    """Return whether a lease counts that no lock proves."""
+    """Return whether a lease that no lock proves is still valid."""
     if not content:
         return False
     try:
@@ -286,13 +286,13 @@ def _runs(pid: int, token: str) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as e:
-        return not isinstance(e, ProcessLookupError)  # it may be another user's
+        return not isinstance(e, ProcessLookupError)  # other errors: it may be another user's
     return True
 
 
 @functools.cache
 def _this_machine() -> str:
-    """Return what two processes have in common if one can see by its id whether the other runs."""
+    """Return what two processes have in common if each can tell from the other's id whether it is running."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())

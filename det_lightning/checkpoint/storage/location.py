@@ -1,4 +1,4 @@
-"""Locations on any file system that fsspec knows: those of a storage, and errors that explain what failed there."""
+"""Files and directories on any file system that fsspec supports, and errors that explain what failed there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
-# Which extra of det-lightning brings the library for a protocol.
+# The extra of det-lightning that installs the library for a protocol.
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -37,8 +37,8 @@ class Location:
     Attributes:
         fs: the file system.
         path: the path in it.
-        origin: the part of the URL before the path: protocol, and host where the file system has one.
-        is_local: whether it is a path of this machine.
+        origin: the part of the URL before the path: the protocol, and the host if the file system has one.
+        is_local: whether it is a path on this machine.
     """
 
     fs: Any
@@ -48,7 +48,7 @@ class Location:
 
     @classmethod
     def parse(cls, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Location:
-        """Return the location that ``url``, or the path of a local file, names; ``~`` is the home directory."""
+        """Return the location of a URL or local path; ``~`` is the home directory."""
         name = _with_password(os.fspath(url), options or {})
         if "://" not in name or name.startswith("file://"):
             local = pathlib.Path(name.removeprefix("file://")).expanduser()
@@ -67,7 +67,7 @@ class Location:
 
     @property
     def local_path(self) -> pathlib.Path:
-        """The path, where :attr:`is_local`."""
+        """The path, if :attr:`is_local`."""
         return pathlib.Path(self.path)
 
     @property
@@ -83,7 +83,7 @@ class Location:
 
     @property
     def url(self) -> str:
-        """The path, or the URL with everything that it was given with, including a password."""
+        """The path, or the URL as it was given, including a password."""
         if self.is_local:
             return self.path
         return f"{self.origin}{self.path}" if self.origin else str(self.fs.unstrip_protocol(self.path))
@@ -97,10 +97,10 @@ class Location:
 
     @property
     def is_object_store(self) -> bool:
-        """Whether directories need not be made, and several requests at a time are fine (fsspec is async)."""
+        """Whether directories need not be created, and concurrent requests are fine (fsspec's class is async)."""
         return bool(getattr(self.fs, "async_impl", False))
 
-    # The following methods see the current state; some file systems remember listings.
+    # The following methods see the current state; some file systems cache listings.
 
     def exists(self) -> bool:
         """Return whether there is anything here."""
@@ -113,26 +113,26 @@ class Location:
         return bool(self.fs.isdir(self.path))
 
     def list_names(self) -> list[str]:
-        """Return the names in this directory, without those of links; none if there is no such directory."""
+        """Return the names in this directory, except links; none if there is no such directory."""
         return sorted(name for name, info in self._list().items() if not _is_link(info))
 
     def list_links(self) -> dict[str, str]:
-        """Return the names of the links in this directory, and their targets; empty text for an unknown one."""
+        """Return the names of the links in this directory, and their targets; an unknown target is an empty string."""
         return {name: str(info.get("destination") or "") for name, info in self._list().items() if _is_link(info)}
 
     def link_target(self) -> str | None:
-        """Return the target of a link, empty text if it is unknown; None if this is not a link."""
+        """Return the target of a link, an empty string if it is unknown; None if this is not a link."""
         if self.is_local:
             return os.readlink(self.path) if os.path.islink(self.path) else None  # noqa: PTH114, PTH115 (of a string)
         return None if self.is_object_store else self.parent.list_links().get(self.name)
 
     def resolved(self) -> Location:
-        """Return the target of a link on this machine, else this."""
+        """Return the target if this is a link on this machine, otherwise this location."""
         if not self.is_local or self.link_target() is None:
             return self
         parent = self.local_path.parent
         target = self.local_path.resolve()
-        # The path to a target in the same directory keeps the links above it.
+        # If the target is in the same directory, its path keeps the links above it.
         beside = target.parent == parent.resolve()
         return dataclasses.replace(self, path=str(parent / target.name if beside else target))
 
@@ -147,11 +147,11 @@ class Location:
         return {path.rpartition("/")[2]: info for path, info in found.items() if path != self.path and path}
 
     def find_files(self) -> dict[str, dict[str, Any]]:
-        """Return what the file system knows of all files below this directory, by their paths from here."""
+        """Return what the file system knows about all files below this directory, by relative path."""
         self.fs.invalidate_cache()
         prefix = f"{self.path}/"
         found: dict[str, dict[str, Any]] = self.fs.find(self.path, detail=True)
-        # A name that ends in a slash is that of an empty object that stands for a directory.
+        # A name that ends in a slash belongs to an empty object that stands for a directory.
         return {
             path[len(prefix) :]: info
             for path, info in found.items()
@@ -161,9 +161,9 @@ class Location:
     def read(self, limit: int | None = None) -> bytes:
         """Return the content; raise a ValueError for a local path that is neither a file nor a directory.
 
-        With a ``limit`` one byte more is read at most, whatever size is listed; raise a ValueError if there is one.
+        With a ``limit``, read at most one byte more, whatever size is listed; raise a ValueError if there are more.
         """
-        # A pipe would be waited for, and a device may have no end.
+        # Reading a pipe would wait for a writer, and a device may have no end.
         if self.is_local and not (stat.S_ISREG(mode := self.local_path.stat().st_mode) or stat.S_ISDIR(mode)):
             raise ValueError(f"{escape(self.path)} is not a file")
         if limit is not None:
@@ -177,7 +177,7 @@ class Location:
         except FileNotFoundError:
             raise
         except Exception:
-            # Servers have no range to return of an empty object.
+            # Servers refuse a range of an empty object.
             if self.fs.size(self.path) != 0:
                 raise
             return b""
@@ -186,7 +186,7 @@ class Location:
         return content
 
     def write(self, content: bytes) -> None:
-        """Put ``content`` into this file, whole or not at all."""
+        """Write ``content`` to this file, completely or not at all."""
         if self.is_local:
             write_whole(self.local_path, content)
             return
@@ -200,7 +200,7 @@ class Location:
             if self.is_local or not glob.has_magic(self.path):
                 self.fs.rm(self.path, recursive=True)
                 return
-            # rm() would take the path for a pattern, and remove what it matches.
+            # rm() would treat the path as a pattern, and remove what it matches.
             for path in self.fs.find(self.path):
                 self.fs.rm_file(path)
             if not self.is_object_store:
@@ -213,10 +213,10 @@ def _is_link(info: Mapping[str, Any]) -> bool:
 
 
 def write_whole(path: pathlib.Path, content: bytes) -> None:
-    """Put ``content`` into a local file, whole or not at all, and wait until the disk holds it."""
+    """Write ``content`` to a local file, completely or not at all, and wait until it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # a link, perhaps
+    temporary.unlink(missing_ok=True)  # it may be a link
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -230,7 +230,7 @@ def write_whole(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
-    """Turn the errors that a file system raises inside into a ``StorageError`` that names ``action`` and ``where``."""
+    """Turn a file system's errors in the block into a ``StorageError`` that names ``action`` and ``where``."""
     try:
         yield
     except (errors.DetLightningError, AssertionError):
@@ -261,7 +261,7 @@ def _with_password(url: str, options: Mapping[str, Any]) -> str:
 
 
 def _explain(shown: str, error: Exception) -> str:
-    """Return why the file system of a URL could not be made."""
+    """Return why the file system of a URL could not be opened."""
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(shown.partition("://")[0])
         install = how_to_install(extra) if extra else str(error)
@@ -274,7 +274,7 @@ def _explain(shown: str, error: Exception) -> str:
     return f"{shown} cannot be opened: {type(error).__name__}: {error}"
 
 
-# Names may come from files and listings, in any form: only the following functions make paths from them.
+# Names from files and listings may be anything: only the following functions make paths from them.
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -285,12 +285,12 @@ def new_id() -> str:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a checkpoint's directory can have this name, which must not lead out of the storage."""
+    """Return whether a checkpoint's directory may have this name, which must not lead out of the storage."""
     return name not in ("", ".", "..") and name.casefold() != BOOKKEEPING_DIR and not {"/", "\\", "\0"} & set(name)
 
 
 def is_own_id(name: str) -> bool:
-    """Return whether :func:`new_id` made this id; a name given by Lightning may precede it."""
+    """Return whether :func:`new_id` made this id, which may follow a name that Lightning gave."""
     before = name[:-36]
     return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)
 
@@ -305,7 +305,7 @@ def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
 
 
 def bookkeeping_path(root: Location, *names: str) -> Location:
-    """Return the path of a file or directory that is kept beside the checkpoints."""
+    """Return the path of a file or directory in the bookkeeping, next to the checkpoints."""
     path = root
     for name in (BOOKKEEPING_DIR, *names):
         if path is not root and not is_name(name):

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint without its state being read, and which checkpoint is the newest."""
+"""What is known about a checkpoint without reading its state, and which checkpoint is the newest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from det_lightning.checkpoint.storage.location import Location
 
 logger = logging.getLogger(__name__)
 
-# Floats count exactly up to here.
+# Floats represent every integer up to here.
 _MAX_STEPS = 2**53
 # The year 10000, and how far the clocks of a trial and of its storage may differ.
 _LATEST_TIME_S = 253402300800.0
@@ -38,16 +38,16 @@ _PARENT_KEY = "resumed_from"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of a checkpoint from its directory and its ``metadata.json``.
+    """What is known about a checkpoint from its directory and its ``metadata.json``.
 
     Attributes:
         id: its id.
-        complete: it was written to its end.
+        complete: whether it was written completely.
         metadata: content of ``metadata.json``; empty if it is missing or cannot be read.
         size_bytes: size of all files.
         written: when its latest file was written, in seconds since 1970; None if the storage does not know.
-        metadata_written: the same of its ``metadata.json``; None also if there is none.
-        markers: the names of its files by which it is known to be a checkpoint.
+        metadata_written: when its ``metadata.json`` was written; None also if there is none.
+        markers: the names of those of its files that make it a checkpoint.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
@@ -68,7 +68,7 @@ class CheckpointInfo:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointNotes:
-    """The notes in ``metadata.json``; None for missing and impossible ones. ``time_s`` is in seconds since 1970."""
+    """The notes in ``metadata.json``; missing and impossible ones are None. ``time_s`` is in seconds since 1970."""
 
     steps_completed: int | None = None
     metric_name: str | None = None
@@ -80,7 +80,7 @@ class CheckpointNotes:
 
 
 def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
-    """Return the notes in the content of ``metadata.json``, with the types that they should have."""
+    """Return those notes in the content of ``metadata.json`` that have the right types."""
     steps = metadata.get("steps_completed")
     metric = metadata.get("metric")
     metric = metric if isinstance(metric, dict) else {}
@@ -111,7 +111,7 @@ def _count(value: Any) -> int:
 
 
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
-    """Return what is known of the checkpoint in a directory, whose ``files`` may have been listed already."""
+    """Return what is known about the checkpoint in a directory, whose ``files`` may have been listed already."""
     files = checkpoint.find_files() if files is None else files
     entry = files.get(METADATA_FILE)
     is_small = entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES  # others would fill the memory
@@ -130,7 +130,7 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
 
 
 def glance(checkpoint: Location) -> CheckpointInfo | None:
-    """Return what is known of a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
+    """Return what is known about a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
     try:
         return describe(checkpoint, {METADATA_FILE: checkpoint.fs.info(f"{checkpoint.path}/{METADATA_FILE}")})
     except FileNotFoundError:  # another run has just deleted it
@@ -138,7 +138,7 @@ def glance(checkpoint: Location) -> CheckpointInfo | None:
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing, too large, or damaged as its checksum shows."""
+    """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum."""
     try:
         content = json.loads((checkpoint / METADATA_FILE).read(MAX_SMALL_FILE_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -157,16 +157,16 @@ def modified(file: Location) -> float | None:
 
 
 def plausible_time(noted: Any, written: float | None) -> float | None:
-    """Return the time that metadata note; None if a checkpoint with files of the time ``written`` cannot have it."""
+    """Return a time noted in metadata; None if it is impossible for a checkpoint whose files date from ``written``."""
     time_s = _number(noted)
     latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
     return float(time_s) if time_s is not None and 0 <= time_s <= latest else None
 
 
 def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float | None:
-    """Return when a checkpoint was written, whose ``metadata.json`` was modified at ``modified_s``.
+    """Return when a checkpoint was written whose ``metadata.json`` was modified at ``modified_s``.
 
-    That is earlier if what Determined's master knew was added to it later.
+    It was written earlier if what Determined's master knew was added later.
     """
     master = metadata.get(MASTER_KEY)
     before = plausible_time(master.get(WRITTEN_KEY), modified_s) if isinstance(master, dict) else None
@@ -174,7 +174,7 @@ def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float
 
 
 def _time_of(info: Mapping[str, Any]) -> float | None:
-    """Return when a file was modified; each file system has its own name and type for that."""
+    """Return when a file was modified, which each file system stores under its own name and type."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
         value = info.get(key)
         if isinstance(value, datetime.datetime):
@@ -185,7 +185,7 @@ def _time_of(info: Mapping[str, Any]) -> float | None:
 
 
 def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the notes of a run that resumes the checkpoint ``parent_id``, whose metadata are ``parent``."""
+    """Return the notes of a run that resumes from the checkpoint ``parent_id`` with the metadata ``parent``."""
     if parent_id is None:
         return {_RUN_KEY: run_id}
     known = parent or {}
@@ -199,10 +199,10 @@ def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str
 
 @dataclasses.dataclass(frozen=True)
 class Ancestry:
-    """The age and origin of a checkpoint: when it was ``written`` by the storage's clock; ``time`` by its metadata.
+    """The age and origin of a checkpoint: ``written`` is the storage's file time, ``time`` that of its metadata.
 
-    ``run`` identifies its run: of releases that noted none the trial, and a checkpoint of another program is a run of
-    its own. ``parent`` is the id of the checkpoint that its run resumed.
+    ``run`` identifies its run: the trial for releases that noted no run, and another program's checkpoint is its own
+    run. ``parent`` is the id of the checkpoint that its run resumed from.
     """
 
     id: str
@@ -216,12 +216,12 @@ class Ancestry:
 
     @property
     def age(self) -> tuple[int, float, float]:
-        """Grows from one checkpoint of a run to the next."""
+        """A key that grows from one checkpoint of a run to the next."""
         return self.steps_completed, self.written, self.time or 0.0
 
 
 def ancestry_of(info: CheckpointInfo) -> Ancestry:
-    """Return age and origin of a checkpoint."""
+    """Return the age and origin of a checkpoint."""
     metadata = info.metadata
     written = time_written(metadata, info.metadata_written)
     link = metadata.get(_PARENT_KEY)
@@ -241,10 +241,10 @@ def ancestry_of(info: CheckpointInfo) -> Ancestry:
 
 
 def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
-    """Yield the ids of checkpoints, each the newest of those that are left.
+    """Yield the ids of checkpoints, newest first.
 
-    Within a run it is the one with the most steps; a run is newer than what it resumed. Among runs that did not resume
-    one another the last write decides, by the storage's own file times.
+    Within a run, more batches mean newer; a run is newer than the one that it resumed. Among runs that did not resume
+    one another, the last write decides, by the storage's own file times.
     """
     left = {checkpoint.id: checkpoint for checkpoint in checkpoints}
     while left:
@@ -263,7 +263,7 @@ def _newest(checkpoints: Mapping[str, Ancestry]) -> Ancestry:
         before = _run_before(tip, checkpoints, tips)
         if before is not None and tips[before].steps_completed <= tip.parent_steps:
             continued.add(before)
-    # This library writes no circles of runs that resume one another; among those the times decide.
+    # det_lightning writes no cycles of runs that resume one another; if there are only cycles, the times decide.
     ends = [tip for run, tip in tips.items() if run not in continued] or [*tips.values()]
 
     def last_write(tip: Ancestry) -> tuple[float, float, float, int]:
@@ -279,7 +279,7 @@ def _writes_of(
     runs: Mapping[Hashable, list[Ancestry]],
     tips: Mapping[Hashable, Ancestry],
 ) -> Iterator[float]:
-    """Yield the times at which a run, and the runs that it resumed, were written."""
+    """Yield the times at which the checkpoints of a run, and of the runs that it resumed, were written."""
     run: Hashable | None = tip.run
     seen: set[Hashable] = set()
     last_step = tip.steps_completed
@@ -293,7 +293,7 @@ def _writes_of(
 def _run_before(
     tip: Ancestry, checkpoints: Mapping[str, Ancestry], tips: Mapping[Hashable, Ancestry]
 ) -> Hashable | None:
-    """Return the run that another one resumed, if anything is left of it."""
+    """Return the run that another run resumed, if anything is left of it."""
     if tip.parent_run in tips and tip.parent_run != tip.run:
         return tip.parent_run
     parent = checkpoints.get(tip.parent or "")

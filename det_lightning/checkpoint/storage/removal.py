@@ -1,7 +1,7 @@
-"""Removing checkpoints, and what killed writers have left of them.
+"""Removing checkpoints, and what killed writers left of them.
 
 On a local disk a directory is renamed before it is removed: an interrupted removal leaves nothing under the
-checkpoint's name, and the next run removes the rest. Only directories that det_lightning itself made, and those of
+checkpoint's name, and the next run removes the rest. Only directories that det_lightning itself created, and those of
 checkpoints, are ever removed.
 """
 
@@ -33,31 +33,31 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# "replaced" is the name of earlier releases.
+# Earlier releases used "replaced".
 _REMOVED_DIRS = ("removed", "replaced")
 
-# Other programs too write a metadata.json, or a checkpoint.pt, into directories with names of their own.
+# Other programs also write a metadata.json or a checkpoint.pt; their directories lack these.
 _OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
-# A directory with none of these is not a checkpoint, nor the rest of one.
+# A directory with none of these is neither a checkpoint nor the rest of one.
 _MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
 
 def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
-    """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link, or something else."""
+    """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link or not a checkpoint."""
     files = _require_own_files(directory)
     if root.is_local:
         with explain_errors("removing", directory):
             _remove_tree(_move_aside(root, directory.local_path))
         return
     mark = announce(root, directory.name, retry)
-    # In this order: without its metadata and weights, the rest of a checkpoint is never taken for one.
+    # These first: without its metadata and weights, the rest of a checkpoint is never mistaken for one.
     first = [directory / name for name in (layout.METADATA_FILE, *layout.STATE_FILES) if name in files]
     for location in (*first, directory, mark):
         retry.call("removing", location.remove, where=directory)
 
 
 def replace_local(root: Location, old: Location, new: Location) -> None:
-    """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one of both exists."""
+    """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one always exists."""
     if old.link_target() is not None:
         old.local_path.unlink()
         new.local_path.rename(old.local_path)
@@ -72,7 +72,7 @@ def replace_local(root: Location, old: Location, new: Location) -> None:
 
 
 def _require_own_files(directory: Location) -> set[str]:
-    """Return the names of the files of a directory that is to be removed, and must be a checkpoint itself."""
+    """Return the names of the files of a directory to be removed, which must be a checkpoint itself."""
     with explain_errors("looking for", directory):
         target = directory.link_target()
         files = set(directory.find_files()) if target is None else set()
@@ -87,9 +87,9 @@ def _require_own_files(directory: Location) -> set[str]:
 
 
 def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
-    """Remove the incomplete checkpoints of writers that are gone: killed, or cut off. Return the ids.
+    """Remove the incomplete checkpoints of writers that were killed or cut off. Return their ids.
 
-    On a local disk all are renamed before the first is removed. ``own_only`` leaves what other users have there.
+    On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
     """
     aside: list[pathlib.Path] = []
     marks = bookkeeping_path(root, MARKS_DIR)
@@ -99,7 +99,7 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
         if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
             continue
         checkpoint = checkpoint_path(root, checkpoint_id)
-        # The writer of a mark that never got its final name had not begun.
+        # A mark that never got its final name belongs to a writer that had not begun.
         if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
             if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
                 continue
@@ -158,7 +158,7 @@ def _remove_tree(directory: pathlib.Path) -> None:
 
 
 def _finish_removals(root: Location, own_only: bool) -> None:
-    """Remove what processes had renamed to be removed when they were killed."""
+    """Remove what killed processes had renamed in order to remove it."""
     for name in _REMOVED_DIRS:
         removed = bookkeeping_path(root, name)
         for one in removed.list_names():
@@ -166,18 +166,18 @@ def _finish_removals(root: Location, own_only: bool) -> None:
                 continue
             try:
                 _remove_tree((removed / one).local_path)
-            except OSError as e:  # another user's, perhaps; training need not wait for that
+            except OSError as e:  # it may be another user's; that is no reason not to train
                 logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
 
 
 def remove_dead_stagings() -> None:
-    """Remove temporary directories of this user's writers to remote storages that were killed."""
+    """Remove the temporary directories of this user's killed writers to remote storages."""
     for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"):
         try:
             if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
                 logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
                 _remove_dead_staging(directory)
-        except OSError as e:  # another process was faster, or it is not to be removed
+        except OSError as e:  # another process was faster, or it must not be removed
             logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
 
 
@@ -185,7 +185,7 @@ def _remove_dead_staging(directory: pathlib.Path) -> None:
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-    shutil.rmtree(directory)  # with the mark, by which it is known
+    shutil.rmtree(directory)  # with the mark, which identifies it
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:

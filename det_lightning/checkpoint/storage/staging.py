@@ -38,7 +38,7 @@ MARK_SUFFIX = ".json"
 
 
 def find_writers(root: Location) -> dict[str, bool]:
-    """Return the ids of the checkpoints that were begun, and whether their writer may still live."""
+    """Return the ids of the checkpoints that were begun, and whether their writer may still be alive."""
     return {name: not is_abandoned(_mark_of(root, name)) for name in find_marked(root) if is_name(name)}
 
 
@@ -53,7 +53,7 @@ def _mark_of(root: Location, checkpoint_id: str) -> Location:
 
 
 class LocalStaging:
-    """The final directory, on a local disk. A lock on its mark shows others that the writer lives."""
+    """The final directory, on a local disk. A lock on its mark shows others that the writer is alive."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
         self.directory = checkpoint_path(root, checkpoint_id).local_path
@@ -73,16 +73,16 @@ class LocalStaging:
         self._mark.release()
 
     def abandon(self) -> None:
-        # First the file that makes it a complete one: an interruption must not leave a damaged checkpoint.
+        # First the file that makes it complete: an interruption must not leave a damaged checkpoint.
         (self.directory / METADATA_FILE).unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
         self._mark.release()
 
 
 def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location:
-    """Mark a checkpoint in a remote storage as one that is being written or removed, before its first file is.
+    """Mark a checkpoint in a remote storage as being written or removed, before its first file is.
 
-    Return the mark, to be removed afterwards. If that is interrupted, the rest is known to be incomplete.
+    Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
     mark = _mark_of(root, checkpoint_id)
     retry.call("writing", lambda: mark.write(_to_json(new_content())), where=mark)
@@ -90,7 +90,7 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
 
 
 class RemoteStaging:
-    """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows others that the writer lives."""
+    """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows that the writer is alive."""
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._root = root
@@ -107,15 +107,15 @@ class RemoteStaging:
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Upload all files; where the storage fails for good, keep the local copy, which is complete."""
-        # The load data come first: by them an incomplete checkpoint is known.
+        """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
+        # load_data.json first: an incomplete checkpoint is recognised by it.
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
         write_whole(self.directory / METADATA_FILE, _to_json(metadata))
         try:
             announce(self._root, self.directory.name, self._retry)
             upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
         except errors.StorageError as e:
-            # Without its mark the directory is not taken for one that a killed writer left.
+            # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._lease.release()
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
@@ -138,7 +138,7 @@ StagingDirectory = LocalStaging | RemoteStaging
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:
-    """Wait until the disk holds the content of files and directories."""
+    """Wait until the content of files and directories is on the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

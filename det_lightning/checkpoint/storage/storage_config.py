@@ -1,4 +1,4 @@
-"""Determined's ``checkpoint_storage`` section, as a URL and options of its file system."""
+"""Determined's ``checkpoint_storage`` section, as a URL and file system options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from det_lightning.secret_names import is_secret_name
 
 _Settings = tuple[str, dict[str, Any]]
 
-# Entries that say which checkpoints to keep, or that only the platform needs.
+# Entries about which checkpoints to keep, and those that only the platform needs.
 _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}
 
 # Earlier names of storage_path in shared_fs.
 _OLD_NAMES = {"tensorboard_path", "checkpoint_path"}
 
-# For each entry the option of its file system, and the environment variable for a value that is masked in the section.
+# For each entry the file system's option, and the environment variable for a value that is masked in the section.
 _OPTIONS: dict[str, tuple[str, str | None]] = {
     "access_key": ("key", "AWS_ACCESS_KEY_ID"),
     "secret_key": ("secret", "AWS_SECRET_ACCESS_KEY"),
@@ -35,8 +35,8 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
     """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
 
     ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
-    environment variable that its file system reads. Raise a ``ValueError`` that names all entries that are wrong,
-    missing or unknown, and no value that may be a secret.
+    environment variable that the file system reads. Raise a ``ValueError`` that names all entries that are wrong,
+    missing or unknown, but no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
@@ -65,7 +65,7 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
 
 
 def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries with masked ones filled in from elsewhere, and a sentence for each that cannot be."""
+    """Return the entries with masked ones filled in from elsewhere, and a sentence for each that is not available."""
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
@@ -111,7 +111,7 @@ def _storage_path(given: dict[str, Any]) -> str | os.PathLike[str]:
 
 
 def _inside_host_path(given: dict[str, Any]) -> pathlib.PurePosixPath:
-    # Joined with an absolute path, the host path is dropped.
+    # Joining with an absolute path drops the host path.
     return pathlib.PurePosixPath(os.path.normpath(pathlib.PurePosixPath(given["host_path"]) / _storage_path(given)))
 
 

@@ -1,8 +1,8 @@
-"""What is known of all checkpoints of a bucket, with few requests: its index, a listing, and what the index lacks.
+"""What is known about all checkpoints in a bucket, with few requests: its index, a listing, and what the index lacks.
 
-Reading costs one request per checkpoint. The index is an object beside the checkpoints that holds what was read. It may
-be missing, damaged or out of date, and need not be written by those who write checkpoints: the listing shows which are
-there, and those that it lacks are read. Several processes may write it; what one overwrites is read again.
+Reading costs one request per checkpoint. The index is an object next to the checkpoints that holds what was read. It
+may be missing, damaged or out of date, and writers of checkpoints need not update it: the listing shows which exist,
+and those that the index lacks are read. Several processes may write it; what one overwrites is read again.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# Concurrent requests; an object store answers each after some milliseconds.
+# Concurrent requests; an object store takes some milliseconds to answer each.
 _PARALLEL = 16
 _INDEX_FILE = "checkpoints.json"
 _VERSION = 1
-# Large entries of metadata.json that only those who open a checkpoint need.
+# Large entries of metadata.json that are only needed to open a checkpoint.
 _LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
-# The index is written again once more than this many checkpoints had to be read.
+# The index is rewritten once more than this many checkpoints had to be read.
 _MOST_UNINDEXED = 4
-# No file system counts further.
+# The largest size that file systems support.
 _MAX_BYTES = 2**63 - 1
 
 
 def survey(root: Location) -> list[CheckpointInfo]:
-    """Return what is known of all checkpoints below ``root``, sorted by id, incomplete ones included.
+    """Return what is known about all checkpoints below ``root``, sorted by id, including incomplete ones.
 
-    The metadata of those of the index lack what only those who open a checkpoint need.
+    Metadata that come from the index lack what is only needed to open a checkpoint.
     """
     known = read_index(root)
     names = [name for name in root.list_names() if is_name(name) or name == BOOKKEEPING_DIR] if known else []
@@ -69,15 +69,15 @@ def survey(root: Location) -> list[CheckpointInfo]:
         read = in_parallel(root, lambda name: describe(root / name), missing)
     found = {**indexed, **{info.id: info for info in read if info is not None}}
     new = sum(_can_be_indexed(info) for info in read)
-    # Another program's bucket is left as it is.
+    # No index is written into another program's bucket.
     if has_bookkeeping and (new > _MOST_UNINDEXED or len(known) > 2 * len(indexed) + _MOST_UNINDEXED):
         _write_index(root, found.values())
     return [found[name] for name in sorted(found)]
 
 
 def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[Any]) -> list[Any]:
-    """Return the result of a function that reads from ``root`` for each of its arguments, in their order."""
-    # A connection such as SFTP's must not be used by two threads at a time.
+    """Call a function that reads from ``root`` with each of ``arguments``; return the results in order."""
+    # A connection such as SFTP's must not be used by two threads at once.
     if not root.is_object_store or len(arguments) < 2:
         return [function(argument) for argument in arguments]
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
@@ -85,7 +85,7 @@ def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[
 
 
 def _trusted(root: Location, names: Collection[str], known: Mapping[str, Any]) -> list[str]:
-    """Return the names of the directories that the index may describe: they exist, and none is just changed."""
+    """Return the names of the directories for which the index is trusted: they exist, and none is being changed."""
     if BOOKKEEPING_DIR not in names:
         return []
     marked = find_marked(root)
@@ -112,7 +112,7 @@ def is_checkpoint(info: CheckpointInfo, complete: bool) -> bool:
 
 
 def _can_be_indexed(info: CheckpointInfo) -> bool:
-    # Under another name something else may be found later; under such an id only what is there now.
+    # A directory with another name may be replaced later; one with such an id never is.
     return info.complete and METADATA_FILE in info.markers and bool(info.metadata) and is_own_id(info.id)
 
 
@@ -129,12 +129,12 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
 
 
 def _parse(content: bytes) -> dict[str, CheckpointInfo]:
-    """Return the content of the index; raise an error if it is something else."""
+    """Return the content of the index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
         raise ValueError("its checksum differs")
     if parsed["version"] != _VERSION:
-        return {}  # of another release
+        return {}  # another release wrote it
     return {entry["id"]: _info_of(entry) for entry in parsed["checkpoints"]}
 
 
@@ -160,7 +160,7 @@ def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
 
 
 def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
-    """Write the index; where that is not allowed, reading takes longer the next time, and no more."""
+    """Write the index; if that fails, the next survey only takes longer."""
     entries = [
         {
             "id": info.id,
@@ -185,7 +185,7 @@ def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
-    """Raise if the metadata of checkpoints are not as :func:`survey` has found them.
+    """Make sure that the metadata of checkpoints are still as :func:`survey` found them.
 
     Raises:
         StorageError: the index of the bucket was out of date; it is removed.
@@ -206,5 +206,5 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
 
 
 def remove_index(root: Location) -> None:
-    """Remove the index, because checkpoints of it are changed; the next survey reads all of them."""
+    """Remove the index because checkpoints in it have changed; the next survey reads all of them."""
     bookkeeping_path(root, _INDEX_FILE).remove()

@@ -1,4 +1,4 @@
-"""Bringing files to and from a storage, with retries, and a checkpoint of any storage as a local directory."""
+"""Copying files to and from a storage, with retries, and opening any storage's checkpoint as a local directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from det_lightning.masking import mask_text
 
 logger = logging.getLogger(__name__)
 
-# How often a pausing transfer checks whether the run ends, and its longest pause then.
+# How often a pausing transfer checks whether the run is ending, and its longest pause in that case.
 _POLL_S = 0.1
 _LAST_WAIT_S = 1.0
 
@@ -33,7 +33,7 @@ _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADire
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
 
-# The global generator belongs to the trial: a retried transfer must not change what is trained.
+# The global generator belongs to the trial: a retried transfer must not change the training.
 _OWN_RANDOM = random.Random()
 
 Progress = Callable[[str, int], None]
@@ -45,14 +45,14 @@ def _never() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and after which pauses, a transfer is tried.
+    """How many times a transfer is attempted, and with which pauses.
 
     Attributes:
         attempts: number of attempts at each file.
         first_wait_s: pause after the first failure, in seconds; each further one is twice as long, with some jitter.
         longest_wait_s: longest pause.
-        is_ending: returns whether the process was asked to end. A failing transfer is then tried once more, after a
-            pause of a second at most.
+        is_ending: returns whether the process was asked to end. A failing transfer is then tried once more, after at
+            most a second.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
@@ -65,12 +65,12 @@ class RetryPolicy:
     is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
     def call(self, what: str, action: Callable[[], Any], *, where: object = "") -> Any:
-        """Return the result of ``action``, after as many attempts as it takes; messages say ``what`` and ``where``.
+        """Return the result of ``action``, retrying as necessary; messages name ``what`` and ``where``.
 
         Raise a ``StorageError`` if it fails for good; the last failure is its cause.
         """
-        # Libraries draw from Python's generator for pauses of their own; in another thread, restoring it would undo
-        # draws of the trial, which trains at the same time.
+        # Libraries draw from Python's generator for their own pauses. In another thread, restoring it would undo draws
+        # of the trial, which trains at the same time.
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = random.getstate() if in_main_thread else None
         try:
@@ -120,7 +120,7 @@ def _may_pass(error: Exception) -> bool:
 def upload(
     source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files of a local directory to ``target``; ``progress`` gets the name and size of each that has arrived."""
+    """Copy files of a local directory to ``target``; call ``progress`` with the name and size of each copied file."""
     for name in names:
         local = source / name
         remote = target / name
@@ -132,7 +132,7 @@ def upload(
 def download(
     source: Location, names: Iterable[str], target: pathlib.Path, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files to a local directory; ``progress`` gets the name and size of each that has arrived."""
+    """Copy files to a local directory; call ``progress`` with the name and size of each copied file."""
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
@@ -170,19 +170,19 @@ def open_checkpoint(
     retry: RetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Yield a checkpoint as a local directory; a remote one is copied for the time of the ``with`` block.
+    """Yield a checkpoint as a local directory; a remote one is downloaded for the duration of the ``with`` block.
 
     Args:
         url: path or URL of the checkpoint's directory.
         options: see ``CheckpointStorage``.
-        with_code: copy ``code/`` too.
-        retry: how often a transfer is tried.
-        progress: is called with the name and the size in bytes of each file that has arrived.
+        with_code: download ``code/`` too.
+        retry: how many times a transfer is attempted.
+        progress: called with the name and the size in bytes of each downloaded file.
 
     Raises:
         CheckpointNotFound: there is no such directory.
         StorageError: it cannot be read.
-        UnsafeCheckpointError: the names of its files lead out of it, or one is that of a file and of a directory.
+        UnsafeCheckpointError: file names lead out of it, or a name is both a file's and a directory's.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
@@ -197,7 +197,7 @@ def open_checkpoint(
     if location.is_local:
         if not location.local_path.is_dir():
             raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
-        # To resume from a link is to resume from its target.
+        # Resuming from a link means resuming from its target.
         yield location.resolved().local_path
         return
     if not is_name(location.name):

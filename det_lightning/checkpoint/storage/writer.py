@@ -27,20 +27,20 @@ from det_lightning.masking import describe_masked
 
 # The release whose format is written.
 _FORMAT_VERSION = "0.38.1"
-# With less than this a disk counts as full.
+# A disk with less room than this counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
-# What torch and pickle raise if a state cannot be written, too.
+# Including what torch and pickle raise if a state cannot be written.
 _WRITE_ERRORS = (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError)
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one run into a storage.
+    """Writes the checkpoints of one run into a storage.
 
     Args:
         storage: the storage.
         code_dir: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
             those that no trial needs; by default the working directory.
-        code_with_secrets: copy files with the names of secrets, such as ``.env``, too.
+        code_with_secrets: also copy files whose names suggest secrets, such as ``.env``.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
@@ -67,12 +67,12 @@ class CheckpointWriter:
     ) -> str:
         """Write a checkpoint and return its id.
 
-        If anything fails the written files are removed, and earlier checkpoints stay untouched.
+        If anything fails, the written files are removed; earlier checkpoints stay untouched.
 
         Args:
             content: the content.
             checkpoint_id: the id; by default a new one.
-            report_written: is called with the directory when all files but the last are written, and may add some.
+            report_written: called with the directory once all files but the last are written; it may add files.
 
         Raises:
             CheckpointError: the files cannot be written.
@@ -107,7 +107,7 @@ class CheckpointWriter:
         return staging
 
     def commit(self, content: CheckpointContent, staging: StagingDirectory) -> None:
-        """Write the last file and bring the checkpoint into the storage; see :meth:`write`."""
+        """Write the last file and complete the checkpoint in the storage; see :meth:`write`."""
         try:
             try:
                 files = describe_files(staging.directory, content.described)
@@ -121,7 +121,7 @@ class CheckpointWriter:
                     MANIFEST_KEY: files,
                 }
                 names = list(files)
-                if content.described:  # what other ranks wrote they have also brought into a remote storage
+                if content.described:  # other ranks have uploaded what they wrote
                     names = [name for name in names if (staging.directory / name).exists()]
                 staging.commit(with_checksum(entries), names)
             except _WRITE_ERRORS as e:
@@ -139,13 +139,13 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
         free = shutil.disk_usage(directory.parent).free
         room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
     reason = str(error)
-    if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the error of the system
+    if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the system's error
         reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
     return errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}")
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
-    """Write all files but ``metadata.json``; ``load_data.json``, which marks an incomplete checkpoint, first."""
+    """Write all files but ``metadata.json``; first ``load_data.json``, which marks an incomplete checkpoint."""
     load_data = json.dumps(_complete_load_data(content), default=describe_masked)
     (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
@@ -166,7 +166,7 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
 
 
 def _complete_load_data(content: CheckpointContent) -> dict[str, Any]:
-    """Return the content of ``load_data.json`` with all entries that readers need; what is not known is null."""
+    """Return the content of ``load_data.json`` with all entries that readers need; unknown ones are null."""
     known = content.load_data or {}
     if known.keys() >= layout.LOAD_DATA_ENTRIES:
         return known

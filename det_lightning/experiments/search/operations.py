@@ -44,7 +44,7 @@ class CreateTrial:
 
 @dataclass(frozen=True)
 class StopTrial:
-    """End a trial; asked for once at most. It checkpoints, exits, and its exit is then reported as any other.
+    """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other.
 
     Attributes:
         error: why the trial counts as failed; None where the search simply needs no more of it.

@@ -10,7 +10,7 @@ from det_lightning.experiments.search.space import Grid
 
 
 class RandomSearch:
-    """Creates ``max_trials`` trials, each new one when another one ends.
+    """Creates ``max_trials`` trials, a new one whenever one ends.
 
     Args:
         replace_invalid: trials with invalid hyperparameters do not count; a ``single`` search ends with one.
@@ -49,7 +49,7 @@ class RandomSearch:
 
 
 class GridSearch:
-    """Creates one trial for each point of the grid, each new one when another one ends, however it ends."""
+    """Creates one trial for each point of the grid, a new one whenever one ends, however it ends."""
 
     def __init__(self, factory: TrialFactory, grid: Grid, at_once: int) -> None:
         self._factory = factory

@@ -43,7 +43,7 @@ class SearchMethod(Protocol):
 
 
 class Search:
-    """Decides which trials run and which are stopped, as Determined 0.38.1 decides it.
+    """Decides which trials run and which are stopped, as Determined 0.38.1 does.
 
     Call :meth:`initial` once, then report the events in their order, and carry out the operations
     that each call returns. All calls depend on nothing but the events before them.
@@ -96,7 +96,7 @@ class Search:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial. The second report of an end changes nothing.
+        """Return what follows from the end of a trial. Reporting an end twice changes nothing.
 
         Raises:
             ValueError: no such trial was created.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from det_lightning.experiments.search.generator import Generator
 
-# All of a hyperparameter are in memory.
+# All values of a hyperparameter are held in memory.
 _MOST_VALUES = 1_000_000
 
 
@@ -60,7 +60,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Int:
-    """An integer between ``minval`` and ``maxval``, both included; a grid has ``count`` of them."""
+    """An integer from ``minval`` to ``maxval``, inclusive; a grid has ``count`` of them."""
 
     minval: int
     maxval: int
@@ -121,7 +121,7 @@ class Log:
         return found
 
 
-#: A mapping is a nest: hyperparameters that belong together, drawn each by itself.
+#: A mapping is a nest: hyperparameters that belong together, each drawn separately.
 Hyperparameter = Distribution | Mapping[str, "Hyperparameter"]
 SearchSpace = Mapping[str, Hyperparameter]
 
@@ -171,7 +171,7 @@ class Grid:
 
 
 def space_mistakes(space: SearchSpace, needs_counts: bool) -> list[str]:
-    """Return what is wrong in a search space, each mistake with the dotted name of its hyperparameter."""
+    """Return the mistakes in a search space, each with the dotted name of its hyperparameter."""
     found: list[str] = []
     for path, leaf in _leaves(space):
         name = ".".join(["hyperparameters", *path])

@@ -1,4 +1,4 @@
-"""Trials for models of the library transformers."""
+"""Trials for models from the transformers library."""
 
 from det_lightning.model_hub.huggingface._config_parser import (
     ConfigKwargs,

@@ -1,4 +1,4 @@
-"""What hyperparameters and the section ``data`` say, as the arguments of transformers' and datasets' functions."""
+"""Hyperparameters and the ``data`` section, as arguments of functions in transformers and datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from det_lightning.model_hub.utils import AttrDict
 
 
 class FlexibleDataclass:
-    """Base of dataclasses that take any arguments: what is no field is ignored.
+    """Base of dataclasses that accept any arguments, and ignore those that are not fields.
 
     A field without a default is an attribute only where it was given, so that a library's own default holds elsewhere.
     """
@@ -37,11 +37,11 @@ class DatasetKwargs(FlexibleDataclass):
     """Which data: a dataset of the hub or a directory, or files.
 
     Attributes:
-        dataset_name: of a dataset, or a directory with one.
+        dataset_name: the name of a dataset, or a directory with one.
         dataset_config_name: which of its configurations.
-        validation_split_percentage: how much of the training data to validate with, where there are none for it.
-        train_file: data to train on, where ``dataset_name`` is None.
-        validation_file: data to validate with, where ``dataset_name`` is None.
+        validation_split_percentage: how much of the training data to validate with, if there are no validation data.
+        train_file: data to train on, if ``dataset_name`` is None.
+        validation_file: data to validate with, if ``dataset_name`` is None.
     """
 
     dataset_name: str | None = None
@@ -86,8 +86,8 @@ class TokenizerKwargs(ModelKwargs):
     """Where the tokenizer comes from.
 
     Attributes:
-        use_fast: whether to take the one in Rust.
-        do_lower_case: whether it ignores the case.
+        use_fast: whether to use the tokenizer written in Rust.
+        do_lower_case: whether it ignores case.
     """
 
     use_fast: bool | None = True
@@ -100,8 +100,8 @@ class OptimizerKwargs:
 
     Attributes:
         weight_decay: of all parameters but biases and weights of layer norms.
-        adafactor: whether it is Adafactor instead of AdamW.
-        learning_rate: at the end of the warm-up.
+        adafactor: whether to use Adafactor instead of AdamW.
+        learning_rate: the rate at the end of the warm-up.
         max_grad_norm: the norm that gradients are clipped to; 0 does not clip.
         adam_beta1, adam_beta2, adam_epsilon: of AdamW.
         scale_parameter, relative_step: of Adafactor.
@@ -120,12 +120,12 @@ class OptimizerKwargs:
 
 @dataclasses.dataclass
 class LRSchedulerKwargs:
-    """The learning rate over the training.
+    """The learning rate over the course of the training.
 
     Attributes:
-        num_training_steps: batches of the training.
+        num_training_steps: number of batches to train.
         lr_scheduler_type: a name that ``transformers.get_scheduler`` knows.
-        num_warmup_steps: batches in which the rate rises from 0.
+        num_warmup_steps: number of batches in which the rate rises from 0.
     """
 
     num_training_steps: int
@@ -136,7 +136,7 @@ class LRSchedulerKwargs:
 def parse_dict_to_dataclasses(
     dataclass_types: tuple[Any, ...], args: Mapping[str, Any], as_dict: bool = False
 ) -> tuple[Any, ...]:
-    """Return an object of each dataclass, its fields filled from one mapping; a key may serve several of them.
+    """Return an object of each dataclass, with fields filled from one mapping; a key may be used by several of them.
 
     Args:
         dataclass_types: the dataclasses.
@@ -169,7 +169,7 @@ def default_parse_config_tokenizer_model_kwargs(hparams: Mapping[str, Any]) -> t
             ``model_name``.
 
     Raises:
-        ValueError: it is not said where one of them comes from; all are named.
+        ValueError: the source of one of them is missing; the message names all that are.
     """
     parsed = parse_dict_to_dataclasses((ConfigKwargs, TokenizerKwargs, ModelKwargs), hparams, as_dict=True)
     config, tokenizer, model = parsed

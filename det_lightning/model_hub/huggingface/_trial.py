@@ -1,4 +1,4 @@
-"""The base class of trials for models of transformers, and what it builds them with."""
+"""The base class of trials for transformers models, and the functions that build their parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODEL_MODES = {
     "question-answering": transformers.AutoModelForQuestionAnswering,
 }
 
-# By the extension of a file, where the loader of datasets has another name.
+# By file extension, if the loader in datasets has another name.
 _LOADERS = {"txt": "text", "jsonl": "json"}
 
 
@@ -62,14 +62,14 @@ def build_using_auto(
     model_kwargs: Any,
     use_pretrained_weights: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """Return a configuration, a tokenizer and a model, made by the ``Auto`` classes of transformers.
+    """Return a configuration, a tokenizer and a model, built by the ``Auto`` classes of transformers.
 
     Args:
         config_kwargs: arguments of ``AutoConfig.from_pretrained``, as a dict or :class:`ConfigKwargs`.
         tokenizer_kwargs: arguments of ``AutoTokenizer.from_pretrained``.
         model_mode: what the model is for: a key of ``MODEL_MODES``.
         model_kwargs: arguments of the model's ``from_pretrained``.
-        use_pretrained_weights: whether the model has them; otherwise its weights are random.
+        use_pretrained_weights: whether to load pretrained weights; otherwise the weights are random.
 
     Raises:
         ValueError: there is no such ``model_mode``.
@@ -88,7 +88,7 @@ def build_using_auto(
 
 
 def _with_token(given: Any) -> dict[str, Any]:
-    """Return arguments with the token under the name that it has in transformers 5."""
+    """Return arguments with the token under its name in transformers 5."""
     arguments = as_arguments(given)
     token = arguments.pop("use_auth_token", None)
     return {**arguments, "token": token} if token else arguments
@@ -103,8 +103,8 @@ def group_parameters_for_optimizer(
 
     Args:
         model: the model.
-        weight_decay: of the first group.
-        no_decay: parts of the names of parameters of the second one.
+        weight_decay: the weight decay of the first group.
+        no_decay: parts of parameter names that put a parameter into the second group.
     """
     decaying: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
@@ -144,13 +144,13 @@ def build_default_lr_scheduler(optimizer: torch.optim.Optimizer, scheduler_kwarg
 
 
 def default_load_dataset(data_config_input: Mapping[str, Any]) -> Any:
-    """Return the dataset that the section ``data`` names, with ``train`` and ``validation``.
+    """Return the dataset that the ``data`` section names, with ``train`` and ``validation``.
 
     Args:
         data_config_input: the fields of :class:`DatasetKwargs`.
 
     Raises:
-        ValueError: no data are named, or none to validate with.
+        ValueError: no data are named, or no data to validate with.
         ModuleNotFoundError: datasets is not installed.
     """
     try:
@@ -206,9 +206,9 @@ class BaseTransformerTrial(PyTorchTrial):
 
     Attributes:
         hparams, data_config, exp_config: the hyperparameters and the configuration, as :class:`AttrDict`.
-        config, tokenizer, model: of transformers; the model is wrapped.
+        config, tokenizer, model: objects of transformers; the model is wrapped.
         optimizer, lr_scheduler: wrapped; the scheduler steps after every batch.
-        grad_clip_fn: clips gradients in place; None where they are not.
+        grad_clip_fn: clips gradients in place; None if they are not clipped.
 
     Raises:
         InvalidExperimentException: hyperparameters are missing; all are named.

@@ -1,4 +1,4 @@
-"""Columns of a dataset that a model takes."""
+"""The columns of a dataset that a model takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of a trial, as callbacks of Lightning."""
+"""A trial's callbacks, rewritten as Lightning callbacks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
-    """Return whether a method only takes single metrics out of all of them."""
+    """Return whether a method only reads single metrics by name."""
     given = [parameter.name.value for parameter in parameters_of(method)[1:]]
     uses = [name for name in file.names(within=method) if name.value in given]
     return all(isinstance(file.parent(use), cst.Subscript) for use in uses)
@@ -85,7 +85,7 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _mark_foreign_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Mark callbacks of other files, which must be written as Lightning's too."""
+    """Mark callbacks from other files, which must be rewritten as Lightning callbacks too."""
     own = {definition.name.value for definition in file.find(cst.ClassDef)}
     for call in file.find(cst.Call, within=method):
         made = call.func

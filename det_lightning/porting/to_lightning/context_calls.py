@@ -46,7 +46,7 @@ def rewrite_context(trial: Trial) -> None:
     """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
     file = trial.file
     found = file.find(cst.Name, cst.Attribute, within=trial.definition)
-    # The arguments of a call before the call.
+    # Reversed, so that the arguments of a call come before the call.
     for node in reversed([node for node in found if trial.is_context(node) and _is_read(file, node)]):
         _rewrite_use(trial, node)
     trial.render_frequencies()
@@ -159,7 +159,7 @@ def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
 
 
 def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
-    """Leave out of the hyperparameters, where all of them are taken, what was a setting of another kind."""
+    """Where all hyperparameters are taken, leave out those that stand for other settings."""
     outer = trial.file.parent(call)
     settings = settings_of(trial)
     if not settings or isinstance(outer, cst.Subscript | cst.Attribute):
@@ -170,7 +170,7 @@ def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
 
 
 def settings_of(trial: Trial) -> list[str]:
-    """Return the hyperparameters of the module that were none of the trial."""
+    """Return the hyperparameters of the module that were not hyperparameters of the trial."""
     return [name for method, (name, _) in SETTINGS.items() if next(trial.context_calls(method), None) is not None]
 
 

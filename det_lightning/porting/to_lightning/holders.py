@@ -28,7 +28,7 @@ def as_item(holder: str) -> str:
 
 
 def renamed(holder: str, names: dict[str, str]) -> str:
-    """Return a holder whose attribute may have got another name."""
+    """Return a holder under its new name, if its attribute was renamed."""
     star = "*" if holder.startswith("*") else ""
     name, dot, rest = holder.removeprefix("*").partition(".")
     return star + names.get(name, name) + dot + rest
@@ -105,7 +105,7 @@ def _is_by_name(value: cst.BaseExpression) -> bool:
 
 
 def _is_result(value: cst.BaseExpression, call: cst.Call) -> bool:
-    """Return whether an expression has the value of a call, at least in one case."""
+    """Return whether an expression has the value of a call in at least one case."""
     if isinstance(value, cst.IfExp):
         return _is_result(value.body, call) or _is_result(value.orelse, call)
     return value is call

@@ -17,7 +17,7 @@ _FIND_OPTIMIZER = [
     "        found for found in (held if isinstance(held, list) else [held]) if found.optimizer is optimizer",
     "    )",
 ]
-# Lightning makes an iterator for each epoch; Determined made one, and drew once from torch's random state for it.
+# Lightning creates an iterator per epoch; Determined created one, and drew once from torch's random state for it.
 _ONE_DRAW = [
     "def on_train_epoch_end(self):",
     "    # The iterator of the next epoch draws from this, so that torch's random state stays as it is.",
@@ -99,7 +99,7 @@ def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
 
 
 def _condition(mode: str, every: str) -> str | None:
-    """Return the code of when a scheduler steps; None if that is not known."""
+    """Return the condition, as code, for a scheduler to step; None if it is not known."""
     every = f"({every})" if _COMPUTED.search(every) else every
     if mode == "MANUAL_STEP":
         return "False"

@@ -9,9 +9,9 @@ _Import = ast.Import | ast.ImportFrom
 
 
 def with_sorted_imports(text: str) -> str:
-    """Return Python source with the first block of imports sorted; with comments between them it stays as it is.
+    """Return Python source with the first block of imports sorted; a block with comments stays as it is.
 
-    Python's own modules come first. Others stay in the groups, separated by empty lines, that the user has made.
+    Python's own modules come first. Others stay in the user's groups, which empty lines separate.
     """
     lines = text.splitlines(keepends=True)
     block = _first_block(ast.parse(text), lines)
@@ -84,6 +84,6 @@ def _merged(module: str, statements: list[ast.ImportFrom]) -> str:
 
 
 def _by_kind(name: str) -> tuple[int, str]:
-    """Return what sorts CONSTANTS before Classes before other names."""
+    """Return a key that sorts CONSTANTS before Classes before other names."""
     is_constant = name.isupper() and len(name) > 1
     return (0 if is_constant else 1 if name[0].isupper() else 2, name.lower())

@@ -1,4 +1,4 @@
-"""The names that a file has of det_lightning, and what replaces them."""
+"""The names that a file imports from det_lightning, and what replaces them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Imports:
                 self._file.todo(statement, "these names are still used and must be replaced")
 
     def _statements(self) -> list[cst.Import | cst.ImportFrom]:
-        """Return the imports of det_lightning, those of the module first: what is needed is to be imported there."""
+        """Return the imports of det_lightning, those at module level first, where needed names are to be imported."""
         found = dict.fromkeys([*(binding.statement for binding in self._bindings.found), *self._bindings.stars])
         return sorted(found, key=lambda statement: len(list(self._file.ancestors(statement))))
 
@@ -96,7 +96,7 @@ class Imports:
 
 
 def advice_for(path: str) -> str:
-    """Return what replaces a name of det_lightning; empty if nothing is known to."""
+    """Return what replaces a name of det_lightning; empty if nothing is known."""
     return _ADVICE.get(path.rpartition(".")[2], "")
 
 
@@ -105,7 +105,7 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
 
 
 def import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
-    """Return an import statement with only these of its names; no line without any."""
+    """Return an import statement with only these of its names; no lines if there are none."""
     names = [
         alias.evaluated_name + (f" as {alias.evaluated_alias}" if alias.evaluated_alias else "") for alias in aliases
     ]

@@ -1,4 +1,4 @@
-"""Values that a context has from the beginning, and a LightningModule only with its trainer."""
+"""Values that a context has from the start, but a LightningModule only once it has a trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GLOBAL_BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
 @dataclasses.dataclass(frozen=True)
 class LateValue:
-    """An expression for the time of training, and what is so before."""
+    """An expression that is valid during training, and what to use before."""
 
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"

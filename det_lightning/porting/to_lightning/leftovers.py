@@ -29,7 +29,7 @@ _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "op
 
 
 def annotated_contexts(file: PythonFile) -> set[str]:
-    """Return the parameters that say that they are a context, as ``Class.function.parameter``."""
+    """Return the parameters annotated as a context, as ``Class.function.parameter``."""
     return {
         key
         for key, parameter in _parameters(file)
@@ -79,7 +79,7 @@ def _mark(file: ModuleFile, node: cst.CSTNode) -> None:
 
 
 def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
-    """Return the parameters that are used as a context is; those called ``name`` also by common names."""
+    """Return the parameters that are used like a context; for those called ``name``, common method names count too."""
     found: set[cst.Param] = set()
     for attribute in file.find(cst.Attribute):
         used = attribute.attr.value in _OF_CONTEXT
@@ -90,7 +90,7 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
 
 
 def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
-    """Return the attributes of ``self`` that a class keeps a context in."""
+    """Return the attributes of ``self`` in which a class keeps a context."""
     kept: set[str] = set()
     for method in methods_of(definition):
         for statement in file.find(cst.Assign, within=method):
@@ -104,7 +104,7 @@ def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]
 
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
-    """Remove the imports of a file that only code needed that was in it ``before``."""
+    """Remove the imports that only code that was in the file ``before`` needed."""
     gone = _used(PythonFile(before)) - _used(file)
     for statement in statements_of(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):

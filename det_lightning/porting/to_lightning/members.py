@@ -12,7 +12,7 @@ from det_lightning.porting.to_lightning.holders import renamed
 from det_lightning.porting.to_lightning.module_file import attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
-# Of LightningModule; what a trial calls so gets another name.
+# Names of LightningModule; a trial's members with these names are renamed.
 _RESERVED = re.compile(
     "all_gather|automatic_optimization|backward|clip_gradients|configure_callbacks|configure_gradient_clipping"
     "|configure_model|configure_optimizers|current_epoch|device|device_mesh|dtype|example_input_array|fabric|freeze"
@@ -56,7 +56,7 @@ def _is_that_of_context(trial: Trial, attribute: str) -> bool:
 
 
 def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
-    """Remove ``self.hparams = ...`` where that is what Lightning's ``hparams`` is; otherwise call it differently."""
+    """Remove ``self.hparams = ...`` if it equals Lightning's ``hparams``; otherwise rename the attribute."""
     statements = [
         node
         for node in trial.file.find(cst.Assign, cst.AnnAssign, within=trial.definition)
@@ -73,7 +73,7 @@ def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
 
 
 def _is_same(trial: Trial, value: cst.BaseExpression) -> bool:
-    """Return whether a value holds the hyperparameters as they are, in a plain dict."""
+    """Return whether a value is a plain dict of the unchanged hyperparameters."""
     if not isinstance(value, cst.Call):
         return dotted_name(value) == "hparams"
     if dotted_name(value.func) == "dict" and len(value.args) == 1 and not value.args[0].star:

@@ -1,4 +1,4 @@
-"""The file of a trial, and the statements and comments that are written into it."""
+"""The file of a trial, and writing statements and comments into it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from det_lightning.porting.python_syntax import PythonFile, Statement, dotted_na
 
 
 class ModuleFile(PythonFile):
-    """A Python file that is rewritten by statements."""
+    """A Python file that is rewritten statement by statement."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        self.todos: list[str] = []  # what the comments say that leave something to the user
+        self.todos: list[str] = []  # the texts of comments that leave something to the user
         self._removed: set[Statement] = set()
         self._noted: set[tuple[int, str]] = set()
 
@@ -41,7 +41,7 @@ class ModuleFile(PythonFile):
         return self.edits.render(*self.span(node))
 
     def replace_around(self, node: cst.CSTNode, inner: cst.CSTNode, before: str, after: str) -> None:
-        """Replace a node by one within it, between two texts; changes within that stay possible."""
+        """Replace a node with one inside it, between two texts; the inner node can still be changed."""
         start, end = self.span(node)
         first, last = self.span(inner)
         self.edits.replace(start, first, before)
@@ -51,7 +51,7 @@ class ModuleFile(PythonFile):
         return self.edits.indentation(self.span(statement)[0])
 
     def replace_statement(self, statement: Statement, lines: list[str]) -> None:
-        """Replace a statement by lines that get its indentation; without any, remove its lines."""
+        """Replace a statement with lines, which get its indentation; if there are none, remove its lines."""
         first = self.edits.offset(self.line(statement), 0)
         last = self.edits.offset(self.end_line(statement) + 1, 0)
         if lines:
@@ -76,7 +76,7 @@ class ModuleFile(PythonFile):
         return all(other is statement or other in self._removed for other in statements_of(block))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
-        """Move the lines of an expression to the left, to where an expression around it begins."""
+        """Move the lines of an expression left, to where an enclosing expression begins."""
         texts = self.find(cst.SimpleString, cst.FormattedString, within=node)
         is_moved = self.line(node) != self.line(outer)
         if not is_moved or any(self.line(text) != self.end_line(text) for text in texts):
@@ -94,7 +94,7 @@ class ModuleFile(PythonFile):
         return min([self.line(statement), *(self.line(decorator) for decorator in decorators)])
 
     def todo(self, node: cst.CSTNode, text: str) -> None:
-        """Put a comment above the statement of a node that says what is left to the user."""
+        """Put a comment that says what is left to the user above the statement of a node."""
         line = self.first_line(self.statement(node))
         if (line, text) not in self._noted:
             self._noted.add((line, text))
@@ -103,12 +103,12 @@ class ModuleFile(PythonFile):
             self.edits.insert(start, f"{self.edits.indentation(start)}# TODO: {text}\n")
 
     def todo_line(self, text: str) -> str:
-        """Return a comment that says what is left to the user, for code that is written anew."""
+        """Return a comment that says what is left to the user, for newly written code."""
         self.todos.append(text)
         return f"# TODO: {text}"
 
     def attribute_as_written(self, node: cst.CSTNode) -> str:
-        """Return ``x`` for ``self.x``, by its new name if it has got one."""
+        """Return ``x`` for ``self.x``, or its new name if it was renamed."""
         return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""
 
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
@@ -148,7 +148,7 @@ class ModuleFile(PythonFile):
 
 
 def expand_blocks(text: str) -> str:
-    """Return source in which each statement of a trial has a line of its own, so that others can replace it."""
+    """Return source in which each statement of a trial has its own line, so that others can replace it."""
     file = PythonFile(text)
     for trial in file.find(cst.ClassDef):
         if any(last_name(base.value) == "PyTorchTrial" for base in trial.bases):
@@ -174,7 +174,7 @@ def _expand_block(file: PythonFile, block: cst.SimpleStatementSuite | cst.Simple
 
 
 def statements_of(block: cst.BaseSuite | cst.Module) -> list[Statement]:
-    """Return the statements of a block, those that share a line one by one."""
+    """Return the statements of a block, including each of those that share a line."""
     found: list[Statement] = []
     for node in block.body:
         if isinstance(node, cst.SimpleStatementLine):

@@ -1,4 +1,4 @@
-"""Reducers of a trial, which Determined reset and reduced, reset and reduced by hooks of the module."""
+"""Reducers of a trial: hooks of the module reset and reduce them, as Determined did."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Reducer:
 
 
 def rewrite_reducers(trial: Trial) -> list[list[str]]:
-    """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each a list of lines."""
+    """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each as a list of lines."""
     file = trial.file
     functions = {function.name.value for function in file.find(cst.FunctionDef)}
     found = [_rewrite(trial, call, functions) for call in trial.context_calls("wrap_reducer")]

@@ -14,7 +14,7 @@ from det_lightning.porting.to_lightning.trial import Trial
 
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
-# Longer values get a line of their own.
+# Longer values get their own line.
 _SHORT = 30
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
@@ -85,7 +85,7 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
 
 
 def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
-    """Return whether a function has no variable that is called as the parameter of a lambda in it is."""
+    """Return whether a function has no variable with the name of the parameter of a lambda in it."""
     function = file.function(clip)
     if function is None or name in [parameter.name.value for parameter in parameters_of(function)]:
         return False
@@ -218,7 +218,7 @@ def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpressio
 
 
 def _reductions_of(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
-    """Return Lightning's reduction, for all metrics or by name; None where the code does not say."""
+    """Return Lightning's reduction, for all metrics or by name; None if the code does not say."""
     if reducer is None:
         return "mean"
     last = statements_of(reducer.body)[-1]

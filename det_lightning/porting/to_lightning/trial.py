@@ -84,7 +84,7 @@ class Trial:
             self._add_scheduler(call)
 
     def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
-        """Yield the attributes of ``self`` that are assigned, and what to."""
+        """Yield the attributes of ``self`` that are assigned to, and their values."""
         for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
             for target in targets_of(statement):
                 if (name := attribute_of_self(target)) and statement.value is not None:
@@ -94,7 +94,7 @@ class Trial:
         return {name for name, _ in self.assignments()}
 
     def uses_of(self, attribute: str) -> list[cst.Attribute]:
-        """Return where an attribute of ``self`` is named, assignments included."""
+        """Return where an attribute of ``self`` is named, including assignments."""
         found = self.file.find(cst.Attribute, within=self.definition)
         return [node for node in found if attribute_of_self(node) == attribute]
 
@@ -162,7 +162,7 @@ class Trial:
         self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
     def render_frequencies(self) -> None:
-        """Keep the frequencies of schedulers as they are rewritten, before what wraps these is removed."""
+        """Keep the rewritten frequencies of schedulers, before the calls that wrap the schedulers are removed."""
         self.schedulers[:] = [
             scheduler
             if scheduler.frequency is None

@@ -1,4 +1,4 @@
-"""A trial as a LightningModule: the file is kept, and what the trial is to Determined is rewritten."""
+"""A trial as a LightningModule: the file is kept, and what is specific to Determined is rewritten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 _LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
-# What code that is written anew imports.
+# What newly written code imports.
 _NEEDED = {
     "torch.Generator()": "import torch",
     "pathlib.Path(self.logger.log_dir)": "import pathlib",
@@ -43,13 +43,13 @@ _HPARAM = re.compile(
 class Todo:
     """A comment that leaves something to the user."""
 
-    line: int  # of the written file, from 1: the one that it is about
+    line: int  # the line that it is about in the written file, from 1
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class WrittenModule:
-    """The file of a trial as that of a LightningModule."""
+    """The file of a trial, rewritten as a LightningModule."""
 
     text: str
     name: str  # of the class
@@ -76,7 +76,7 @@ class NoTrialError(ValueError):
 
 
 def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
-    """Return the source of a trial as that of a LightningModule.
+    """Return the source of a trial, rewritten as a LightningModule.
 
     Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. ``aggregated_by``
     names what sets an ``aggregation_frequency`` outside of the file. Raises NoTrialError, and libcst.ParserSyntaxError
@@ -130,7 +130,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
 
 
 def _find_todos(text: str, texts: list[str]) -> list[Todo]:
-    """Return the comments of ``texts`` where they are in a written file."""
+    """Return the comments with ``texts``, and where they are in a written file."""
     found: list[Todo] = []
     waiting: list[str] = []
     comments = {f"# TODO: {todo}": todo for todo in texts}
@@ -144,7 +144,7 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
 
 
 def _loaders_of(trial: Trial) -> dict[str, str]:
-    """Return the names of the methods that build the loaders, by their old ones."""
+    """Return the new names of the methods that build the loaders, by their old names."""
     if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
         return {"build_training_data_loader": "train_dataloader"}
     return _LOADERS

@@ -1,4 +1,4 @@
-"""Does the trial leave to its context what the context must do?"""
+"""Does the trial leave to its context what only the context may do?"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LISTED = 8
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names with commas between them; of many the first ones, and their number."""
+    """Return names separated by commas; if there are many, the first ones and their number."""
     every = list(names)
     first = ", ".join(every[:_LISTED])
     return first if len(every) <= _LISTED else f"{first}, ... ({len(every)} in all)"

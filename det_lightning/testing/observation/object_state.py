@@ -30,7 +30,7 @@ _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date,
 _PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# The training loop makes or resets these itself.
+# The training loop creates or resets these itself.
 _NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
 # The first that fits.
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -1,4 +1,4 @@
-"""The observer of a training in this process: it sees more than a record holds."""
+"""The observer of a training run in this process, which sees more than a record holds."""
 
 from __future__ import annotations
 

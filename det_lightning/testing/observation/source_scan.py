@@ -29,7 +29,7 @@ def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
 
 
 def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return the calls that connect processes, or share models and data among them, without the context."""
+    """Return the calls that bypass the context to connect processes, or to share models and data among them."""
     expressions = _expressions(files, directory)
     return [CodeLine(line, ast.unparse(node)) for line, node in expressions if _handles_processes(node)]
 

@@ -11,7 +11,7 @@ _NOISE = 1e-5
 
 
 def with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
-    """Return the parameters whose gradient is zero but for rounding, as that of a bias before a batch norm is.
+    """Return the parameters whose gradient is zero but for rounding, such as a bias before a batch norm.
 
     Optimizers that divide by the size of a gradient turn it into full steps in a random direction.
     """
@@ -37,7 +37,7 @@ def _cancels(name: str, gradients: Mapping[str, float]) -> bool:
     others = {other: size for other, size in gradients.items() if other != name}
     beside = [size for other, size in others.items() if other.rpartition(".")[0] == module]
     if not beside:
-        # A gradient of exactly zero, with none beside it, may as well be that of a module which the loss ignores.
+        # A gradient of exactly zero, with none next to it, may also belong to a module that the loss ignores.
         beside = [size for other, size in others.items() if other.partition(".")[0] == model and gradients[name]]
     largest = max(beside, default=0.0)
     return largest > 0 and gradients[name] <= _NOISE * largest

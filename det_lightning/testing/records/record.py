@@ -32,7 +32,7 @@ _EVENT_FIELDS = {
 
 
 class RecordError(DetLightningError):
-    """A record cannot be read or made; the message names it, the reason and the way out."""
+    """A record cannot be read or made; the message names it, the reason and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ _FORMATS = {
 
 
 def number_in(described: Any) -> int | float | None:
-    """Return the number that a recorded value is; None if it is not one."""
+    """Return a recorded value as a number; None if it is not one."""
     if _kind_of(described) == "number":
         described = described["value"]
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None

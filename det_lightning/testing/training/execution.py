@@ -30,7 +30,7 @@ from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
-# What is under way from an event of the log on, until the next of these.
+# What is under way after an event of the log, until the next of these events.
 _STAGES = {
     "start": "before its data loaders are built",
     "on_trial_startup": "while its data loaders are built",

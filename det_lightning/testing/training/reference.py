@@ -116,7 +116,7 @@ def record_determined(
     python: str | os.PathLike[str] = sys.executable,
     timeout_s: float = 600,
 ) -> TrainingRecord:
-    """Train a trial on the real determined in a process of its own, perhaps with another Python."""
+    """Train a trial on the real determined in a separate process, perhaps with another Python."""
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")

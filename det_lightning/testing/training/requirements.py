@@ -1,4 +1,4 @@
-"""What a trial needs and does not have: hyperparameters, a configuration, arguments."""
+"""What a trial needs but was not given: hyperparameters, a configuration, arguments."""
 
 from __future__ import annotations
 

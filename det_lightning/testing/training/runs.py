@@ -95,7 +95,7 @@ class TrialRuns:
         return dataclasses.replace(self.settings, reporting_period=5)
 
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
-        """Return the plan of a run, with a directory of its own."""
+        """Return the plan of a run, with its own directory."""
         return RunPlan(name, settings or self.settings, Path(self._folder.name) / name / "checkpoints", **options)
 
     @functools.cached_property
@@ -126,7 +126,7 @@ class TrialRuns:
 
     @functools.cached_property
     def again(self) -> Run:
-        """The same run once more."""
+        """The same run, repeated."""
         plan = self.boundaries.applied_to(self.plan("the second run"))
         return train(self.source, plan, Observer(self.source.modules))
 

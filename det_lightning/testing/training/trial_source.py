@@ -1,4 +1,4 @@
-"""Importing a trial's class, again for each run, as a new process would."""
+"""Importing a trial's class anew for each run, as a new process would."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEPT = {"__main__", "conftest", "det_lightning"}
 
 
 class GivenTrial:
-    """A class that is imported already; its globals keep their values between runs."""
+    """A class that has already been imported; its globals keep their values between runs."""
 
     def __init__(self, trial_class: type) -> None:
         self.name = trial_class.__qualname__  # for messages
