@@ -100,7 +100,8 @@ class PreemptionHandler(pl.Callback):
         Raises:
             Preempted: SIGTERM came while Lightning was handling it; Lightning would exit with status 0.
         """
-        if trainer.received_sigterm and trainer.world_size == 1:  # several ranks agree on it in Lightning's loop
+        context = require_trial_module(self, pl_module).trial_run.context
+        if any(context.distributed.allgather(trainer.received_sigterm)):
             raise Preempted(exit_code_of(trainer, self.exit_code))
         if not self._signals.install():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")

@@ -55,6 +55,13 @@ ENDS: dict[str, Callable[[], None]] = {
 }
 
 
+class SignalAtStart(pl.Callback):
+    """Sends SIGTERM to this process while Lightning handles it, before anything is trained."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class SlowSaving(pytorch.PyTorchCallback):
     """Takes its time on the chief, which alone calls it, while the other ranks wait."""
 
@@ -94,7 +101,8 @@ def run_determined(options: argparse.Namespace) -> SmallTrial:
     distributed = core.DistributedContext.from_torch_distributed() if several else None
     with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
         trial = trial_class(options)(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+        callbacks = [SignalAtStart()] if options.signal_at_start else []
+        pytorch.Trainer(trial, context, enable_progress_bar=False, callbacks=callbacks).fit(
             max_length=pytorch.Batch(LENGTH),
             reporting_period=pytorch.Batch(4),
             checkpoint_period=pytorch.Batch(4) if options.period else None,
@@ -136,6 +144,7 @@ def main() -> None:
     parser.add_argument("--latest")
     parser.add_argument("--slow-save", action="store_true")
     parser.add_argument("--save-on-interrupt", action="store_true")
+    parser.add_argument("--signal-at-start", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     seed_everything()

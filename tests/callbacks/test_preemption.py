@@ -17,6 +17,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.checkpoint import CheckpointStorage
+from tests.ending import SignalAtStart
 from tests.launching import LAUNCHER, TORCHRUN, end_of, start, wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -132,13 +133,16 @@ def test_a_preemption_can_be_announced_without_a_signal(tmp_path: Path) -> None:
 
 
 def test_a_signal_after_which_nothing_is_trained_is_no_success(tmp_path: Path) -> None:
-    class SignalAtStart(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(errors.Preempted) as raised:
         train(tmp_path, callbacks=[SignalAtStart()])
     assert raised.value.code == errors.PREEMPTED_EXIT_CODE
+
+
+@pytest.mark.slow
+def test_a_signal_to_two_ranks_before_they_train_is_no_success(tmp_path: Path) -> None:
+    ended = wait(start(tmp_path, "--signal-at-start", launcher=[*LAUNCHER, "--"]))
+    assert ended.status == errors.PREEMPTED_EXIT_CODE, ended.output
+    assert steps_of(tmp_path / "checkpoints") == []
 
 
 @pytest.mark.parametrize(
