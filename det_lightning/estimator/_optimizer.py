@@ -77,7 +77,7 @@ class Aggregation:
 
 
 def _aggregation_variable(shape: Any, dtype: Any) -> Any:
-    # Trials may update under control dependencies, such as batch normalization's; the initial zeros need none.
+    # Trials may update under control dependencies, such as batch normalization's; the initial zeros must have none.
     with tf.control_dependencies(None):
         return tf.compat.v1.Variable(
             tf.zeros(shape, dtype),
