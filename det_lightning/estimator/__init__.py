@@ -1,6 +1,6 @@
-"""Trials of TensorFlow Estimators, at the path that they have in Determined.
+"""Trials of TensorFlow Estimators, under the same path as in Determined.
 
-With TensorFlow installed, importing this package gives it the behaviour of version 1, which Estimators have.
+Importing this package switches TensorFlow, if it is installed, to the version 1 behaviour that Estimators need.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from det_lightning.estimator._native import EstimatorNativeContext
     from det_lightning.estimator._trainer import Trainer, init
 
-#: What needs TensorFlow, by the module that has it.
+#: The names that need TensorFlow, with the module that defines each.
 _WITH_TENSORFLOW = {
     "EstimatorModule": "_module",
     "EstimatorNativeContext": "_native",
@@ -43,7 +43,7 @@ __all__ = [
     "load_estimator_from_checkpoint_path",
 ]
 
-# Now, before the trial that imports this makes any graph. What is missing is said where it is needed.
+# Done now, before the importing trial builds a graph. A missing TensorFlow is reported once something needs it.
 with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("det_lightning.estimator._tensorflow")
 

@@ -1,4 +1,4 @@
-"""An Estimator trial behind the interface that the engine trains."""
+"""Adapts an Estimator trial to the interface that the engine trains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class EstimatorAdapter(SelfSavingTrial):
     """Trains the Estimator of a trial: each batch is one run of its session.
 
-    A ``trial`` that is built already comes with its ``own_context``. With ``single_batch`` one batch is validated on.
+    A ``trial`` that is already built comes with its ``own_context``. With ``single_batch``, validations use one batch.
     """
 
     trial_type = "EstimatorTrial"
@@ -79,11 +79,11 @@ class EstimatorAdapter(SelfSavingTrial):
     def _seed(self) -> int | None:
         try:
             return self._run.get_trial_seed()
-        except errors.InternalException:  # the trial has none
+        except errors.InternalException:  # the trial has no seed
             return None
 
     def begin_training(self) -> None:
-        """Build the graph, and begin the session, from the checkpoint if there is one."""
+        """Build the graph and start the session, from the checkpoint if there is one."""
         parts = self._parts_of_trial()
         warm_start = parts.warm_start if self._files is None else None
         training = TrainingGraph(self._estimator, self._input_fn(parts), warm_start)
@@ -98,7 +98,7 @@ class EstimatorAdapter(SelfSavingTrial):
 
     @property
     def is_training(self) -> bool:
-        """Whether there is a session."""
+        """Whether a session is open."""
         return self._session is not None
 
     def _input_fn(self, parts: EstimatorParts) -> Any:
@@ -107,14 +107,14 @@ class EstimatorAdapter(SelfSavingTrial):
 
         def make_dataset(mode: Any, params: Any, config: Any) -> Any:
             dataset = call_with_offered(input_fn, {"mode": mode, "params": params, "config": config})
-            if isinstance(dataset, tf.data.Dataset):  # otherwise the graph refuses it
+            if isinstance(dataset, tf.data.Dataset):  # TrainingGraph rejects anything else
                 require_wrapped_dataset(context)
             return dataset
 
         return make_dataset
 
     def end_run(self) -> None:
-        """End the session, and remove its files."""
+        """End the session and remove its files."""
         session = self._session
         self._session = None
         try:
@@ -128,7 +128,7 @@ class EstimatorAdapter(SelfSavingTrial):
     # Training
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        """Train on the next batch of the dataset; ``batch`` only counts."""
+        """Train on the next batch of the dataset; ``batch`` is a placeholder."""
         assert self._session is not None
         try:
             metrics = self._session.train()
@@ -138,7 +138,7 @@ class EstimatorAdapter(SelfSavingTrial):
         return metrics
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Evaluate this rank's share of the validation data in a separate graph; ``batch`` only counts."""
+        """Evaluate this rank's share of the validation data in a separate graph; ``batch`` is a placeholder."""
         spec = self._parts_of_trial().eval_spec
         self._context.reduced.begin_graph()
         evaluated = RunCount()
@@ -172,7 +172,7 @@ class EstimatorAdapter(SelfSavingTrial):
         return [{}]
 
     def _batches_of_epoch(self) -> int | None:
-        """Return the length of an epoch, which only the configuration may know."""
+        """Return the number of batches in an epoch, or None if the configuration does not say."""
         try:
             records = self._run.get_experiment_config().get("records_per_epoch")
             return None if not records else max(1, records // self._run.get_global_batch_size())
@@ -212,13 +212,13 @@ class EstimatorAdapter(SelfSavingTrial):
         return {"framework": f"tensorflow-{tf.__version__}", "format": "saved_model"}
 
     def report_checkpoint(self, directory: str) -> None:
-        """Notify the trial's hooks of a checkpoint that has been written, to which they may add files."""
+        """Tell the trial's hooks that a checkpoint was written; they may add files to it."""
         for hook in self._parts_of_trial().run_hooks():
             hook.on_checkpoint_end(directory)
 
 
 class _AdapterEvents(PyTorchCallback):
-    """Notifies an adapter of the events of its run."""
+    """Passes the events of a run on to its adapter."""
 
     def __init__(self, adapter: EstimatorAdapter) -> None:
         self._adapter = adapter
@@ -234,7 +234,7 @@ class _AdapterEvents(PyTorchCallback):
 
 
 class _Batches:
-    """Counts batches without end; the batches themselves are in the graph. ``length`` is that of an epoch, if known."""
+    """Endless placeholders for batches, which the graph reads itself. ``length``: batches in an epoch, if known."""
 
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -252,7 +252,7 @@ class _Batches:
 
 
 def adapter_of(trial_class: type[EstimatorTrial]) -> type[EstimatorAdapter]:
-    """Return the class under which the engine trains a trial; it has the name of the trial's class."""
+    """Return the adapter class for a trial class, and give it the trial class's name."""
     adapter: type[EstimatorAdapter] = type(
         trial_class.__name__,
         (EstimatorAdapter,),

@@ -1,4 +1,4 @@
-"""Datasets kept on disk, so that a later run need not create them again."""
+"""Datasets cached on disk, so that later runs need not create them again."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MakeDataset = Callable[..., Any]
 
 
 class DatasetCache:
-    """The caches of a trial's datasets. Directory: ``data_layer.container_storage_path`` of the configuration.
+    """Caches a trial's datasets in the directory ``data_layer.container_storage_path`` of the configuration.
 
-    By default it is a directory of the user's cache.
+    The default is a subdirectory of the user's cache directory.
     """
 
     def __init__(self, run: PyTorchTrialContext) -> None:
@@ -42,19 +42,19 @@ class DatasetCache:
     def cache_train_dataset(
         self, dataset_id: str, dataset_version: str, shuffle: bool = False, skip_shuffle_at_epoch_end: bool = False
     ) -> Callable[[MakeDataset], MakeDataset]:
-        """Return a decorator for the function that makes the training dataset, of single samples.
+        """Return a decorator for the function that makes the training dataset, which must not be batched yet.
 
-        Its elements are written to disk at the first call; later ones read them, in this run or another, with the
-        share of each rank. The dataset must not be wrapped.
+        The first call writes the elements to disk; later calls, in this run or another, read them from there. Each
+        rank gets its own share, so do not wrap the dataset.
 
         Args:
             dataset_id: name of the dataset.
-            dataset_version: its version; another one is made anew.
-            shuffle: give the samples in a random order, by the trial's seed.
-            skip_shuffle_at_epoch_end: in the same order in each epoch.
+            dataset_version: its version; each version has its own cache.
+            shuffle: shuffle the samples with the trial's seed.
+            skip_shuffle_at_epoch_end: keep the same order in every epoch.
 
         Raises:
-            InternalException: ``shuffle`` is wanted and the trial has no seed.
+            InternalException: ``shuffle`` is set, but the trial has no seed.
         """
         self.caches_training = True
         shuffles = functools.partial(_shuffled, seed=self._seed(shuffle), reshuffles=not skip_shuffle_at_epoch_end)
@@ -99,13 +99,13 @@ class DatasetCache:
             )
         given = layer.get("container_storage_path")
         root = pathlib.Path(given) if given else pathlib.Path(platformdirs.user_cache_dir("det_lightning")) / "datasets"
-        # Names may contain slashes, and two names must not map to one directory.
+        # Names may contain slashes, and no two names may share a directory.
         name = f"{dataset_id}-{version}"
         readable = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
         return root / f"{readable[:80]}-{hashlib.sha256(repr((dataset_id, version)).encode()).hexdigest()[:8]}"
 
     def _fill(self, directory: pathlib.Path, make: Callable[[], Any]) -> None:
-        """Let one rank of each node write the dataset, unless it is there."""
+        """Have one rank per node write the dataset, unless it already exists."""
         distributed = self._run.distributed
         if distributed.local_rank == 0 and not (directory / _COUNT).is_file():
             logger.info("The dataset is written to %s.", directory)
@@ -132,7 +132,7 @@ class DatasetCache:
 
 
 def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
-    """Write the elements of the dataset that ``make`` returns, in their order."""
+    """Write the elements of the dataset that ``make`` returns, in order."""
     from det_lightning.estimator._tensorflow import tf
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -152,14 +152,14 @@ def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
 
 
 def _serialized(*parts: Any) -> Any:
-    """Return the tensors of an element as one string."""
+    """Serialize the tensors of an element into one string."""
     from det_lightning.estimator._tensorflow import tf
 
     return tf.io.serialize_tensor(tf.stack([tf.io.serialize_tensor(part) for part in tf.nest.flatten(parts)]))
 
 
 def _read(directory: pathlib.Path) -> tuple[Any, int]:
-    """Return the cached dataset, and its number of elements."""
+    """Return the cached dataset and its number of elements."""
     from det_lightning.estimator._tensorflow import tf
 
     with (directory / _SPEC).open("rb") as file:
@@ -178,7 +178,7 @@ def _read(directory: pathlib.Path) -> tuple[Any, int]:
 
 
 class _SpecUnpickler(pickle.Unpickler):
-    """Unpickles containers, named tuples and TensorFlow's descriptions of tensors; others may have written the file."""
+    """Unpickles only containers, named tuples and tensor specs, because the file may come from an untrusted source."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if (module_name, global_name) == ("collections", "OrderedDict") or (

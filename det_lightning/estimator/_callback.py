@@ -6,21 +6,21 @@ from det_lightning.estimator._tensorflow import tf
 
 
 class RunHook(tf.estimator.SessionRunHook):
-    """A ``tf.estimator.SessionRunHook`` with further events; give it to ``tf.estimator.TrainSpec(hooks=...)``."""
+    """A ``tf.estimator.SessionRunHook`` with more events; pass it to ``tf.estimator.TrainSpec(hooks=...)``."""
 
     def on_checkpoint_load(self, checkpoint_dir: str) -> None:
-        """Run before a run that resumes from a checkpoint begins; on every rank.
+        """Called on every rank before a run resumes from a checkpoint.
 
         Args:
             checkpoint_dir: directory of the checkpoint.
         """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-        """Run after each checkpoint, on the chief only. What is written into the directory becomes part of it.
+        """Called after each checkpoint, on the chief only. Files written to the directory become part of it.
 
         Args:
             checkpoint_dir: directory of the checkpoint.
         """
 
     def on_trial_close(self) -> None:
-        """Run when a run of the trial ends, however it does."""
+        """Called when a run of the trial ends, whether or not it succeeded."""

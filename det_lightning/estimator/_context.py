@@ -1,4 +1,4 @@
-"""The context of a trial of Estimators."""
+"""The context of an Estimator trial."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class EstimatorContext:
     """Wraps optimizers and datasets.
 
     Args:
-        run: what the run of the trial is built on.
+        run: the context of the run, to which most methods delegate.
 
     Attributes:
         distributed: rank and size.
-        experimental: caches of datasets, and :meth:`make_metric` under its older name.
-        reduced: the metrics of the present evaluation.
+        experimental: dataset caches, and :meth:`make_metric` under its older name.
+        reduced: the metrics of the current evaluation.
         wrapped_optimizer, wrapped_dataset: whether the trial has wrapped one.
     """
 
@@ -35,16 +35,16 @@ class EstimatorContext:
     make_metric = forward("reduced", ReducedMetrics.make_metric)
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
-        """Return the optimizer to use in place of one that was just made.
+        """Wrap a newly created optimizer; use the returned one in its place.
 
-        It exchanges gradients between the ranks, and aggregates those of ``aggregation_frequency`` batches; then
-        ``global_step`` still counts batches. Otherwise it is the optimizer itself.
+        It exchanges gradients between the ranks and aggregates them over ``aggregation_frequency`` batches;
+        ``global_step`` still counts batches. If there is nothing to do, the optimizer itself is returned.
 
         Args:
             optimizer: a ``tf.compat.v1.train.Optimizer`` or a ``tf.keras.optimizers.legacy.Optimizer``.
 
         Raises:
-            TypeError: it has to be wrapped and is a name, or an object of another kind.
+            TypeError: wrapping is needed, but ``optimizer`` is a name or an unsupported object.
         """
         from det_lightning.estimator._optimizer import wrap_optimizer
 
@@ -55,11 +55,11 @@ class EstimatorContext:
         )
 
     def wrap_dataset(self, dataset: Any, shard_dataset: bool = True) -> Any:
-        """Return the dataset to use in place of one that was just made.
+        """Wrap a newly created dataset; use the returned one in its place.
 
         Args:
             dataset: a ``tf.data.Dataset``.
-            shard_dataset: give each rank its own share of the elements; otherwise the trial has to.
+            shard_dataset: give each rank its own share of the elements; if False, the trial does so itself.
         """
         self.wrapped_dataset = True
         if self.distributed.size == 1 or not shard_dataset:
@@ -68,7 +68,7 @@ class EstimatorContext:
 
 
 class EstimatorTrialContext(EstimatorContext):
-    """Handed to a trial's ``__init__``: hyperparameters and configuration, and what wraps optimizers and datasets."""
+    """Passed to a trial's ``__init__``: gives hyperparameters and configuration, and wraps optimizers and datasets."""
 
     get_hparams = forward("run.settings", TrialSettings.get_hparams)
     get_hparam = forward("run.settings", TrialSettings.get_hparam)

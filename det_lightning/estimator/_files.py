@@ -1,4 +1,4 @@
-"""The files of a checkpoint that TensorFlow and Determined's releases for Estimators have."""
+"""The checkpoint files of TensorFlow, and of the Determined releases that support Estimators."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from det_lightning.pytorch import _random_state
 logger = logging.getLogger(__name__)
 
 RNG_FILE = "rng_state.pkl"
-#: det_lightning's own: what each rank has of its own, in a subdirectory for each.
+#: Specific to det_lightning: the state of each rank, in a subdirectory per rank.
 RANKS_DIR = "ranks"
 
 
 def find_model(directory: pathlib.Path) -> str:
     """Return the path of the newest model in a checkpoint, without the suffixes of its files.
 
-    Raise an ``IncompleteCheckpointError`` if there is none.
+    Raises an ``IncompleteCheckpointError`` if there is none.
     """
     state = tf.train.get_checkpoint_state(str(directory), TENSORFLOW_FILE)
-    # Releases of Determined left the path of the machine that wrote it.
+    # Determined left the path on the machine that wrote the checkpoint.
     name = "" if state is None else pathlib.PurePosixPath(state.model_checkpoint_path).name
     if not name or not (directory / f"{name}.index").is_file():
         raise errors.IncompleteCheckpointError(
@@ -39,13 +39,13 @@ def find_model(directory: pathlib.Path) -> str:
 
 
 def write_rng(directory: pathlib.Path, seed: int | None) -> None:
-    """Write the random states of Python and numpy as Determined does; ``seed`` is that of the graph."""
+    """Write the random states of Python and numpy as Determined does, and ``seed``, the seed of the graph."""
     state = {"np_rng_state": np.random.get_state(), "random_rng_state": random.getstate(), "tf_rng_global_seed": seed}
     (directory / RNG_FILE).write_bytes(pickle.dumps(state, protocol=4))
 
 
 def restore_rng(directory: pathlib.Path) -> None:
-    """Restore the random states that Determined has written, if it has."""
+    """Restore the random states of Python and numpy, if the checkpoint has them."""
     path = directory / RNG_FILE
     if not path.is_file():
         logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
@@ -57,7 +57,7 @@ def restore_rng(directory: pathlib.Path) -> None:
 
 
 def read_all(directory: pathlib.Path) -> dict[str, bytes]:
-    """Return the content of the files in ``directory`` by name."""
+    """Return the contents of the files in ``directory`` by name."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 

@@ -1,4 +1,4 @@
-"""The graph of a training: input, model and train operation, made as ``tf.estimator`` makes them."""
+"""The training graph: input, model and train operation, built the way ``tf.estimator`` builds them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from det_lightning.estimator._tensorflow import tf
 
 logger = logging.getLogger(__name__)
 
-# Where TensorFlow's own hooks look for the tensor that reads the global step.
+# The collection in which TensorFlow's own hooks look for the tensor that reads the global step.
 _STEP_READER = "global_step_read_op_cache"
-# Summaries that are read at every batch.
+# The types of the summaries that are read at every batch.
 _SCALARS = ("ScalarSummary", "TensorSummary")
 _VARIABLES = ("VariableV2", "VarHandleOp")
 
 
 class TrainingGraph:
-    """A graph, in which the operations that seeds depend on come in the same order as in ``Estimator.train``.
+    """Builds the graph with the operations that affect seeds in the same order as in ``Estimator.train``.
 
     Args:
         estimator: the estimator; its configuration has the seed.
         input_fn: returns the ``tf.data.Dataset``.
-        warm_start: the ``tf.estimator.WarmStartSettings`` by which the weights begin; None for none.
+        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights; None for none.
 
     Attributes:
         graph: the graph.
         spec: what the ``model_fn`` returned.
-        initialize_input: operation that begins the dataset, repeated without end.
+        initialize_input: operation that starts the dataset, which repeats endlessly.
         next_batch: the tensors of the next batch.
-        scalars: the scalar summaries of a batch that do not change while it is trained, as one string.
-        saver: of the model.
-        input_saver, aggregation_saver: of the position in the dataset, and of gradients under aggregation; the
-            latter is None if there are none.
+        scalars: one string with the scalar summaries of a batch that its update does not change.
+        saver: saves the model.
+        input_saver: saves the position in the dataset.
+        aggregation_saver: saves partially aggregated gradients; None without aggregation.
     """
 
     def __init__(self, estimator: Any, input_fn: Callable[..., Any], warm_start: Any = None) -> None:
@@ -52,7 +52,7 @@ class TrainingGraph:
             self.next_batch = iterator.get_next()
             features, labels = _split(self.next_batch)
             self.spec = estimator.model_fn(features, labels, tf.estimator.ModeKeys.TRAIN, self.config)
-            # From here on no operation changes a seed.
+            # From here on, no operation affects a seed.
             self.initialize_input = iterator.make_initializer(dataset.repeat())
             if warm_start is not None:
                 tf.compat.v1.train.warm_start(*warm_start)
@@ -76,7 +76,7 @@ class TrainingGraph:
 
     @functools.cached_property
     def random_tensors(self) -> list[Any]:
-        """What to fetch so that all random operations of a batch run: their outputs; empty if there are none."""
+        """What to fetch so that all random operations of a batch run; empty if there are none."""
         used = _operations_before([self.spec.train_op, self.spec.loss])
         found = [op for op in used if _is_random(op, self.graph)]
         fetchable = [op.outputs[0] for op in found if self.graph.is_fetchable(op) and op.outputs]
@@ -109,7 +109,7 @@ def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
 
 
 def call_with_offered(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a function with those of the ``offered`` arguments that it takes."""
+    """Call a function with only the ``offered`` arguments that it accepts."""
     names = inspect.signature(function).parameters
     return function(**{name: value for name, value in offered.items() if name in names})
 
@@ -141,15 +141,15 @@ def _add_summaries(spec: Any) -> Any:
 
 
 def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
-    """Return whether a summary has the same value each time: that from before the update of its batch.
+    """Return whether a summary always has the value from before the update of its batch.
 
-    It reads variables only through operations ``before_update``, whose values the update itself needs.
+    It does if it reads variables only through operations in ``before_update``, which the update itself needs.
     """
     waiting = [tensor.op for tensor in summary.inputs]
     seen = set(waiting)
     while waiting:
         op = waiting.pop()
-        # The output of an identity of such a variable is its memory, which the update changes.
+        # An identity of a variable outputs the variable's own memory, which the update changes.
         if op.type in _VARIABLES or (op.type == "Identity" and op.inputs[0].op.type in _VARIABLES):
             return False
         if op in before_update:
@@ -161,7 +161,7 @@ def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
 
 
 def _operations_before(ends: list[Any]) -> list[Any]:
-    """Return the operations that run if the tensors or operations ``ends`` are fetched."""
+    """Return the operations that run when the tensors or operations in ``ends`` are fetched."""
     waiting = [getattr(end, "op", end) for end in ends]
     found = dict.fromkeys(waiting)
     while waiting:
@@ -174,7 +174,7 @@ def _operations_before(ends: list[Any]) -> list[Any]:
 
 
 def _is_random(op: Any, graph: Any) -> bool:
-    """Return whether an operation draws random numbers, itself or in a function that it calls."""
+    """Return whether an operation draws random numbers, directly or in a function that it calls."""
     if op.op_def is not None and op.op_def.is_stateful and "seed" in op.node_def.attr:
         return True
     functions = {value.func.name for value in op.node_def.attr.values() if value.func.name}

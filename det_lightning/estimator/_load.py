@@ -1,4 +1,4 @@
-"""From a checkpoint to a model for serving."""
+"""Loads a model for serving from a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _MODEL = "saved_model.pb"
 
 
 def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None) -> Any:
-    """Load the SavedModel of a checkpoint of an ``EstimatorTrial``, of any release.
+    """Load the SavedModel from a checkpoint of an ``EstimatorTrial``, written by any release.
 
     Args:
-        path: directory of the checkpoint; or, where there are several models, of one of them.
+        path: directory of the checkpoint, or of one of its models if there are several.
         tags: which graph of the model to load; by default ``["serve"]``.
 
     Returns:
         What ``tf.saved_model.load`` returns, with the ``signatures`` of the model.
 
     Raises:
-        CheckpointNotFound: there is no SavedModel: the trial has no ``build_serving_input_receiver_fns``.
-        InvalidCheckpointException: there are several; names them.
+        CheckpointNotFound: there is no SavedModel, because the trial has no ``build_serving_input_receiver_fns``.
+        InvalidCheckpointException: there are several; the message lists them.
     """
     directory = pathlib.Path(path)
     if not _is_of_estimator(directory):

@@ -1,4 +1,4 @@
-"""A trial of Estimators as a ``LightningModule``."""
+"""An Estimator trial as a ``LightningModule``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from det_lightning.adapters.module import TrialModule
 from det_lightning.estimator._adapter import EstimatorAdapter, adapter_of
 from det_lightning.estimator._trial import EstimatorTrial
 
-# The entry of Lightning's checkpoints with the files of TensorFlow.
+# The key of TensorFlow's files in a Lightning checkpoint.
 _FILES = "estimator_files"
 
 
 class EstimatorModule(TrialModule):
-    """A trial of Estimators as a ``LightningModule``: fit it, validate it, log it, like any other.
+    """An Estimator trial as a ``LightningModule``: fit, validate and log it like any other.
 
-    TensorFlow trains and evaluates; schedule, loggers, callbacks and checkpoints are those of any trial.
+    TensorFlow trains and evaluates; the schedule, loggers, callbacks and checkpoints work as for any trial.
 
     Args:
         trial: a subclass of ``EstimatorTrial``.
@@ -29,7 +29,7 @@ class EstimatorModule(TrialModule):
         **options: those of ``TrialModule``, except ``trial_kwargs`` and ``context``.
 
     Raises:
-        TypeError: ``trial`` is not such a class.
+        TypeError: ``trial`` is not a subclass of ``EstimatorTrial``.
     """
 
     def __init__(self, trial: type[EstimatorTrial], hparams: dict[str, Any] | None = None, **options: Any) -> None:
@@ -53,12 +53,12 @@ class EstimatorModule(TrialModule):
         self._adapter().single_batch = self._validates_one_batch
 
     def on_train_end(self) -> None:
-        """Report and save what is left; keep the files of TensorFlow for a checkpoint that is saved after the run."""
+        """Report and save what is left; keep TensorFlow's files for a checkpoint that is saved after the run."""
         super().on_train_end()
         self._final_files = self._read_files()
 
     def _read_files(self) -> dict[str, torch.Tensor]:
-        """Return the files of a checkpoint by name, as bytes; none except on the chief."""
+        """Return the non-empty files of a checkpoint by name, as byte tensors; empty on all ranks but the chief."""
         directory = self._adapter().collect_files()
         if directory is None:
             return {}
@@ -69,7 +69,7 @@ class EstimatorModule(TrialModule):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the files of TensorFlow, too."""
+        """Also add TensorFlow's files."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[_FILES] = self._read_files() if self._adapter().is_training else self._final_files
 

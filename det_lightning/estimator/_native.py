@@ -16,10 +16,10 @@ from det_lightning.units import Batch
 
 
 class EstimatorNativeContext(EstimatorTrialContext):
-    """What a script has in place of a trial's context; ``det_lightning.experimental.estimator.init`` makes it.
+    """Takes the place of a trial's context in a script; ``det_lightning.experimental.estimator.init`` creates it.
 
     Attributes:
-        serving_input_receiver_fns: functions by name; checkpoints get a SavedModel for each.
+        serving_input_receiver_fns: functions by name; each checkpoint gets a SavedModel for each of them.
     """
 
     def __init__(self, run: Any, run_options: dict[str, Any], closing: contextlib.ExitStack) -> None:
@@ -34,8 +34,8 @@ class EstimatorNativeContext(EstimatorTrialContext):
 
         Args:
             config: experiment configuration.
-            test: train on one batch, validate on one, and save.
-            directory: becomes the working directory, unless it is empty.
+            test: train on one batch, validate on one, and save a checkpoint.
+            directory: becomes the working directory, unless the string is empty.
         """
         closing = contextlib.ExitStack()
         if directory:
@@ -56,8 +56,8 @@ class EstimatorNativeContext(EstimatorTrialContext):
             eval_spec: a ``tf.estimator.EvalSpec``.
 
         Raises:
-            ValueError: the configuration gives no length.
-            InvalidExperimentException: an argument is of another type, or the optimizer or dataset was not wrapped.
+            ValueError: the configuration does not say how long to train.
+            InvalidExperimentException: an argument has the wrong type, or the optimizer or dataset was not wrapped.
         """
         trial = _NativeTrial(self, estimator, train_spec, eval_spec)
         with self._closing:

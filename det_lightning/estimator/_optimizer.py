@@ -1,4 +1,4 @@
-"""Optimizers that exchange gradients between ranks and aggregate those of several batches."""
+"""Optimizers that exchange gradients between ranks and aggregate them over several batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from det_lightning.estimator._tensorflow import tf
 
-#: The collection of the variables that hold the gradients of an aggregation under way. Each rank has its own values.
+#: The collection of the variables that hold partially aggregated gradients. Each rank has its own values.
 AGGREGATION = "det_lightning_aggregation"
 
 _Apply = Callable[[list[tuple[Any, Any]]], Any]
@@ -20,19 +20,19 @@ _Apply = Callable[[list[tuple[Any, Any]]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """Over how many ranks and batches the gradients of one update go, and whether those of batches are averaged."""
+    """How many ranks and batches contribute to one update, and whether gradients are averaged over the batches."""
 
     size: int
     batches: int
     averages: bool
 
     def apply(self, gradients: list[tuple[Any, Any]], apply: _Apply, global_step: Any) -> Any:
-        """Return the operation of a batch: an update by ``apply``, or the aggregation of its gradients.
+        """Return the operation for a batch, which aggregates its gradients and, when due, updates by ``apply``.
 
         Args:
             gradients: pairs of a gradient, which may be None, and its variable.
             apply: returns the operation that updates the variables, and increments ``global_step`` if there is one.
-            global_step: is incremented in batches that aggregate only; None for none.
+            global_step: incremented here only in batches without an update; None for none.
         """
         present = [
             (tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients if gradient is not None
@@ -77,7 +77,7 @@ class Aggregation:
 
 
 def _aggregation_variable(shape: Any, dtype: Any) -> Any:
-    # Trials update under dependencies, as on the statistics of a batch normalization; beginning with zeros has none.
+    # Trials may update under control dependencies, such as batch normalization's; the initial zeros must have none.
     with tf.control_dependencies(None):
         return tf.compat.v1.Variable(
             tf.zeros(shape, dtype),
@@ -97,9 +97,9 @@ def _add(variable: Any, value: Any) -> Any:
 
 
 def wrap_optimizer(optimizer: Any, size: int, batches: int, averages: bool) -> Any:
-    """Return an optimizer whose updates use the gradients of ``size`` ranks and of ``batches`` batches.
+    """Return an optimizer whose updates use the gradients of ``size`` ranks and ``batches`` batches.
 
-    That is the optimizer itself for one of each. Raise a ``TypeError`` if it is a name or of an unknown kind.
+    For one rank and one batch, that is the optimizer itself. Otherwise, raises a ``TypeError`` for an unknown kind.
     """
     if size == 1 and batches == 1:
         return optimizer
@@ -115,7 +115,7 @@ def wrap_optimizer(optimizer: Any, size: int, batches: int, averages: bool) -> A
 
 
 class _AggregatingOptimizer(tf.compat.v1.train.Optimizer):
-    """A ``tf.compat.v1.train.Optimizer`` around another one."""
+    """Wraps another ``tf.compat.v1.train.Optimizer``."""
 
     def __init__(self, optimizer: Any, aggregation: Aggregation) -> None:
         super().__init__(use_locking=False, name=f"Aggregating{optimizer.get_name()}")
@@ -142,7 +142,7 @@ class _AggregatingOptimizer(tf.compat.v1.train.Optimizer):
 
 
 def _aggregating_keras_optimizer(optimizer: Any, aggregation: Aggregation) -> Any:
-    """Return an optimizer of a subclass with the same configuration: premade Estimators want one of Keras."""
+    """Return an equally configured instance of a subclass, because premade Estimators require a Keras optimizer."""
     kind = type(optimizer)
 
     class Aggregating(kind):  # type: ignore[misc,valid-type]

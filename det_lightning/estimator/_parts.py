@@ -1,4 +1,4 @@
-"""What a trial has built: its estimator, its specs, its functions for serving."""
+"""The parts that a trial builds: its estimator, its specs and its functions for serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from det_lightning.estimator._context import EstimatorContext
 from det_lightning.estimator._session import StopForwarder
 from det_lightning.estimator._tensorflow import tf
 
-# What TensorFlow logs for an estimator without a RunConfig, which looks like one with the default values.
+# What TensorFlow logs for an estimator without a RunConfig, which otherwise looks like one with the defaults.
 _DEFAULT_CONFIG = "Using default config."
 
 
@@ -34,7 +34,7 @@ class EstimatorParts:
 
     @classmethod
     def of_trial(cls, trial: Any) -> EstimatorParts:
-        """Return the parts that a trial builds; raise an InvalidEstimatorTrial that names all that is wrong."""
+        """Return the parts that a trial builds; raises an InvalidEstimatorTrial that lists all mistakes."""
         with _noticing_default_config() as has_default_config:
             estimator = trial.build_estimator()
         parts = cls(
@@ -47,7 +47,7 @@ class EstimatorParts:
         return parts
 
     def require_valid(self, has_config: bool = True) -> None:
-        """Raise an InvalidEstimatorTrial that names all that keeps the parts from being trained.
+        """Raise an InvalidEstimatorTrial that lists everything that prevents training.
 
         ``has_config`` is False if the estimator is known to have no ``RunConfig``.
         """
@@ -70,12 +70,12 @@ class EstimatorParts:
 
     @property
     def warm_start(self) -> Any:
-        """The ``tf.estimator.WarmStartSettings`` by which the weights begin, as for a model of Keras; None for none."""
+        """The ``tf.estimator.WarmStartSettings`` that initialize the weights, as for a Keras model; None for none."""
         # There is no public way to ask an estimator for it.
         return getattr(self.estimator, "_warm_start_settings", None)
 
     def replaced_estimator(self, model_dir: pathlib.Path, seed: int | None) -> Any:
-        """Return an estimator with the same model that writes below ``model_dir``; a ``seed`` replaces its own."""
+        """Return an estimator for the same model that writes below ``model_dir``; a given ``seed`` replaces its own."""
         estimator = self.estimator
         changes: dict[str, Any] = {
             "model_dir": str(model_dir),
@@ -96,23 +96,23 @@ class EstimatorParts:
         )
 
     def training_hooks(self, context: EstimatorContext, spec: Any) -> list[Any]:
-        """Return the hooks of a training: those of the trial, and those of its ``model_fn``."""
+        """Return the training hooks of the trial and of its ``model_fn``."""
         own = [*self.train_spec.hooks, *spec.training_hooks]
         if context.distributed.rank == 0:
             own += spec.training_chief_hooks
         return [StopForwarder(hook, _stopper(context)) for hook in own]
 
     def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
-        """Return the hooks of an evaluation."""
+        """Return the evaluation hooks."""
         return [StopForwarder(hook, _stopper(context)) for hook in self.eval_spec.hooks]
 
     def run_hooks(self) -> list[RunHook]:
-        """Return those hooks of the trial that want its events."""
+        """Return the trial's hooks that receive the events of :class:`RunHook`."""
         return [hook for hook in self.train_spec.hooks if isinstance(hook, RunHook)]
 
 
 def require_wrapped_dataset(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has wrapped or cached its training dataset, and not both."""
+    """Raise an InvalidEstimatorTrial unless the trial has either wrapped or cached its training dataset, not both."""
     caches = context.experimental.cache.caches_training
     if caches and context.wrapped_dataset:
         raise InvalidEstimatorTrial(
@@ -157,7 +157,7 @@ def _mistakes_of_config(config: Any, has_config: bool) -> list[str]:
 
 @contextlib.contextmanager
 def _noticing_default_config() -> Iterator[list[bool]]:
-    """Yield a list that is not empty once an estimator was made without a ``RunConfig`` in the ``with`` block."""
+    """Yield a list that is no longer empty once an estimator was made without a ``RunConfig`` in the ``with`` block."""
     found: list[bool] = []
     tensorflow = logging.getLogger("tensorflow")
     level = tensorflow.level

@@ -17,10 +17,10 @@ class MetricReducer:
 
     @abc.abstractmethod
     def accumulate(self, metric: Any) -> Any:
-        """Take the value of a batch; return what is accumulated up to now.
+        """Add the value of a batch; return everything accumulated so far.
 
         Args:
-            metric: an array, or a list or dict of arrays, as the tensors given to ``make_metric``.
+            metric: an array, or a list or dict of arrays, shaped like the tensors given to ``make_metric``.
         """
 
     @abc.abstractmethod
@@ -28,12 +28,12 @@ class MetricReducer:
         """Return the metric.
 
         Args:
-            per_slot_metrics: what the last :meth:`accumulate` of each rank returned.
+            per_slot_metrics: what the last :meth:`accumulate` returned on each rank.
         """
 
 
 class _FunctionReducer(MetricReducer):
-    """Keeps the values of all batches, for a function that takes the list of them."""
+    """Collects the values of all batches for a function that takes them as a list."""
 
     def __init__(self, reduce: Callable[[list[Any]], Any]) -> None:
         self._reduce = reduce
@@ -48,7 +48,7 @@ class _FunctionReducer(MetricReducer):
 
 
 class ReducedMetrics:
-    """The metrics of the present evaluation graph, whose exchanges between the ranks run one after another."""
+    """The metrics of the current evaluation graph, whose exchanges between ranks run in a fixed order."""
 
     def __init__(self, allgather: Callable[[Any], list[Any]]) -> None:
         self._allgather = allgather
@@ -61,12 +61,12 @@ class ReducedMetrics:
     def make_metric(
         self, metric: Any, reducer: Callable[[list[Any]], Any] | MetricReducer, numpy_dtype: Any
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Return a metric for ``eval_metric_ops``, as a pair of the value and the update.
+        """Return a metric for ``eval_metric_ops``: a pair of its value and its update operation.
 
         Args:
             metric: a tensor, or a flat list or dict of tensors.
-            reducer: a ``MetricReducer``, or a function of the list of the values of all batches of all ranks.
-            numpy_dtype: the type of the metric, as ``numpy.dtype`` takes it.
+            reducer: a ``MetricReducer``, or a function that takes the list of values of all batches and ranks.
+            numpy_dtype: the type of the metric; anything that ``numpy.dtype`` accepts.
 
         Raises:
             TypeError: ``metric`` is nested, or is none of these.
@@ -92,7 +92,7 @@ class ReducedMetrics:
 
 
 def _flatten(metric: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return the tensors of a metric, and a function that arranges their values in the same way."""
+    """Return the tensors of a metric, and a function that arranges their values like the metric."""
     from det_lightning.estimator._tensorflow import tf
 
     if isinstance(metric, dict):

@@ -1,4 +1,4 @@
-"""The monitored session of a training, which lives as long as the run."""
+"""The monitored training session, which lasts as long as the run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from det_lightning.estimator._tensorflow import tf
 
 logger = logging.getLogger(__name__)
 
-#: The beginning of the names of the files with the model.
+#: File name prefix of the model.
 MODEL = "model.ckpt"
-# The beginnings of the names of those with a rank's position in its data, and with its gradients.
+# File name prefixes of a rank's position in its data, and of its partially aggregated gradients.
 _INPUT = "input.ckpt"
 _AGGREGATION = "aggregation.ckpt"
 # A replay that takes longer is announced.
@@ -25,7 +25,7 @@ _LONG_REPLAY_S = 5.0
 
 
 class StopForwarder(tf.estimator.SessionRunHook):
-    """Wraps a hook of the trial; its request to stop becomes one of the trial, which takes effect at a boundary."""
+    """Wraps a hook of the trial and turns its stop request into the trial's, which takes effect at a boundary."""
 
     def __init__(self, hook: Any, request_stop: Callable[[], None]) -> None:
         self._hook = hook
@@ -44,7 +44,7 @@ class StopForwarder(tf.estimator.SessionRunHook):
         self._watched(run_context, self._hook.after_run, run_values)
 
     def _watched(self, run_context: Any, method: Callable[..., Any], *args: Any) -> Any:
-        # A stop requested in the session's own context would end it before the boundary.
+        # A stop requested through the session's own context would end the session before the boundary.
         own = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
         result = method(own, *args)
         if own.stop_requested:
@@ -66,10 +66,10 @@ class RunCount(tf.estimator.SessionRunHook):
 
 
 class TrainingSession:
-    """Trains batch after batch, and saves and restores what is trained.
+    """Trains batch by batch, and saves and restores the state.
 
-    ``restore_from`` is the path of a checkpoint of TensorFlow, without the suffixes of its files; None to begin from
-    scratch. All ranks begin with the weights of the chief.
+    ``restore_from`` is the path of a TensorFlow checkpoint, without the suffixes of its files; None to start from
+    scratch. All ranks start with the weights of the chief.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TrainingSession:
             self._share_weights(distributed)
 
     def train(self) -> dict[str, Any]:
-        """Train on the next batch; return its loss, and its scalar summaries by tag."""
+        """Train on the next batch; return its loss and its scalar summaries, by tag."""
         training = self._training
         fetched = self._session.run(
             {"train_op": training.spec.train_op, "loss": training.spec.loss, "scalars": training.scalars}
@@ -104,7 +104,7 @@ class TrainingSession:
         return int(self._run(self._training.global_step))
 
     def save_model(self, directory: pathlib.Path, with_graph: bool) -> str:
-        """Write the model; return the path without the suffixes of its files."""
+        """Write the model; return its path, without the suffixes of its files."""
 
         def save(step_context: Any) -> str:
             path: str = self._training.saver.save(
@@ -125,7 +125,7 @@ class TrainingSession:
         return path
 
     def save_rank(self, directory: pathlib.Path) -> None:
-        """Write what only this rank has: its position in the data, if that can be written, and its gradients."""
+        """Write the state of this rank: its aggregated gradients and, if possible, its position in the data."""
         training = self._training
 
         def save(saver: Any, name: str) -> None:
@@ -136,14 +136,14 @@ class TrainingSession:
         try:
             save(training.input_saver, _INPUT)
         except (tf.errors.OpError, ValueError) as e:
-            # The dataset comes from a Python function; a resumed run goes through the batches again.
+            # The dataset comes from a Python function, so a resumed run reads the batches again.
             logger.debug("The position in the dataset cannot be written: %s", e)
 
     def restore_rank(self, directory: pathlib.Path | None, batches_trained: int) -> None:
-        """Bring data and random operations to where they were after ``batches_trained`` batches.
+        """Bring the data and random operations back to where they were after ``batches_trained`` batches.
 
         Args:
-            directory: what :meth:`save_rank` has written; None if there is nothing for this rank.
+            directory: where :meth:`save_rank` wrote its files; None if there are none for this rank.
             batches_trained: number of batches.
         """
         training = self._training
@@ -161,7 +161,7 @@ class TrainingSession:
         self._session.run_step_fn(lambda step_context: saver.restore(step_context.session, str(path)))
 
     def _replay(self, batches: int) -> None:
-        """Take batches from the data, and draw their random numbers, without training on them."""
+        """Read batches and draw their random numbers, without training on them."""
         fetches = [*tf.nest.flatten(self._training.next_batch), *self._training.random_tensors]
         since = time.monotonic()
         announced = False
@@ -177,7 +177,7 @@ class TrainingSession:
                 )
 
     def _run(self, fetches: Any) -> Any:
-        """Fetch values without the hooks."""
+        """Fetch values without running the hooks."""
         return self._session.run_step_fn(lambda step_context: step_context.session.run(fetches))
 
     def _share_weights(self, distributed: DistributedContext) -> None:
@@ -194,7 +194,7 @@ class TrainingSession:
         self._session.run_step_fn(load)
 
     def close(self) -> None:
-        """End the session; the hooks of the trial are notified."""
+        """End the session, which notifies the trial's hooks."""
         self._session.close()
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow with the behaviour of version 1, which Estimators have; an error names the command that installs it."""
+"""TensorFlow with the version 1 behaviour that Estimators need; if it is missing, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ if not hasattr(tf, "estimator"):
         name="tensorflow_estimator",
     )
 
-# As in Determined. Before any trial is imported, because graphs and random numbers depend on it.
+# As Determined does, and before any trial is imported, because graphs and random numbers depend on it.
 tf.compat.v1.disable_v2_behavior()

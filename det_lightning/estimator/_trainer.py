@@ -15,18 +15,18 @@ from det_lightning.pytorch import _trainer
 
 @contextlib.contextmanager
 def init(**options: Any) -> Iterator[EstimatorTrialContext]:
-    """Make the context for a trial; use it in a ``with`` statement.
+    """Create the context for a trial; use it in a ``with`` statement.
 
     Args:
-        **options: those of ``det_lightning.pytorch.init``, which says what is raised. ``trial_seed`` is the seed of the
-            graphs, too; without it they have that of the trial's ``RunConfig``.
+        **options: those of ``det_lightning.pytorch.init``, which documents the errors. ``trial_seed`` also seeds the
+            graphs; without it they use the seed of the trial's ``RunConfig``.
     """
     with _trainer.init(**options) as run:
         yield EstimatorTrialContext(run)
 
 
 class Trainer(_trainer.Trainer):
-    """Trains a trial of Estimators on PyTorch Lightning.
+    """Trains an Estimator trial on PyTorch Lightning.
 
     Args:
         trial: the trial, built with ``context``.

@@ -1,4 +1,4 @@
-"""The interface that a trial implements. Needs no TensorFlow."""
+"""The interface that a trial implements. Does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from det_lightning.estimator._context import EstimatorTrialContext
 
 
 class EstimatorTrial(abc.ABC):
-    """A trial of TensorFlow Estimators; TensorFlow has the behaviour of version 1 in it.
+    """A trial that trains a TensorFlow Estimator, with TensorFlow's version 1 behaviour.
 
     Args:
         context: hyperparameters, rank and size; its methods wrap optimizers and datasets.
@@ -28,21 +28,21 @@ class EstimatorTrial(abc.ABC):
     def build_estimator(self) -> Any:
         """Return a ``tf.estimator.Estimator``, premade or custom, with ``config=tf.estimator.RunConfig(...)``.
 
-        Its optimizer went through ``context.wrap_optimizer``. Directory, seed and saving of the configuration are
-        replaced; ``train_distribute`` and ``eval_distribute`` must not be set.
+        Its optimizer must come from ``context.wrap_optimizer``. The model directory, seed and save settings of the
+        configuration are replaced; ``train_distribute`` and ``eval_distribute`` must not be set.
         """
 
     @abc.abstractmethod
     def build_train_spec(self) -> Any:
         """Return a ``tf.estimator.TrainSpec``, whose ``input_fn`` returns a ``tf.data.Dataset``.
 
-        The dataset went through ``context.wrap_dataset``, and is repeated without end. ``max_steps`` is not used.
+        The dataset must come from ``context.wrap_dataset``, and is repeated endlessly. ``max_steps`` is not used.
         """
 
     @abc.abstractmethod
     def build_validation_spec(self) -> Any:
-        """Return a ``tf.estimator.EvalSpec``; validations evaluate its ``steps`` batches, or all if that is None."""
+        """Return a ``tf.estimator.EvalSpec``; validations evaluate ``steps`` batches, or all if it is None."""
 
     def build_serving_input_receiver_fns(self) -> dict[str, Callable[..., Any]]:
-        """Return functions by name; for each, checkpoints get a SavedModel in a subdirectory of that name."""
+        """Return functions by name; each adds a SavedModel to checkpoints, in a subdirectory of that name."""
         return {}

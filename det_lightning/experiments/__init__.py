@@ -1,1 +1,1 @@
-"""Experiments: a configuration, the search that it names, and the trials that it runs."""
+"""Experiments: a configuration, its hyperparameter search, and the trials that the search runs."""

@@ -1,4 +1,4 @@
-"""The best validations of an experiment, for its running trials: the policy ``best`` compares with all of them."""
+"""Tells running trials the best validation of each trial of their experiment, for the policy ``best``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class BestValidations:
     """Keeps a file up to date with the best value of the searcher's metric in each trial.
 
     Args:
-        file: the file, which the processes of the trials read at each validation.
+        file: the file, which trials read at each validation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -23,7 +23,7 @@ class BestValidations:
         """Write the file if there was a validation since the last call.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         validations = sum(len(trial.validations) for trial in state.trials.values())
         if validations == self._validations:

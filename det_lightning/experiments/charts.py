@@ -13,16 +13,16 @@ from plotly.colors import sample_colorscale
 from det_lightning.experiments.hyperparameter_values import Hyperparameter
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 
-# Determined's page shows the curves of this many trials, the best ones.
+# Determined's page shows the curves of this many trials, best first.
 _MOST_CURVES = 100
 _HEIGHT = 420
-# So many values of a hyperparameter have a row or a column of the heat map each; more are put into so many ranges.
+# Up to this many values of a hyperparameter get a row or column of the heat map each; more are put into as many ranges.
 _MOST_CELLS = 10
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def learning_curves(state: ExperimentState, trials: Sequence[TrialRecord]) -> go.Figure:
-    """Return the metric over batches, a line for each trial."""
+    """Return the metric over batches, with a line for each trial, or for the first ones if there are many."""
     figure = go.Figure(layout={"height": _HEIGHT, "xaxis_title": "batches", "yaxis_title": state.metric})
     for trial in trials[:_MOST_CURVES]:
         steps = sorted(trial.validations)
@@ -34,7 +34,7 @@ def learning_curves(state: ExperimentState, trials: Sequence[TrialRecord]) -> go
 def parallel_coordinates(
     state: ExperimentState, trials: Sequence[TrialRecord], hyperparameters: Sequence[Hyperparameter]
 ) -> go.Figure:
-    """Return a line for each trial through its hyperparameters to its metric, which sets its colour.
+    """Return a line for each trial through its hyperparameters to its metric, which determines the colour.
 
     Plotly's own chart of this kind needs WebGL, which not every browser has.
     """
@@ -69,7 +69,7 @@ def parallel_coordinates(
 
 
 def scatter(state: ExperimentState, trials: Sequence[TrialRecord], hyperparameter: Hyperparameter) -> go.Figure:
-    """Return the metric over a hyperparameter, a point for each trial."""
+    """Return the metric over a hyperparameter, with a point for each trial."""
     axis: dict[str, Any] = {"title": hyperparameter.name}
     if not hyperparameter.is_number:
         axis |= {"type": "category", "categoryorder": "category ascending"}
@@ -84,9 +84,9 @@ def scatter(state: ExperimentState, trials: Sequence[TrialRecord], hyperparamete
 def heat_map(
     state: ExperimentState, trials: Sequence[TrialRecord], pairs: Sequence[tuple[Hyperparameter, Hyperparameter]]
 ) -> go.Figure:
-    """Return the mean of the metric over pairs of hyperparameters, a trace for each pair, the first one visible.
+    """Return the mean of the metric over pairs of hyperparameters, with a trace for each pair; the first is visible.
 
-    A cell without a trial is empty.
+    Cells without a trial are empty.
     """
     layout = {"height": _HEIGHT, "showlegend": False, "plot_bgcolor": "#f3f4f6", **pair_layout(*pairs[0])}
     figure = go.Figure(layout=layout)
@@ -125,12 +125,12 @@ def _name(trial: TrialRecord) -> str:
 
 
 def _colors(state: ExperimentState) -> dict[str, Any]:
-    """Return the colours of the metric: the best values are dark."""
+    """Return the colour scale of the metric: the best values are dark."""
     return {"colorscale": "Viridis", "reversescale": not state.smaller_is_better}
 
 
 def _texts(values: Sequence[float]) -> list[str]:
-    """Return different numbers with at least three digits, and as many as tell them apart."""
+    """Return distinct numbers as text, with at least three digits and enough to tell them apart."""
     texts: list[str] = []
     for digits in range(3, 18):
         texts = [f"{value:.{digits}g}" for value in values]
@@ -140,7 +140,7 @@ def _texts(values: Sequence[float]) -> list[str]:
 
 
 class _Axis(NamedTuple):
-    """An axis of the parallel coordinates: where each trial is, from 0 to 1, and what stands beside it."""
+    """An axis of the parallel coordinates: the position of each trial, from 0 to 1, and the tick labels."""
 
     name: str
     values: list[Any]
@@ -168,7 +168,7 @@ def _swapped(position_of: Mapping[str, float]) -> dict[float, str]:
 
 
 def _cells(hyperparameter: Hyperparameter, trials: Sequence[TrialRecord]) -> tuple[list[str], dict[int, int]]:
-    """Return the labels of the rows or columns for a hyperparameter, and which of them each trial belongs to."""
+    """Return the labels of the rows or columns of a hyperparameter, and the index that each trial belongs to."""
     values = hyperparameter.of(trials)
     distinct = sorted(set(values))
     if not hyperparameter.is_number or len(distinct) <= _MOST_CELLS:

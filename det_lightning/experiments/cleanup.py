@@ -1,4 +1,4 @@
-"""Deleting checkpoints when an experiment has ended, by the rule of its configuration."""
+"""Deletes checkpoints when an experiment has ended, by the retention rule of its configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from det_lightning.experiments.state import ExperimentState
 
 
 def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
-    """Delete what ``save_experiment_best`` and the like do not keep; yield trial and id of each that is gone.
+    """Delete what ``save_experiment_best`` and the like do not keep; yield the trial and id of each deleted one.
 
     Raises:
-        StorageError: the storage cannot be reached, or refuses.
+        StorageError: the storage cannot be reached, or refuses to delete.
     """
     retention = Retention.from_config(directory.config()["checkpoint_storage"])
     if retention is None:

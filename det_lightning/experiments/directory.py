@@ -1,4 +1,4 @@
-"""The files of an experiment. Everything about it is in one directory, and nothing anywhere else."""
+"""The files of an experiment, all of which are in one directory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NUMBER = re.compile(r".*-(\d+)")
 
 
 class ExperimentDirectory:
-    """Where the parts of an experiment are.
+    """The paths of the parts of an experiment.
 
     Args:
-        path: the directory.
+        path: the experiment's directory.
     """
 
     def __init__(self, path: Path) -> None:
-        # The processes of trials have their own working directories.
+        # Absolute, because the processes of trials have their own working directories.
         path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"
@@ -35,7 +35,7 @@ class ExperimentDirectory:
 
     @property
     def experiment_id(self) -> int:
-        """The number at the end of its name."""
+        """The number at the end of the directory's name, or 1."""
         match = _NUMBER.fullmatch(self.path.name)
         return int(match.group(1)) if match else 1
 
@@ -55,7 +55,7 @@ class ExperimentDirectory:
             path = parent / f"{slug}-{number}"
             try:
                 path.mkdir(mode=0o700)  # a configuration may hold secrets
-            except FileExistsError:  # by another experiment that begins now
+            except FileExistsError:  # created by another experiment that is starting now
                 continue
             return cls(path)
 
@@ -64,7 +64,7 @@ class ExperimentDirectory:
         """Return the experiment in ``path``.
 
         Raises:
-            ExperimentError: there is none.
+            ExperimentError: there is no experiment.
         """
         found = cls(path)
         if not found.config_file.is_file() or not found.events.is_file():
@@ -75,7 +75,7 @@ class ExperimentDirectory:
         """Return the configuration with all defaults, as it was when the experiment began.
 
         Raises:
-            DamagedExperiment: the file does not hold one.
+            DamagedExperiment: the file does not hold a configuration.
         """
         try:
             config = json.loads(self.config_file.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ class ExperimentDirectory:
 
     def loggers(self) -> list[str]:
         """Return the names of the loggers that were chosen when the experiment began."""
-        if not self.options.exists():  # as in an experiment of an earlier release
+        if not self.options.exists():  # an earlier release created the experiment
             return []
         options: dict[str, list[str]] = json.loads(self.options.read_text(encoding="utf-8"))
         return options["loggers"]
@@ -118,7 +118,7 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the storage that a configuration names, without rules of retention; None if it names none."""
+    """Return the storage that a configuration names, without retention rules; None if it names none."""
     section = config["checkpoint_storage"]
     if section.get("type") is None:
         return None
@@ -126,7 +126,7 @@ def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:
-    """Return the experiments in a directory, the oldest first."""
+    """Return the experiments in a directory, by number."""
     found = [ExperimentDirectory(path) for path in parent.glob("*-*") if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)
 

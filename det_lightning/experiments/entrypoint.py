@@ -1,4 +1,4 @@
-"""What starts a trial: the command that an entrypoint of an experiment configuration means."""
+"""Turns the entrypoint of an experiment configuration into the command that starts a trial."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def is_class(entrypoint: str | list[str]) -> bool:
 def command_of(entrypoint: str | list[str], slots: int) -> list[str]:
     """Return the command that runs an entrypoint in ``slots`` processes.
 
-    A class is trained by the harness, below torchrun where there are several processes; a string is a line for the
-    shell, and a list is run as it is.
+    A class is trained by the harness, under torchrun if there are several processes; any other string is a shell
+    command, and a list is run as it is.
     """
     if isinstance(entrypoint, list):
         return entrypoint

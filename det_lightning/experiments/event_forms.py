@@ -1,4 +1,4 @@
-"""What an event of each type must have, so that a damaged or forged log is refused before anything is computed."""
+"""The entries that each type of event must have, so that a damaged or forged log is rejected before it is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _Is = Callable[[Any], bool]
 
-# The year 10000: no clock shows a later time.
+# The year 10000, later than any clock shows.
 _LATEST_TIME_S = 253402300800.0
 
 
@@ -60,11 +60,11 @@ _TIMED = {"run_started", "checkpoint", "run_ended"}
 
 
 def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
-    """Return which entry of an event is missing or wrong; None if none is, or the type is not known.
+    """Return the name of a missing or wrong entry of an event, or None; unknown types need no entries of their own.
 
     Args:
         event: one event.
-        trials: the numbers of the trials of the events before it; the event's own is added.
+        trials: the ids of the trials that earlier events created; a trial that this event creates is added.
     """
     kind = event["type"]
     if kind == "trial_created" and _is_whole(event.get("trial")):

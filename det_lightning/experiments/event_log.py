@@ -1,4 +1,4 @@
-"""The append-only log of an experiment: its only state, from which whatever is shown or resumed is computed."""
+"""The append-only log of an experiment: its only state, from which everything shown or resumed is computed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from det_lightning.experiments.event_forms import find_mistake
 
 
 class EventLog:
-    """Appends events, each a JSON object on a line of its own, and writes them through to the disk.
+    """Appends events, each a JSON object on a line of its own, and syncs them to disk.
 
-    One process at a time may have it open. A line that a killed process left incomplete is removed when the log is
-    opened again.
+    Only one process at a time may have it open. A line that a killed process left incomplete is removed when the log
+    is opened again.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -42,11 +42,11 @@ class EventLog:
         self._file.truncate(len(complete))
 
     def append(self, event: dict[str, Any]) -> None:
-        """Add an event; it is on the disk when this returns.
+        """Append an event; it is on disk when this returns.
 
         Raises:
             OSError: it cannot be written.
-            ValueError: it holds NaN or an infinity, which JSON does not know.
+            ValueError: it holds NaN or an infinity, which JSON cannot represent.
         """
         write_line(self._file, event)
         self.events.append(event)
@@ -68,7 +68,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def runner_of(path: Path) -> tuple[int, str] | None:
-    """Return the process that has a log open, and the name of its machine; None if there is none."""
+    """Return the process id and machine name of the process that has a log open; None if unknown, or there is none."""
     with path.open("a+b") as file:
         if try_to_lock(file) is not False:
             return None
@@ -77,7 +77,7 @@ def runner_of(path: Path) -> tuple[int, str] | None:
         process = int(number)
     except (OSError, ValueError):
         return None
-    # Signalling 0 or a negative number signals several processes.
+    # A signal to 0 or a negative number would reach several processes.
     return (process, machine) if process > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""Creating, running and resuming an experiment."""
+"""Creates, runs and resumes an experiment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned(config: ExperimentConfig) -> list[CreateTrial]:
     """Return the trials that do not depend on results, in order of creation: all of them for random and grid.
 
     Raises:
-        ValueError: the search cannot be run; all mistakes are named.
+        ValueError: the search cannot be run; the message names all mistakes.
     """
     return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
 
@@ -46,7 +46,7 @@ def demand_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> D
 
 @contextlib.contextmanager
 def machines_at(ray_address: str | None) -> Iterator[Machines]:
-    """Yield where trials run: on this machine, or on the Ray cluster at an address while the block runs.
+    """Yield the machines for trials: this one or, while the block runs, those of the Ray cluster at an address.
 
     Raises:
         ExperimentError: there is no such cluster, or Ray is not installed.
@@ -71,14 +71,14 @@ def create(
 
     Args:
         config: what to run.
-        source: the file that it was read from, which is kept beside it.
+        source: the file that it was read from; a copy is kept with the experiment.
         code: the directory with the code of the trials.
-        parent: where the experiment gets a directory of its own.
-        loggers: names of the loggers of Lightning that its trials log to.
+        parent: the directory in which to create the experiment's own directory.
+        loggers: names of the Lightning loggers that its trials log to.
 
     Raises:
-        ExperimentError: the code or a logger cannot be used, or the checkpoint to start from is not there.
-        StorageError: the storage that should hold that checkpoint cannot be read.
+        ExperimentError: the code or a logger cannot be used, or the checkpoint to start from does not exist.
+        StorageError: the storage of that checkpoint cannot be read.
         ValueError: the search cannot be run.
         OSError: files cannot be written.
     """
@@ -100,20 +100,20 @@ def create(
 
 
 def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: Demand) -> Outcome | None:
-    """Run an experiment from where it is to its end.
+    """Run an experiment from its current state to its end.
 
     Args:
         directory: the experiment's.
-        show: called again and again with what is known.
+        show: called repeatedly with the current state.
         machines: where its trials run.
         demand: what its trials need.
 
     Returns:
-        How it ended; None if it was paused by a signal.
+        How it ended; None if a signal paused it.
 
     Raises:
         ExperimentError: it cannot be run on these machines.
-        ExperimentInUse: another process runs it.
+        ExperimentInUse: another process is running it.
     """
     config = read_config(directory.config())
     require_loggers(directory.loggers())
@@ -141,7 +141,7 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
-    """Delete the checkpoints that need not be kept; if that fails, the experiment is complete all the same."""
+    """Delete the checkpoints that need not be kept; if that fails, the experiment is complete anyway."""
     try:
         for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
             runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)
@@ -151,7 +151,7 @@ def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
 
 @contextlib.contextmanager
 def _signals(runner: ExperimentRunner) -> Iterator[None]:
-    """Let the first signal pause the experiment, and the second one end it at once."""
+    """Let the first signal pause the experiment, and any further one end it at once."""
     seen: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:

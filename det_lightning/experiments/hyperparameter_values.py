@@ -1,4 +1,4 @@
-"""The hyperparameters that differ between the trials of an experiment, to compare the trials by them."""
+"""The hyperparameters that differ between the trials of an experiment, for comparing the trials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.masking import mask
 
-# So that the difference of any two is a float.
+# Keeps the difference of any two values finite.
 _LARGEST = 1e300
 
 
@@ -19,8 +19,8 @@ class Hyperparameter:
     """A hyperparameter that differs between trials.
 
     Attributes:
-        name: with dots, where it is in a group.
-        values: by the ids of the trials; None for a trial without it.
+        name: its name, with dots if it is in a group.
+        values: its values by trial id; None for a trial without it.
         is_log: whether the search draws its logarithm.
     """
 
@@ -30,29 +30,29 @@ class Hyperparameter:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers that can be drawn."""
+        """Whether all values are numbers that a chart can show."""
         return all(_can_be_drawn(value) for value in self.values.values())
 
     def of(self, trials: Sequence[TrialRecord]) -> list[Any]:
-        """Return its values in trials; as text unless all are numbers."""
+        """Return its values in ``trials``, as text unless all are numbers."""
         values = [self.values[trial.trial_id] for trial in trials]
         return values if self.is_number else [str(value) for value in values]
 
     def scaled(self, value: float) -> float:
-        """Return a value as it is drawn evenly."""
+        """Return a value's position on an evenly divided axis."""
         return math.log10(value) if self.is_log else value
 
     def unscaled(self, value: float) -> float:
-        """Return the value that is drawn at a scaled position."""
+        """Return the value at a position on that axis."""
         return 10**value if self.is_log else value
 
 
 def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -> list[Hyperparameter]:
-    """Return the hyperparameters that differ between trials, by name; secrets are masked, so they do not.
+    """Return the hyperparameters that differ between trials, sorted by name. Secrets are masked, so they are left out.
 
     Args:
-        config: of the experiment, with all defaults.
-        state: the trials.
+        config: the experiment's configuration, with all defaults.
+        state: the state with the trials.
     """
     hparams = {trial.trial_id: flat(mask(trial.hparams)) for trial in state.trials.values()}
     logarithmic = set(_logarithmic(config.get("hyperparameters") or {}))
@@ -81,7 +81,7 @@ def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of the hyperparameters whose logarithms are drawn."""
+    """Yield the names of the hyperparameters whose logarithms the search draws."""
     for name, entry in entries.items():
         if not isinstance(entry, Mapping):
             continue

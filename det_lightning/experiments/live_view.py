@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 Update = Callable[[ExperimentState], None]
-# A terminal shows so many trials; those that have ended longest ago are left out.
+# A terminal shows at most this many trials; ended ones are left out first, in the order of their creation.
 _MOST_ROWS = 20
 _REDRAW_S = 0.5
 
@@ -30,7 +30,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     """Show the trials of an experiment on the standard error while the block runs.
 
     Yields:
-        What to call with the state whenever it may have changed.
+        A function to call with the state whenever it may have changed.
     """
     if not sys.stderr.isatty():
         yield _Lines()
@@ -47,7 +47,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
 
 
 class _Notices:
-    """What is shown once: warnings, and that the trials are asked to save and end."""
+    """The notices that are shown once: warnings, and that the trials are asked to save and end."""
 
     def __init__(self) -> None:
         self._messages = 0
@@ -63,7 +63,7 @@ class _Notices:
 
 
 class _Lines:
-    """One line for each change of a trial's state, and for each of its validations."""
+    """Writes a line for each change of a trial's state and for each of its validations."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}
@@ -93,11 +93,11 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is drawn again when something has changed, a few times a second at most; notices stay above it.
+    """A table that is redrawn when something changed, at most twice a second; notices stay above it.
 
     Args:
         live: where to draw.
-        trials: how many trials are trained to their end; None where the search decides that.
+        trials: how many trials are trained to their end; None if the search decides that.
     """
 
     def __init__(self, live: Live, trials: int | None) -> None:
@@ -143,7 +143,7 @@ class _Table:
         self._live.update(table, refresh=True)
 
     def _caption(self, state: ExperimentState) -> str | None:
-        """Return how long the experiment will take; None if that depends on the results of its trials."""
+        """Return how long the experiment will still take; None if that depends on results, or is not known yet."""
         left_s = self._progress.time_left_s(time.time())
         if self._trials is None or left_s is None or state.outcome is not None:
             return None
@@ -151,7 +151,7 @@ class _Table:
         return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
 
     def _time_left(self, trial: TrialRecord) -> str:
-        """Return how long a trial will still train, if it is known; a search that stops trials may end it before."""
+        """Return how long a trial will still train, if known; a search that stops trials may end it earlier."""
         left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
         if left_s is None:
             return ""

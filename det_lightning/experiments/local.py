@@ -1,4 +1,4 @@
-"""Trials as processes of this machine."""
+"""Runs trials as processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from det_lightning.experiments.trial_start import TrialPreparation
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The slots of this machine, and what they are.
+    """The slots of this machine.
 
     Attributes:
-        slots: GPUs by their indices; on the CPU the numbers of processes that may run.
-        are_gpus: which of the two.
+        slots: the indices of the GPUs; on the CPU, a number for each process that may run.
+        are_gpus: whether the slots are GPUs.
     """
 
     slots: tuple[int, ...]
     are_gpus: bool
 
     def limited_to(self, most: int | None) -> Devices:
-        """Return the first of them, ``most`` at the most; None: all."""
+        """Return at most the first ``most`` of them; all if it is None."""
         return self if most is None else dataclasses.replace(self, slots=self.slots[:most])
 
 
@@ -49,7 +49,7 @@ class LocalMachine:
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
-        """Return what starts trials on this machine.
+        """Return the launcher that starts trials on this machine.
 
         Raises:
             ExperimentError: there are too few devices.
@@ -60,7 +60,7 @@ class LocalMachine:
 
 
 class LocalLauncher:
-    """Starts trials as processes of this machine, as many at once as there are slots for.
+    """Starts trials as processes on this machine, as many at once as there are slots for.
 
     Args:
         directory: the experiment's.
@@ -100,12 +100,12 @@ class LocalLauncher:
         slots = self._free[:taken]
         self._held[trial.trial_id] = slots
         del self._free[:taken]
-        # The processes of a trial must see its own devices only.
+        # The processes of a trial must see only its own devices.
         visible = slots if self._devices.are_gpus else []
         return self._preparation.prepare(trial, state, slots).start(os.environ, visible)
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        """Return the run of a trial that a killed runner has left."""
+        """Return the run of a trial that a killed runner left behind."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
@@ -128,7 +128,7 @@ def devices_of(demand: Demand) -> Devices:
 
 
 def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
-    """Return the devices of this machine that trials of so many slots can use.
+    """Return the devices of this machine that trials with this many slots can use.
 
     Raises:
         ExperimentError: there are too few GPUs.
@@ -147,7 +147,7 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
 
 
 def visible_gpus() -> tuple[int, ...]:
-    """Return the indices of the GPUs that this process may use, without the seconds that importing torch takes."""
+    """Return the indices of the GPUs that this process may use, without spending seconds on importing torch."""
     if shutil.which("nvidia-smi") is None:
         return ()
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout

@@ -1,4 +1,4 @@
-"""Log policies: what a line in the log of a trial says about starting it again."""
+"""Log policies: lines in a trial's log that forbid starting it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
-    """Return the policy of a configuration that a line of a log matches and that cancels retries; None: there is none.
+    """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
 
     Raises:
         OSError: the log cannot be read.

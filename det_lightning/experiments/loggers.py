@@ -1,4 +1,4 @@
-"""The loggers of Lightning that ``det-lightning run --logger`` knows, and the packages that they need."""
+"""The Lightning loggers that ``det-lightning run --logger`` supports, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from det_lightning import errors
 
-#: The package that each logger needs beyond those of det_lightning.
+#: The package that each logger needs in addition to those of det_lightning.
 PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Raise an error that names all loggers that are not known, and the packages that are not installed.
+    """Check that the loggers are known and their packages installed.
 
     Raises:
-        ExperimentError: there are such.
+        ExperimentError: some are not; the message names all of them.
     """
     mistakes = [
         f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES

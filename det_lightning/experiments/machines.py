@@ -1,4 +1,4 @@
-"""Where the trials of an experiment run, and how much of it they take."""
+"""Where the trials of an experiment run, and what they need there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Demand:
     """What the trials of an experiment need.
 
     Attributes:
-        slots_per_trial: processes of each trial; 0 is one that needs no GPU.
-        max_slots: the most that all trials may take; None sets no limit.
-        on_cpu: whether to use no GPUs.
+        slots_per_trial: processes of each trial; 0 means one process that needs no GPU.
+        max_slots: the most slots that all trials together may take; None sets no limit.
+        on_cpu: whether to leave GPUs unused.
     """
 
     slots_per_trial: int
@@ -26,10 +26,10 @@ class Demand:
     on_cpu: bool = False
 
     def check_limit(self) -> None:
-        """Check that one trial may run.
+        """Check that the limit allows one trial.
 
         Raises:
-            ExperimentError: it needs more than ``max_slots``.
+            ExperimentError: a trial needs more than ``max_slots``.
         """
         if self.max_slots is not None and self.max_slots < self.slots_per_trial:
             raise errors.ExperimentError(
@@ -41,7 +41,7 @@ class Machines(Protocol):
     """This machine, or the nodes of a cluster."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        """Check that trials can run, with the experiment's directory in ``folder``, or in a parent if that is missing.
+        """Check that trials can run with the experiment's directory in ``folder``, or its nearest existing parent.
 
         Raises:
             ExperimentError: they cannot.
@@ -50,13 +50,13 @@ class Machines(Protocol):
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> Launcher:
-        """Return what starts the trials of an experiment.
+        """Return the launcher that starts the trials of an experiment.
 
         Args:
             directory: the experiment's.
             config: its configuration, with all defaults.
             demand: what its trials need.
-            warm_start: the checkpoint that trials start from; None: they start from scratch.
+            warm_start: the checkpoint that trials start from; None to start from scratch.
 
         Raises:
             ExperimentError: they cannot run here.

@@ -1,4 +1,4 @@
-"""The files that an experiment trains with: a copy, so that later edits do not affect trials yet to start."""
+"""Copies the code that an experiment trains with, so that later edits do not affect trials yet to start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pathspec
 from det_lightning import errors
 from det_lightning.experiments.directory import is_experiment
 
-#: What Determined's command line leaves out besides the patterns of ``.detignore``.
+#: What Determined's command line leaves out in addition to the patterns in ``.detignore``.
 _NEVER = (
     "__pycache__/", "*.py[co]", "*$py.class", "terraform*",
     ".git/", ".vscode/", ".idea/", ".mypy_cache/", "/.detignore",
@@ -22,7 +22,7 @@ MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
-    """Copy what a trial needs of a directory, without what ``.detignore`` names, and without experiments.
+    """Copy a directory of code without experiments and without what ``.detignore`` excludes.
 
     Links are replaced with copies of their targets.
 
@@ -31,7 +31,7 @@ def copy_model_context(source: Path, target: Path) -> None:
         target: a directory that does not exist.
 
     Raises:
-        ExperimentError: there is more than Determined accepted; names the largest entries.
+        ExperimentError: there is more than Determined accepts; the message names the largest files.
     """
     files = list(_files(source))
     sizes = {file: (source / file).stat().st_size for file in files}
@@ -57,7 +57,7 @@ def _files(source: Path) -> Iterator[str]:
     ignored = pathspec.GitIgnoreSpec.from_lines(patterns)
     visited: set[str] = set()
     for folder, folders, names in os.walk(source, followlinks=True):
-        # A link to a directory above it would never end.
+        # A link to a directory above it would be followed forever.
         real = os.path.realpath(folder)
         if real in visited:
             folders.clear()

@@ -17,7 +17,7 @@ def state_of(directory: ExperimentDirectory) -> ExperimentState:
 
 
 def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
-    """Return the entry of an experiment in a list."""
+    """Return an experiment's entry in the list of experiments."""
     config = directory.config()
     events = read_events(directory.events)
     state = state_of(directory)
@@ -33,7 +33,7 @@ def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
 
 
 def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
-    """Return all that is known of an experiment but the curves of its metrics."""
+    """Return everything known about an experiment except the curves of its metrics."""
     state = state_of(directory)
     order = "smaller is better" if state.smaller_is_better else "larger is better"
     return {
@@ -45,13 +45,13 @@ def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
 
 
 def failed_trials(directory: ExperimentDirectory) -> list[int]:
-    """Return the numbers of the trials that ended with an error."""
+    """Return the ids of the trials that ended with an error."""
     trials = state_of(directory).trials.values()
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
 def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
-    """Return the checkpoint of a trial with the best metric; the newest one if none has a metric."""
+    """Return a trial's checkpoint with the best metric, or the newest one if none has a metric."""
     metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
     best = state.best(metrics.values())
     if best is None:
@@ -60,7 +60,7 @@ def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | 
 
 
 def shown(value: float | None) -> str | None:
-    """Return a metric with the digits that matter."""
+    """Return a metric as text with six significant digits."""
     return None if value is None else f"{value:.6g}"
 
 

@@ -1,13 +1,13 @@
-"""How much longer something will take, judging from its progress so far."""
+"""Estimates how much longer something will take from its progress so far."""
 
 from __future__ import annotations
 
 
 class Progress:
-    """The progress of a run or of an experiment, as it is reported from time to time.
+    """The progress of a run or an experiment, as reported from time to time.
 
     Attributes:
-        fraction: the latest that was reported, from 0 to 1; None before the first.
+        fraction: the latest one reported, from 0 to 1; None before the first report.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Progress:
         self._first_at_s = 0.0
 
     def report(self, fraction: float, at_s: float) -> None:
-        """Take the progress that was made at a time, in seconds."""
+        """Note the progress at a time, in seconds."""
         if self.fraction is None:
             self._first_fraction = fraction
             self._first_at_s = at_s
@@ -26,7 +26,7 @@ class Progress:
             self._at_s = at_s
 
     def time_left_s(self, now_s: float) -> float | None:
-        """Return the seconds left at the speed so far; None if the speed is not known, as after one report."""
+        """Return the seconds left at the average speed so far; None if that is not known, as after a single report."""
         if self.fraction is None or self.fraction <= self._first_fraction or self._at_s <= self._first_at_s:
             return None
         speed = (self.fraction - self._first_fraction) / (self._at_s - self._first_at_s)

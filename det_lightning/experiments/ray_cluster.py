@@ -1,4 +1,4 @@
-"""Ray clusters: connecting to one, and which trials its nodes can run."""
+"""Connects to a Ray cluster, and finds out which trials its nodes can run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def connected(address: str) -> Iterator[RayCluster]:
     """Connect to a Ray cluster while the block runs.
 
     Args:
-        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine is a node of, or ``local`` for one
-            that is started for the block on this machine.
+        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, or ``local`` to start
+            one on this machine for the duration of the block.
 
     Raises:
         ExperimentError: there is no such cluster.
@@ -44,7 +44,7 @@ def connected(address: str) -> Iterator[RayCluster]:
         options["include_dashboard"] = False
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # has no more specific class if a node does not start in time
+    except Exception as error:  # Ray raises nothing more specific if a node does not start in time
         raise errors.ExperimentError(
             f"--ray {address} cannot be used: {error} Start a cluster with `ray start --head`, or use --ray local."
         ) from error
@@ -55,12 +55,12 @@ def connected(address: str) -> Iterator[RayCluster]:
 
 
 def _check_address(address: str) -> None:
-    """Check that something answers at an address; Ray would wait for minutes."""
+    """Check that something answers at an address, because Ray would wait for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
-        # The server of ray:// would continue for half a minute after its client was killed.
+        # A ray:// server keeps running for half a minute after its client was killed.
         raise errors.ExperimentError(
             f"--ray {address} cannot be used: expected HOST:PORT of a cluster, auto or local. Run det-lightning on a "
             "node of the cluster."
@@ -81,7 +81,7 @@ class RayCluster:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine.
 
         Raises:
-            ExperimentError: none is, or one does not; all that do not are named.
+            ExperimentError: no node is large enough, or some do not share it; the message names them.
         """
         needs = _needs_of(demand)
         suitable = [node for node in _nodes() if _trials_on(node, needs)]
@@ -90,7 +90,7 @@ class RayCluster:
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
-        """Return what starts trials on the nodes.
+        """Return the launcher that starts trials on the nodes.
 
         Raises:
             ExperimentError: no node is large enough for a trial.
@@ -113,7 +113,7 @@ def _needs_of(demand: Demand) -> dict[str, int]:
     """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used.
 
     Raises:
-        ExperimentError: no node has so many.
+        ExperimentError: no node has enough of them.
     """
     demand.check_limit()
     slots = demand.slots_per_trial
@@ -142,10 +142,10 @@ def _existing(folder: Path) -> Path:
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
-    """Check that nodes see the same files in a folder as this process, and its locks.
+    """Check that the nodes see the same files in a folder as this process, and its locks.
 
     Raises:
-        ExperimentError: they do not.
+        ExperimentError: some do not.
         OSError: this process cannot write there.
     """
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
@@ -184,8 +184,8 @@ def problem_on_this_node(path: str, content: bytes, version: str) -> str | None:
 
     Args:
         path: a file that the runner has locked.
-        content: what is in it.
-        version: that of the runner's det_lightning.
+        content: the content of the file.
+        version: the runner's version of det_lightning.
     """
     if __version__ != version:
         return f"has det_lightning {__version__}, not {version}"

@@ -1,7 +1,7 @@
-"""Trials on the nodes of a Ray cluster, each below an actor that has the resources of the trial.
+"""Runs trials on the nodes of a Ray cluster, each under an actor that holds the trial's resources.
 
-Actors and their resources are all that is used of Ray. Ray Tune has a search and a state of its own, which would have
-to agree with the log of the experiment, and saves that state at intervals only.
+Only Ray's actors and their resources are used. Ray Tune has a search and state of its own, which would have to agree
+with the experiment's log, and saves that state only at intervals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from det_lightning.experiments.trial_start import TrialPreparation, TrialStart
 
 _POLL_S = 0.05
 _CANNOT_START = 127
-# Ray sets them in its workers. The number of threads changes sums: it is the runner's, as on one machine.
+# Ray sets these in its workers. The number of threads changes sums, so the runner's is used, as on one machine.
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
@@ -35,7 +35,7 @@ class RayLauncher:
         directory: the experiment's.
         config: its configuration, with all defaults.
         preparation: writes the files of trials.
-        needs: the resources of Ray that a trial takes.
+        needs: the Ray resources that a trial takes.
         count_room: returns how many trials the nodes can run at once.
     """
 
@@ -53,17 +53,17 @@ class RayLauncher:
         self._needs = needs
         self._count_room = count_room
         self._runs: dict[int, RayRun] = {}
-        # Its calls run at the same time: one of them waits until the trial has ended.
+        # Its methods run concurrently, because one of them waits until the trial has ended.
         self._actor_class = ray.remote(TrialActor).options(
             num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_concurrency=4
         )
 
     def has_room(self) -> bool:
-        """Return whether the nodes can run another trial, which waits if others use the cluster too."""
+        """Return whether the nodes can run another trial, which may have to wait if others use the cluster too."""
         return len(self._runs) < self._count_room()
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
-        """Start a run of a trial, on a node that Ray chooses.
+        """Start a run of a trial on a node that Ray chooses.
 
         Raises:
             OSError: files cannot be written.
@@ -74,7 +74,7 @@ class RayLauncher:
         return run
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        """Return the run of a trial that a killed runner has left."""
+        """Return the run of a trial that a killed runner left behind."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
@@ -89,9 +89,9 @@ class RayLauncher:
 
 
 class TrialActor:
-    """Starts a run of a trial on the node where Ray has put this actor, and waits until it has ended.
+    """Starts a run of a trial on the node where Ray placed this actor, and waits until it has ended.
 
-    Where the process of the actor ends, for whatever reason, the trial notices, saves and ends.
+    If the actor's process ends, for whatever reason, the trial notices, saves and ends.
 
     Args:
         start: what to start.
@@ -106,10 +106,10 @@ class TrialActor:
         self._process = start.start(environment, devices, detached=True)
 
     def confirm(self) -> None:
-        """Return when the run was started."""
+        """Do nothing: a call that returns shows that the run was started."""
 
     def wait(self) -> int | None:
-        """Return the exit status of the run when it has ended; None if that is lost."""
+        """Wait until the run has ended and return its exit status; None if that is lost."""
         while not self._process.has_ended():
             time.sleep(_POLL_S)
         return self._process.exit_status()
@@ -124,11 +124,11 @@ class TrialActor:
 
 
 class RayRun:
-    """One run of a trial, on some node.
+    """One run of a trial on some node.
 
     Args:
         actor: the handle of its :class:`TrialActor`, which Ray may not have started yet.
-        start: what the actor starts.
+        start: the run that the actor starts.
     """
 
     def __init__(self, actor: Any, start: TrialStart) -> None:
@@ -155,11 +155,11 @@ class RayRun:
                 return False
             except RayError as error:
                 self._lose(error)
-        # The actor is gone, and its node perhaps not: the trial notices, saves and ends.
+        # The actor is gone, but perhaps not its node: the trial notices, saves and ends.
         return not is_running(self._task.directory)
 
     def exit_status(self) -> int | None:
-        """Return its exit status, as a shell shows it; None if its actor, or its node, was lost before it was done."""
+        """Return its exit status, as a shell shows it; None if its actor or node was lost before it was done."""
         if self._status is None and recorded_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
@@ -170,7 +170,7 @@ class RayRun:
 
     def stop(self) -> None:
         """Ask it to save and end."""
-        # A handler of signals may have interrupted a call of Ray, so that this leaves it to the next has_ended().
+        # Left to the next has_ended(), because a signal handler that calls this may have interrupted a call to Ray.
         self._request = "stop"
 
     def kill(self) -> None:
@@ -189,7 +189,7 @@ class RayRun:
         if _is_ready(self._started):
             getattr(self._actor, request).remote()
         else:
-            # It waits for its resources, perhaps for long.
+            # It is waiting for its resources, perhaps for a long time.
             self._is_lost = True
             self._status = PREEMPTED_EXIT_CODE
             ray.kill(self._actor)

@@ -1,6 +1,6 @@
-"""An experiment as one HTML page: learning curves, the hyperparameters against the metric, and a table of trials.
+"""An experiment as one HTML page: learning curves, the metric over the hyperparameters, and a table of trials.
 
-The page needs no network: plotly's library is in it.
+The page needs no network, because it includes plotly's library.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ select {{ font: inherit; max-width: 100% }}
 </body>
 </html>
 """
-# What shows another pair of hyperparameters in the heat map. Plotly's own menus cannot be used with the keyboard.
+# Shows another pair of hyperparameters in the heat map. Plotly's own menus cannot be used with the keyboard.
 _CHOOSE_PAIR = """
 document.getElementById("pair").addEventListener("change", (event) => {
   const chosen = Number(event.target.value);
@@ -66,7 +66,7 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
     """Write the page of an experiment.
 
     Raises:
-        ExperimentError: plotly is not installed; the extra ``report`` has it.
+        ExperimentError: plotly is not installed; the extra ``report`` includes it.
         OSError: the file cannot be written.
     """
     try:
@@ -93,7 +93,7 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
 
 
 def _charts(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[str, str]]:
-    """Yield the heading of each chart that there is something to show in, and its HTML."""
+    """Yield the heading and HTML of each chart that has something to show."""
     from det_lightning.experiments import charts
 
     trials = _ranked(state)
@@ -115,7 +115,7 @@ def _charts(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[
 
 
 def _html(figure: Any, after: str | None = None) -> str:
-    """Return a figure as HTML; ``after`` is a script to be run when it is drawn."""
+    """Return a figure as HTML; ``after`` is a script to run once it is drawn."""
     import plotly.io
 
     figure.update_layout(template="plotly_white", margin={"t": 30})
@@ -127,12 +127,12 @@ def _html(figure: Any, after: str | None = None) -> str:
 def _menu(pairs: Sequence[tuple[Hyperparameter, Hyperparameter]]) -> str:
     names = (html.escape(f"{first.name} and {second.name}") for first, second in pairs)
     options = "".join(f'<option value="{index}">{name}</option>' for index, name in enumerate(names))
-    # Else a browser shows the chart of the first pair and, after a reload, the name of another one.
+    # Without autocomplete="off", a reloaded page may show the first pair's chart under the name of another pair.
     return f'<p><label>Pair <select id="pair" autocomplete="off">{options}</select></label></p>'
 
 
 def _ranked(state: ExperimentState) -> list[TrialRecord]:
-    """Return the trials that have a metric that can be drawn, the best first."""
+    """Return the trials with a metric that can be drawn, best first."""
     best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
     finite = {trial_id: value for trial_id, value in best.items() if value is not None and math.isfinite(value)}
     ranked = sorted(finite, key=finite.__getitem__, reverse=not state.smaller_is_better)

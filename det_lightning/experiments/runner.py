@@ -1,4 +1,4 @@
-"""Running the trials of an experiment: the search decides, the launcher starts processes, the log remembers."""
+"""Runs the trials of an experiment: the search decides, the launcher starts processes, the log remembers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXIT_REASONS = {
 
 
 class StartedRun(Protocol):
-    """A run of a trial that was started."""
+    """A started run of a trial."""
 
     def has_ended(self) -> bool:
         """Return whether all its processes have ended."""
@@ -63,22 +63,22 @@ class Launcher(Protocol):
         """Take back the slots of a trial whose run has ended."""
 
     def retries_cancelled_by(self, trial_id: int) -> str | None:
-        """Return the log policy that forbids to start the trial again after a failure; None if there is none."""
+        """Return the log policy that forbids restarting the trial after a failure; None if there is none."""
 
 
 class ExperimentRunner:
-    """Runs the trials that a search asks for, until it is finished or the runner is asked to stop.
+    """Runs the trials that a search asks for, until the search is finished or the runner is asked to stop.
 
-    Whatever happens is in the log before it has consequences; the state and the search are computed from the log, so a
-    runner that was killed at any moment is continued by another one with the same arguments.
+    Everything that happens is in the log before it has consequences, and the state and the search are computed from
+    the log. So another runner with the same arguments can take over from one that was killed at any moment.
 
     Args:
         log: the log of the experiment.
-        search: a search that has answered no event yet.
+        search: a search that has not answered any event yet.
         state: the state after the events of the log.
-        launcher: what starts trials.
+        launcher: starts the trials.
         max_restarts: how often a trial is started again after a failure.
-        on_change: called after each event with the state.
+        on_change: called with the state again and again, after it may have changed.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ExperimentRunner:
     # What the search asks for
 
     def _replay(self) -> None:
-        """Give the search the events of the log; carry out what the log does not show to be done."""
+        """Give the search the events of the log; carry out what is not done yet according to the log."""
         operations = self._search.initial()
         events = list(self._log.events)
         self.record("experiment_resumed" if events else "experiment_started")
@@ -191,12 +191,12 @@ class ExperimentRunner:
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             run = self._launcher.start(trial, self.state)
             self._running[trial.trial_id] = run
-            if self.state.pausing:  # since a signal that came before the run was in the list
+            if self.state.pausing:  # a signal arrived before the run was in the list
                 run.stop()
 
     def _look_at(self, trial_id: int) -> None:
         run = self._running[trial_id]
-        # In this order: what a run wrote last must be read after it has ended.
+        # The order matters: what a run wrote last can only be read after it has ended.
         ended = run.has_ended()
         for line, record in run.new_records():
             self._take(trial_id, line, record)
@@ -212,7 +212,7 @@ class ExperimentRunner:
         if steps is not None:
             trial.steps_completed = max(trial.steps_completed, steps)
         if record["group"] == "validation":
-            # A trial that was started again validates once more what it had validated after its newest checkpoint.
+            # A restarted trial repeats the validations that came after its newest checkpoint.
             if steps in trial.validations:
                 return
             values = {"steps_completed": steps, "metrics": record["metrics"]}
@@ -253,13 +253,13 @@ class ExperimentRunner:
     def _closing(
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
-        """Return how the trial ends for good with this run, and why; the first is None if it is started again."""
+        """Return the trial's final status, or None if it is to be started again, and the reason if there is one."""
         if ended_well:
             if trial.stop_error is not None:
                 return TrialStatus.ERROR, trial.stop_error
             if trial.invalid_hp:
                 return TrialStatus.COMPLETED, "invalid hyperparameters"
-            # A script that ends because it was asked to also exits with 0, but is not done.
+            # A script that ends because it was asked to exits with 0, too, but is not done.
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
@@ -274,7 +274,7 @@ class ExperimentRunner:
         return None, what
 
     def record(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Append an event to the log, and apply it."""
+        """Append an event to the log and apply it to the state."""
         event = {"type": kind, "time": time.time(), **values}
         self._log.append(event)
         self.state.apply(event)

@@ -1,4 +1,4 @@
-"""From the typed configuration to a search."""
+"""Converts the typed configuration for a search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from det_lightning.experiments.search import SearcherSettings, SearchSpace
 
 
 def settings_of(config: ExperimentConfig) -> SearcherSettings:
-    """Return the ``searcher`` section as the search takes it."""
+    """Return the ``searcher`` section in the form that the search takes."""
     not_of_the_search = {"source_trial_id", "source_checkpoint_uuid", "stop_once", "max_length"}
     section = config.searcher.model_dump(exclude=not_of_the_search)
     length = config.searcher.max_length
@@ -24,7 +24,7 @@ def settings_of(config: ExperimentConfig) -> SearcherSettings:
 
 
 def space_of(config: ExperimentConfig) -> SearchSpace:
-    """Return the ``hyperparameters`` section as the search takes it."""
+    """Return the ``hyperparameters`` section in the form that the search takes."""
     return _group(config.hyperparameters)
 
 
@@ -32,7 +32,7 @@ def trials_in_full(config: ExperimentConfig) -> int | None:
     """Return how many trials the search trains to their end; None if that depends on their results.
 
     Raises:
-        ValueError: the search cannot be run; all mistakes are named.
+        ValueError: the search cannot be run; the message names all mistakes.
     """
     searcher = config.searcher
     if searcher.name == "grid":

@@ -1,4 +1,4 @@
-"""What is known about an experiment and its trials: a fold over the events of its log."""
+"""The state of an experiment and its trials, computed from the events of its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from det_lightning.experiments.progress import Progress
 
 
 class TrialStatus(str, enum.Enum):
-    """What a trial is doing, in Determined's words where it has one."""
+    """What a trial is doing, in Determined's terms where they exist."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -30,7 +30,7 @@ class TrialStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The metrics of a validation after so many batches."""
+    """The metrics of a validation, and the number of batches trained before it."""
 
     steps_completed: int
     metrics: dict[str, Any]
@@ -38,7 +38,7 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a trial has written completely, and when that was known."""
+    """A checkpoint that a trial has written completely, and the time at which that became known."""
 
     checkpoint_id: str
     trial_id: int
@@ -52,14 +52,14 @@ class TrialRecord:
 
     Attributes:
         runs: how often it was started.
-        restarts: how often it was started again after a failure.
-        lines_read: how much of its ``metrics.jsonl`` is in the log.
-        steps_completed: batches that it has reported to have trained.
-        progress: of its latest run, which is not in the log.
-        is_open: whether a run was started whose end is not known.
-        preempted: whether its run said that it ends because it was asked to.
+        restarts: how often it failed and was to be started again.
+        lines_read: how many lines of its ``metrics.jsonl`` are in the log.
+        steps_completed: batches that it has trained, as far as reported.
+        progress: the progress of its latest run, which is not in the log.
+        is_open: whether a run was started and is not known to have ended.
+        preempted: whether its run reported that it ended on request.
         ended_by_hook: whether its run ended in ``startup-hook.sh``.
-        reason: why it ended otherwise than complete.
+        reason: why its latest run failed, or the trial ended as it did.
     """
 
     trial_id: int
@@ -85,17 +85,17 @@ class TrialRecord:
     ended_at: float | None = None
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from."""
+        """Return the checkpoint to resume from; None if there is none."""
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
 
 class ExperimentState:
-    """The state after some events.
+    """The state after the events so far.
 
     Args:
         metric: name of the searcher's metric.
-        smaller_is_better: which way it is compared.
-        events: what happened so far.
+        smaller_is_better: whether smaller values of it are better.
+        events: the events so far.
     """
 
     def __init__(self, metric: str, smaller_is_better: bool, events: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -110,7 +110,7 @@ class ExperimentState:
             self.apply(event)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take one more event into account; events of types that are not known change nothing."""
+        """Take one more event into account; events of unknown types change at most ``lines_read``."""
         handler = getattr(self, f"on_{event['type']}", None)
         if handler is not None:
             handler(event)
@@ -118,7 +118,7 @@ class ExperimentState:
             self.trials[event["trial"]].lines_read = event["lines"]
 
     def metric_of(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None if it has no number of that name."""
+        """Return the searcher's metric of a validation; None if the validation has no number of that name."""
         return None if validation is None else as_number(validation.metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
@@ -209,7 +209,7 @@ class ExperimentState:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a metric as a float, also where JSON had to hold it as text; None if it is no number, or too large."""
+    """Return a metric as a float, even if JSON holds it as text; None if it is not a number, or too large."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Experiments of which only checkpoints are left, as the notes in these describe them."""
+"""Experiments of which only checkpoints are left, as described by the notes in these."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class _Noted:
         return self.notes.steps_completed or 0, self.notes.time_s or self.info.written or 0.0
 
     def from_master(self, what: str) -> Mapping[str, Any]:
-        """Return what Determined's master knew about the ``experiment`` or ``trial``, if that was noted."""
+        """Return what Determined's master knew about the ``experiment`` or ``trial``; empty if that was not noted."""
         master = self.info.metadata.get(MASTER_KEY)
         known = master.get(what) if isinstance(master, dict) else None
         return known if isinstance(known, dict) else {}
 
 
 def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the checkpoints of a storage say about experiments, each as ``experiment show`` describes one.
+    """Return what the checkpoints in a storage say about experiments, in the form of ``experiment show``.
 
-    Only trials that have a checkpoint in the storage are among them.
+    Only trials with a checkpoint in the storage are included.
     """
     storage = CheckpointStorage(url, options=options)
     by_experiment: dict[str, list[_Noted]] = {}
@@ -85,7 +85,7 @@ def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
 
 
 def _best(noted: list[_Noted]) -> _Noted | None:
-    """Return the checkpoint with the best metric; the direction is that of the newest one."""
+    """Return the checkpoint with the best metric, None without any; the newest one says which direction is better."""
     # Only NaN differs from itself.
     validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
     if not validated:

@@ -1,8 +1,8 @@
-"""The parent of a trial's processes, which ends them when the runner of the experiment ends, however that comes about.
+"""The parent of a trial's processes, which ends them when the runner of the experiment ends, for whatever reason.
 
-Started as a script, ``python supervisor.py SETTINGS``, so that it costs the start of an interpreter and nothing else:
-only the standard library is imported. The runner writes commands to standard input; where the pipe closes, the runner
-is gone, and the trial is asked to save and end.
+It runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so it costs no more than
+starting an interpreter. The runner writes commands to standard input; if the pipe closes, the runner is gone, and the
+trial is asked to save and end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: What the runner writes to standard input: end after a checkpoint; end at once.
+#: The commands that the runner writes to standard input: save and end; end at once.
 STOP = b"s"
 KILL = b"k"
 
@@ -35,20 +35,20 @@ def main(settings_json: str) -> int:
     Args:
         settings_json: a JSON object with ``command``, ``directory`` (of the trial), ``workdir``, ``run`` (its number),
             ``grace_s`` (how long a trial may take to save and end before it is killed) and ``detached`` (whether
-            to go on in a process that is no child of the one that has started this).
+            to continue in a process that is not a child of the one that started this).
     """
     settings = json.loads(settings_json)
     if settings["detached"] and os.fork():
         return 0
     directory = Path(settings["directory"])
-    # Signals of the terminal are the runner's, which says what is to be done.
+    # Signals from the terminal are for the runner, which then sends a command.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    # An earlier run of this trial, orphaned a moment ago, may still be saving. A trial never runs twice at once.
+    # An earlier run of this trial, just orphaned, may still be saving. A trial never runs twice at once.
     fcntl.flock(lock, fcntl.LOCK_EX)
     if json.loads((directory / "task.json").read_text())["run_id"] != settings["run"]:
-        return 0  # while this one was waiting, or before it could begin, a later run was started
+        return 0  # a later run was started before this one could begin
     status = _supervise(settings, directory, lock)
     _write_exit(directory, settings["run"], status)
     return 0
@@ -79,24 +79,24 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
 
 
 def _prepare_child() -> None:
-    """Undo what Ray and this process did to signals; have the child end when this process dies."""
+    """Reset what Ray and this process did to signals; make the child end when this process dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # Ray blocks SIGINT in all that it starts.
+    # Ray blocks SIGINT in everything that it starts.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
-    """Pass on what the runner asks for until the child has ended; return its status, as a shell shows it."""
+    """Pass on the runner's commands until the child has ended; return its status, as a shell shows it."""
     deadline: float | None = None
     listening = [sys.stdin.fileno()]
     while True:
         status = child.poll()
-        # A shell ends at once when asked to, while what it started is still saving.
+        # A shell ends at once when asked to, while the processes that it started are still saving.
         if status is not None and (deadline is None or not _group_lives(child.pid)):
             if deadline is not None and status == -signal.SIGTERM:
-                return os.EX_TEMPFAIL  # as a trial that has saved does
+                return os.EX_TEMPFAIL  # like a trial that has saved
             return status if status >= 0 else 128 - status
         ready = select.select(listening, [], [], _POLL_S)[0]
         command = os.read(ready[0], 1) if ready else None
@@ -126,7 +126,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill what the command has left running; orphans of this process's descendants are its own children."""
+    """Kill what the command left running; this process adopts the orphans among its descendants."""
     for _ in range(100):
         found = _descendants(os.getpid())
         if not found:
@@ -141,11 +141,11 @@ def _kill_descendants() -> None:
 
 
 def _descendants(process: int) -> list[int]:
-    """Return the living processes below ``process``; where there is no ``/proc``, none are known."""
+    """Return the living descendants of ``process``; none are known if there is no ``/proc``."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The program's name, in parentheses, may contain anything.
+            # The program's name, in parentheses, may contain any characters.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(entry.name)] = int(parent)

@@ -1,4 +1,4 @@
-"""A running trial, as the runner sees it: a process to signal, and files to read."""
+"""A running trial as the runner sees it: a process to command, and files to read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecordReader:
 
     Args:
         file: the file; it may not exist yet.
-        lines_read: how many lines were read before.
+        lines_read: how many lines were already read.
     """
 
     def __init__(self, file: Path, lines_read: int = 0) -> None:
@@ -30,9 +30,9 @@ class RecordReader:
         self._offset: int | None = 0 if lines_read == 0 else None
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the records since the last call, each with the number of its line, from 1.
+        """Return the records since the last call, each with its line number, starting from 1.
 
-        A line that is being written comes with the next call.
+        A line that is still being written comes with a later call.
         """
         try:
             with self._file.open("rb") as file:
@@ -51,17 +51,17 @@ class RecordReader:
 
 
 class TrialProcess:
-    """One run of a trial, below a supervisor that outlives neither the trial nor, for long, the runner.
+    """One run of a trial, under a supervisor that outlives neither the trial nor, for long, the runner.
 
     Args:
         directory: the trial's.
         command: what to run.
-        workdir: where.
-        environment: the variables of its environment, all of them.
+        workdir: the working directory to run it in.
+        environment: its complete environment.
         run: number of the run, from 1.
-        grace_s: how long it may take to save and end when it is asked to.
+        grace_s: how long it may take to save and end when asked to.
         records: reads what it reports.
-        detached: whether its supervisor is no child of this process: what ends this process may end its children.
+        detached: whether its supervisor is not a child of this process, since whatever ends this may end its children.
 
     Raises:
         OSError: it cannot be started.
@@ -101,7 +101,7 @@ class TrialProcess:
 
     def has_ended(self) -> bool:
         """Return whether all its processes have ended."""
-        # The supervisor writes nothing. Its end closes the pipe, also where it is no child of this process.
+        # The supervisor writes nothing. Its end closes the pipe, even if it is not a child of this process.
         pipe = self._supervisor.stdout
         if pipe is not None and not select.select([pipe], [], [], 0)[0]:
             return False
@@ -139,7 +139,7 @@ class OrphanedRun:
     Args:
         directory: the trial's.
         run: number of the run.
-        lines_read: how much of its metrics was read.
+        lines_read: how many lines of its metrics were already read.
     """
 
     def __init__(self, directory: Path, run: int, lines_read: int) -> None:
@@ -152,12 +152,12 @@ class OrphanedRun:
         return not is_running(self._directory)
 
     def exit_status(self) -> int:
-        """Return its exit status; if everything was killed at once, it counts as preempted, which is not its fault."""
+        """Return its exit status; if none was recorded, everything was killed at once, and it counts as preempted."""
         status = recorded_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 
     def stop(self) -> None:
-        """Do nothing: it is ending."""
+        """Do nothing: it is already ending."""
 
     def kill(self) -> None:
         """Do nothing: its supervisor kills it if it takes too long."""
@@ -173,7 +173,7 @@ def recorded_status(directory: Path, run: int) -> int | None:
 
 
 def is_running(directory: Path) -> bool:
-    """Return whether a run of the trial is still under way, perhaps one of a runner that was killed."""
+    """Return whether a run of the trial is still active, perhaps one whose runner was killed."""
     try:
         lock = os.open(directory / "lock", os.O_RDWR)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Starting a run of a trial: the files that are written for it, and the process that is started, here or elsewhere."""
+"""Starts a run of a trial: writes the files that it needs, and starts its process here or on another machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from det_lightning.experiments.trial_process import RecordReader, TrialProcess
 
 _GRACE_S = 600.0
 
-# As in Determined's containers, a command of the hook that fails ends the run. If the hook does, a record says so.
+# As in Determined's containers, a failing command in the hook ends the run. If the hook ends the run, a record says so.
 _WITH_HOOK = """
 det_lightning_records=$1
 shift
@@ -40,9 +40,9 @@ class TrialStart:
     """A run of a trial whose files are written; it can be started on any machine that has them.
 
     Attributes:
-        task: what the processes of the trial are passed.
-        variables: variables of the environment that the configuration sets.
-        lines_read: how much of the trial's metrics was read before.
+        task: what the trial's processes need to know.
+        variables: environment variables that the configuration sets.
+        lines_read: how many lines of the trial's metrics were already read.
     """
 
     task: TrialTask
@@ -55,9 +55,9 @@ class TrialStart:
         """Start it on this machine.
 
         Args:
-            environment: the variables that it gets besides those of the configuration and of the platform.
+            environment: the variables that it gets in addition to those of the configuration and the platform.
             devices: the GPUs that its processes may see.
-            detached: whether it is no child of this process.
+            detached: whether it should not be a child of this process.
 
         Raises:
             OSError: no process can be started.
@@ -78,10 +78,10 @@ class TrialStart:
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return what the configuration and Determined's platform set, in addition to ``environment``."""
+        """Return ``environment`` with the variables that the configuration and Determined's platform set."""
         task = self.task
         given = {**environment, **self.variables}
-        # In the processes of trials only, the name of Determined stands for det_lightning.
+        # Only in the processes of trials, importing determined imports det_lightning.
         search_path = [str(workdir_of(task)), str(ALIAS_DIRECTORY), given.get("PYTHONPATH", "")]
         variables = {
             TASK_VARIABLE: str(task.file),
@@ -110,7 +110,7 @@ class TrialPreparation:
         directory: the experiment's.
         config: its configuration, with all defaults.
         are_gpus: whether the slots of trials are GPUs.
-        warm_start: the checkpoint that trials start from; None: they start from scratch.
+        warm_start: the checkpoint that trials start from; None to start from scratch.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TrialPreparation:
         self._warm_start = warm_start
 
     def prepare(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialStart:
-        """Write what the run ``trial.runs`` of a trial needs.
+        """Write the files that run number ``trial.runs`` of a trial needs.
 
         Raises:
             OSError: files cannot be written.
@@ -158,12 +158,12 @@ class TrialPreparation:
 
 
 def workdir_of(task: TrialTask) -> Path:
-    """Return the working directory of a trial's processes, which has a copy of the code."""
+    """Return the working directory of a trial's processes, which holds a copy of the code."""
     return task.directory / "workdir"
 
 
 def _given_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
-    """Return the variables of the section ``environment``; a name alone passes this process's value on."""
+    """Return the variables of the section ``environment``; a name without a value passes on this process's value."""
     given = (config.get("environment") or {}).get("environment_variables") or []
     if isinstance(given, dict):
         given = given.get("cuda" if are_gpus else "cpu") or []

@@ -13,14 +13,14 @@ _FIELD = "searcher.source_checkpoint_uuid"
 
 
 def require_source(checkpoint: str | None, storage: Mapping[str, Any] | None) -> None:
-    """Raise unless the checkpoint that trials start from is there.
+    """Raise an error unless the checkpoint that trials start from exists.
 
     Args:
         checkpoint: an id, an absolute path or a URL; None if trials start from scratch.
-        storage: where an id is looked for; None if it is a new directory of the experiment's own.
+        storage: where to look for an id; None if the experiment stores its checkpoints in its own new directory.
 
     Raises:
-        ExperimentError: it is not there, or given by a relative path.
+        ExperimentError: it does not exist, is an id without a storage, or is a relative path.
     """
     if checkpoint is None:
         return

@@ -24,7 +24,7 @@ _HOOKS = ("on_training_epoch_start", "on_training_epoch_end", "on_training_workl
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-    """A training and its results, as :func:`run_trial` returns them.
+    """A finished training and its results, as returned by :func:`run_trial`.
 
     Attributes:
         run: everything that was observed, for :func:`assert_same_training`.
@@ -48,18 +48,18 @@ class TrainedTrial:
 
     @property
     def learning_rates(self) -> list[list[float]]:
-        """The learning rates before each batch, of all groups of all optimizers."""
+        """The learning rates of all parameter groups of all optimizers before each batch."""
         events = self.run.record.named("batch_start")
         return [[rate for rates in event["learning_rates"] for rate in rates] for event in events]
 
     @property
     def validations(self) -> list[tuple[int, dict[str, Any]]]:
-        """The number of batches trained and the metrics of each validation."""
+        """For each validation, the number of batches trained before it, and its metrics."""
         return self.run.observer.validations
 
     @property
     def events(self) -> list[str]:
-        """The hooks that were called, in order, with a ``"batch"`` for each batch and a ``"validation"``."""
+        """The hooks that were called, in order, with a ``"batch"`` or ``"validation"`` for each of these."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
         events = (names.get(event.get("name", event["event"])) for event in self.run.record.events)
         return [event for event in events if event is not None]
@@ -92,14 +92,14 @@ def run_trial(
         trial: a subclass of ``PyTorchTrial``.
         hparams: its hyperparameters.
         config: its experiment configuration.
-        arguments: of its constructor, beyond the context; a required ``hparams`` is passed by default.
+        arguments: those of its constructor besides the context; a required ``hparams`` is passed by default.
         batches: number of batches to train on.
         validate_after: number of batches after which to validate, in addition to the end.
-        aggregation_frequency: number of batches of an update.
-        seed: of Python's, numpy's and torch's random generators, whose states are restored afterwards.
+        aggregation_frequency: number of batches per update.
+        seed: seeds the random generators of Python, numpy and torch, whose states are restored afterwards.
 
     Raises:
-        Exception: the error of the trial.
+        Exception: whatever the trial raises.
 
     Example:
         >>> from det_lightning.testing import run_trial
@@ -121,7 +121,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     """Assert that two trainings are equal to the bit: data, metrics, learning rates, weights, events and final state.
 
     Raises:
-        AssertionError: they are not; names the first difference and its size.
+        AssertionError: they are not; the message names the first difference and its size.
 
     Example:
         >>> from det_lightning.testing import assert_same_training, run_trial
@@ -129,7 +129,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
         >>> hparams = {"lr": 0.1, "global_batch_size": 8}
         >>> assert_same_training(run_trial(MyTrial, hparams=hparams), run_trial(MyTrial, hparams=hparams))
     """
-    # Their settings may differ as long as the trainings do not.
+    # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
     difference = difference_of_runs(one.run, second, names=("the first", "the second"))
@@ -146,12 +146,12 @@ def assert_resumes(
     batches: int = 12,
     seed: int = 0,
 ) -> None:
-    """Assert that a trial that is stopped and resumed ends like an uninterrupted one, at boundaries of every kind.
+    """Assert that a trial ends the same if it is stopped and resumed, at boundaries of every kind.
 
     The arguments are those of :func:`run_trial`; ``batches`` must be at least 6.
 
     Raises:
-        AssertionError: it does not; names the first difference, and the state that the checkpoint lacks.
+        AssertionError: it does not; the message names the first difference and the state that the checkpoint lacks.
         ValueError: ``batches`` is too small.
 
     Example:
@@ -163,7 +163,7 @@ def assert_resumes(
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
     with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
         for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
-            with contextlib.suppress(NotChecked):  # the data have no such boundary
+            with contextlib.suppress(NotChecked):  # the trial has no such boundary
                 check(runs)
 
 

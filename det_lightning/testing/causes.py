@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _KEEP_IN_CALLBACK = "keep it in a callback, whose state_dict() returns it"
 
-# By comparison, and by the kind of what differs or is lost.
+# By comparison, and by the kind of thing that differs or is lost.
 _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # With the real determined.
     "reference": {
@@ -24,7 +24,7 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
         "callback": "A callback is called at another time, with other arguments, or not at all.",
         "callback state": "A callback has seen or kept something else.",
     },
-    # Two runs with one seed.
+    # Two runs with the same seed.
     "seed": {
         "data": (
             "a generator for the data that is not seeded: np.random.default_rng(), random.Random(), torch.Generator()",
@@ -37,7 +37,7 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
             "a random draw that depends on the time, on a memory address, or on the order of a set",
         ),
     },
-    # A resumed run with an uninterrupted one.
+    # A resumed run and an uninterrupted one.
     "resume": {
         "data": (
             "a loader that is not a det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "

@@ -1,4 +1,4 @@
-"""Curves of metrics as points and ticks in the units of a picture."""
+"""Lays out the curves of metrics as points and ticks in the units of a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Points = Sequence[tuple[int, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The values of a metric on one side, in the picture's units."""
+    """The curve of a metric on one side, in the picture's units."""
 
     side: str  # "reference" or "ours"
     segments: list[list[tuple[float, float]]]  # numbers that are not finite leave gaps between them
@@ -25,7 +25,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A metric over batches, of one side or both; positions are in the picture's units."""
+    """A metric over batches, on one side or both; positions are in the picture's units."""
 
     title: str  # the metric's name
     across: str  # the title of the horizontal axis
@@ -65,7 +65,7 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
 
 
 class _Axis:
-    """Maps values to the units between two ends of a picture."""
+    """Maps values to positions between two edges of the picture."""
 
     def __init__(self, low: float, high: float, start: float, end: float, whole: bool = False) -> None:
         pad = 0.0 if whole else (high - low) * 0.06

@@ -17,7 +17,7 @@ from det_lightning.testing.records.record import RecordError, read_record
 if TYPE_CHECKING:
     from det_lightning.config import GivenConfig
 
-#: Fewer leave no room for an end of an epoch, a validation and a batch between them.
+#: With fewer, there is no room for the end of an epoch, a validation and a batch between them.
 MIN_BATCHES = 6
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
@@ -25,13 +25,13 @@ _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoi
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions:
-    """A trial, and how it is trained."""
+    """A trial and how to train it."""
 
     spec: str  # "module:Class" or "path/to/file.py:Class"
-    directory: Path  # of the module; paths are relative to it
+    directory: Path  # the directory of the module; paths are relative to it
     hparams: dict[str, Any] | None = None
     config: dict[str, Any] | None = None  # the experiment configuration
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the constructor, beyond the context
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)  # for the constructor, besides the context
     batches: int = 12  # number of batches of each run
     seed: int = 0
     tolerance: float | None = None  # relative, for numbers of the reference; None for one that fits both environments
@@ -40,7 +40,7 @@ class TrialOptions:
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
-    without_effect: tuple[str, ...] = ()  # fields of the configuration
+    without_effect: tuple[str, ...] = ()  # fields of the configuration that have no effect
 
     @property
     def aggregation_frequency(self) -> int:
@@ -49,7 +49,7 @@ class TrialOptions:
 
 
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
-    """Return the options among ``pytest.Config.option``; None if there is no trial. BadTrial names all mistakes."""
+    """Return the options in ``pytest.Config.option``; None without a trial. A BadTrial names all mistakes."""
     mistakes: list[str] = []
 
     def tried(read: Any, *arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
 
 
 def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return hyperparameters and configuration of a record; None if it cannot be read, which a check reports."""
+    """Return the hyperparameters and configuration of a record; None if it is unreadable, which a check reports."""
     try:
         settings = read_record(reference).settings
     except RecordError:
@@ -138,7 +138,7 @@ def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] 
 
 
 def read_config(path: Path) -> GivenConfig:
-    """Read an experiment configuration as calls are given it; raises BadTrial if it cannot be used."""
+    """Read an experiment configuration that is passed to calls; raises BadTrial if it cannot be used."""
     from det_lightning.config import read_given
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class BadTrial(Exception):
-    """The trial cannot be checked: it cannot be imported, or lacks something. The message says what to do."""
+    """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
 
 
 class NotChecked(Exception):
@@ -14,7 +14,7 @@ class NotChecked(Exception):
 
 
 class CheckFailed(AssertionError):
-    """The trial fails a check: a message, further findings, and the usual causes, the likeliest first."""
+    """The trial fails a check. Holds a message, further findings, and the usual causes, likeliest first."""
 
     def __init__(self, message: str, details: Iterable[str] = (), causes: Iterable[str] = ()) -> None:
         listed_causes = [f"  - {cause}" for cause in causes]

@@ -88,7 +88,7 @@ class CheckItem(pytest.Item):
                 pytest.skip(f"not checked: {e}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return what is wrong with the trial, without the traceback of the check."""
+        """Say what is wrong with the trial, without the traceback of the check."""
         if isinstance(excinfo.value, CheckFailed | BadTrial):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
@@ -120,7 +120,7 @@ class TrialCollector(pytest.Collector):
 
 
 class TrialSession:
-    """The plugin of a session that checks a trial."""
+    """The plugin for a pytest session that checks a trial."""
 
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
@@ -131,7 +131,7 @@ class TrialSession:
         """Return the runs; they import torch, which the controller of pytest-xdist does not need."""
         if self._runs is None:
             with warnings.catch_warnings():
-                # Warnings while Lightning and others are imported are not errors of the trial, whatever -W says.
+                # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
                 warnings.simplefilter("ignore")
                 from det_lightning.testing.training.runs import TrialRuns
 

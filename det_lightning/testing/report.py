@@ -47,7 +47,7 @@ class ReportData:
     checks: Sequence[CheckResult]
     reference: TrainingRecord | None = None  # the record of the real determined
     ours: TrainingRecord | None = None  # the record of det_lightning
-    difference: Difference | None = None  # the first one between the two
+    difference: Difference | None = None  # the first difference between the two
     command: str = ""  # the command line that made the report
 
     @property
@@ -63,7 +63,7 @@ class ReportData:
 
 
 def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
-    """Write the report of a trial, beside its reference if there is one."""
+    """Write the report of a trial, compared with its reference if there is one."""
     try:
         conversion = runs.conversion
     except (BadTrial, NotChecked):
@@ -75,7 +75,7 @@ def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult
 
 
 def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
-    """Write the report, replacing an existing file; raises OSError, and ImportError where jinja2 is not installed."""
+    """Write the report, replacing an existing file; raises OSError, or ImportError if jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:
@@ -112,8 +112,8 @@ def _charts(data: ReportData) -> Iterator[Chart]:
         sides = {side: record.curves(event) for side, record in data.records.items()}
         for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
             points = {side: metrics.get(name, []) for side, metrics in sides.items()}
-            # The first difference of all is marked in every metric of the training, and in a validation metric if it
-            # is about that one.
+            # The first difference overall is marked in every training metric, and in a validation metric only if it
+            # concerns that metric.
             marked = found is not None and (kind == "metric" or (found.kind, found.name) == (kind, name))
             yield make_chart(name, across, points, found.batch if found is not None and marked else None)
 

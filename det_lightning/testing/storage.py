@@ -1,4 +1,4 @@
-"""A checkpoint storage for tests, in the memory of the process."""
+"""An in-memory checkpoint storage for tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from det_lightning.checkpoint import CheckpointStorage
 class InMemoryStorage(CheckpointStorage):
     """Stores checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.
 
-    Each instance starts empty and shares nothing with others. Its memory is freed by :meth:`clear`, and at the end of a
-    ``with`` block.
+    Each instance starts empty and shares nothing with others. :meth:`clear`, or the end of a ``with`` block, frees its
+    memory.
 
     >>> from det_lightning.testing import InMemoryStorage
     >>> with InMemoryStorage() as storage:

@@ -1,4 +1,4 @@
-"""SIGTERM while a trial is checked: it ends pytest, and says nothing about the trial."""
+"""Handles SIGTERM while a trial is checked: it ends pytest and is not blamed on the trial."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 
 class _Terminated(BaseException):
-    """SIGTERM was received. Neither a trial nor a check takes it for an error of the trial."""
+    """SIGTERM was received. A BaseException, so that neither a trial nor a check takes it for an error of the trial."""
 
 
 @contextlib.contextmanager
 def sigterm_ends_pytest() -> Iterator[None]:
-    """End the session of pytest, with the exit status of a process that SIGTERM has ended, if it comes in the block.
+    """If SIGTERM arrives in the block, end the pytest session with the exit status of a process that it killed.
 
-    Outside of the main thread, where signals cannot be handled, they have their usual effect.
+    Has no effect outside the main thread, where signal handlers cannot be set.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -39,11 +39,11 @@ def sigterm_ends_pytest() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Between the signal and here other code may have made another error of it.
+        # Other code on the way here may have turned _Terminated into another error.
         if not came:
             raise
     finally:
-        # None: a handler that Python did not install, and cannot restore.
+        # None means a handler that Python did not install and cannot restore.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     if came:
         pytest.exit("received SIGTERM: the check that was under way has no result", returncode=128 + signal.SIGTERM)

@@ -15,7 +15,7 @@ class Bracket:
     Attributes:
         rungs: the lengths at which they are compared, ascending.
         max_trials: the number of trials, not counting those with invalid hyperparameters.
-        initial_trials: how many of them are created at the start; each other one follows one that was stopped.
+        initial_trials: how many of them are created at the start; each further one follows a stopped or failed one.
     """
 
     rungs: tuple[int, ...]
@@ -24,7 +24,7 @@ class Bracket:
 
 
 def brackets_of(settings: SearcherSettings) -> list[Bracket]:
-    """Return the brackets of a halving search, the one with most rungs first."""
+    """Return the brackets of a halving search, the one with the most rungs first."""
     if settings.name == "async_halving":
         counts = [settings.num_rungs]
         trials = [settings.max_trials]
@@ -44,7 +44,7 @@ def _rung_lengths(num_rungs: int, divisor: float, max_time: int) -> tuple[int, .
 
 
 def _rungs_of_mode(settings: SearcherSettings) -> range:
-    # In floats, as Determined does it: for 3**5 and 3, or 10**3 and 10, the result is one less than the exact one.
+    # In floats, like Determined: for 3**5 and 3, or 10**3 and 10, the result is one less than the exact one.
     of_time = int(math.log(settings.max_time) / math.log(settings.divisor)) + 1
     of_trials = int(math.log(settings.max_trials) / math.log(settings.divisor)) + 1
     most = min(settings.max_rungs, of_time, of_trials)
@@ -53,7 +53,7 @@ def _rungs_of_mode(settings: SearcherSettings) -> range:
 
 
 def _divide_trials(max_trials: int, divisor: float, counts: list[int]) -> list[int]:
-    """Divide the trials so that each bracket trains for about as long; together they may be more than asked for."""
+    """Divide the trials so that all brackets train for about as long; the total may be more than asked for."""
     weights = [divisor ** (num_rungs - 1) / num_rungs for num_rungs in counts]
     total = sum(weights)
     trials = [max(int(weight / total * max_trials), 1) for weight in weights]

@@ -1,4 +1,4 @@
-"""Creating trials: their ids, their seeds, and their hyperparameters."""
+"""Creates trials: their ids, seeds and hyperparameters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class TrialFactory:
     def with_hparams(self, hparams: dict[str, Any], validate_at: tuple[int, ...] = ()) -> CreateTrial:
         """Return a trial with the given hyperparameters."""
         for _ in range(4):
-            self._generator.word()  # 16 bytes make the id of the request in Determined
+            self._generator.word()  # Determined draws 16 bytes for the id of its request
         self.created += 1
         return CreateTrial(self.created, self._generator.below(2**31), copy.deepcopy(hparams), validate_at)
 
 
 def most_replaced(max_trials: int) -> int:
-    """Return how many trials with invalid hyperparameters are replaced: in a space without valid ones it must end."""
+    """Return how many trials with invalid hyperparameters are replaced, so that a search without valid ones ends."""
     return max(100, 10 * max_trials)

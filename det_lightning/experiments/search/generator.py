@@ -14,7 +14,7 @@ class Generator:
     Python's own generator is the same Mersenne Twister; only its seeding and how it draws integers differ.
 
     Raises:
-        ValueError: the seed does not fit in 32 bits without a sign.
+        ValueError: the seed does not fit in an unsigned 32-bit integer.
     """
 
     def __init__(self, seed: int) -> None:
@@ -32,7 +32,7 @@ class Generator:
         return self._twister.getrandbits(32)
 
     def below(self, limit: int) -> int:
-        """Return an integer of [0, limit), as ``RandomState.randint(0, limit)``; for a limit of 1 nothing is drawn."""
+        """Return an integer in [0, limit), like ``RandomState.randint(0, limit)``; a limit of 1 draws nothing."""
         largest = limit - 1
         if largest == 0:
             return 0
@@ -45,5 +45,5 @@ class Generator:
                 return drawn & mask
 
     def uniform(self, low: float, high: float) -> float:
-        """Return a float of [low, high)."""
+        """Return a float in [low, high)."""
         return low + (high - low) * self._twister.random()

@@ -12,7 +12,7 @@ from det_lightning.experiments.search.creation import TrialFactory, most_replace
 from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, StopTrial, Warn
 from det_lightning.experiments.search.settings import SearcherSettings
 
-#: How a failed trial ranks: behind every metric but infinity and NaN.
+#: The metric of a failed trial: ranks behind every metric except infinity and NaN.
 _FAILED = sys.float_info.max
 
 
@@ -20,7 +20,7 @@ class Rung:
     """The trials that have trained for ``length``.
 
     Attributes:
-        metrics: each with the id of its trial, ascending; smaller is better.
+        metrics: pairs of a metric and its trial's id, ascending; smaller is better.
     """
 
     def __init__(self, length: int) -> None:
@@ -28,7 +28,7 @@ class Rung:
         self.metrics: list[tuple[float, int]] = []
 
     def insert(self, trial_id: int, metric: float) -> int:
-        """Insert a metric before those equal to it, NaN behind all, and return its index."""
+        """Insert a metric before equal ones, or NaN behind all others, and return its index."""
         if math.isnan(metric):
             metric = math.inf
             index = len(self.metrics)
@@ -38,20 +38,20 @@ class Rung:
         return index
 
     def remove(self, trial_id: int) -> None:
-        """Remove what a trial has inserted."""
+        """Remove the metrics of a trial."""
         self.metrics = [entry for entry in self.metrics if entry[1] != trial_id]
 
 
 class HalvingBracket:
     """The trials of one bracket.
 
-    A validation counts in each rung whose length it has reached, from the trial's own upwards. A trial continues while
-    it is among the best ``1 / divisor`` of those that came to the rung so far, itself included; no decision is taken
-    back. Each stopped or failed trial is followed by another one while there are any left. One that ends by itself is
-    not, as in Determined.
+    A validation counts in each rung whose length it has reached, starting from the trial's current one. A trial
+    continues while it is among the best ``1 / divisor`` of those that have reached the rung so far, itself included;
+    no decision is revised. While there are trials left, each stopped or failed trial is followed by another one. As in
+    Determined, a trial that ends by itself is not.
 
-    Unlike there, a trial that was stopped is ranked no further: when it fails at its end, or validates once more, it
-    keeps its rank and its follower. Otherwise more trials would run at once from then on.
+    Unlike in Determined, a stopped trial is not ranked again if it then fails or validates once more, and gets no
+    second follower. Otherwise more trials would run at once from then on.
     """
 
     def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:
@@ -72,7 +72,7 @@ class HalvingBracket:
         return [self._create() for _ in range(self.bracket.initial_trials)]
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        """Return what follows from a validation: nothing, once the trial was stopped."""
+        """Return what follows from a validation: nothing, if the trial was stopped before."""
         if trial_id in self._decided:
             return []
         if metric is None or at is None or not math.isfinite(at):
@@ -98,7 +98,7 @@ class HalvingBracket:
         return self._fail(trial_id)
 
     def progress(self) -> float:
-        """Return the share of trials that came to the first rung, or that ended once all had come to it."""
+        """Estimate the progress from the trials at the first rung and, once all have come to it, from ended ones."""
         compared = len(self.rungs[0].metrics)
         share = compared / (1.2 * self.bracket.max_trials)
         if compared >= self.bracket.max_trials:
@@ -106,7 +106,7 @@ class HalvingBracket:
         return share
 
     def _continues(self, trial_id: int, metric: float, at: int) -> bool:
-        """Insert the metric into all rungs that the trial has reached, up to the one that stops it."""
+        """Insert the metric into all rungs that the trial has reached; return False if one of them stops it."""
         for index in range(self._rung_of[trial_id], len(self.rungs)):
             rung = self.rungs[index]
             self._rung_of[trial_id] = index
@@ -141,7 +141,7 @@ class HalvingBracket:
 
 
 class HalvingSearch:
-    """``adaptive_asha`` and ``async_halving``: brackets side by side, all with trials from one generator."""
+    """``adaptive_asha`` and ``async_halving``: brackets side by side, whose trials all come from one generator."""
 
     def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
         self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in brackets_of(settings)]

@@ -1,4 +1,4 @@
-"""What a search asks of whoever runs its trials, and what it learns from it."""
+"""What a search asks of the runner of its trials, and what it learns from the runner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ExitReason(str, enum.Enum):
-    """Why a trial has ended for good: its restarts are used up, or it needs none."""
+    """Why a trial ended for good, with no restarts left or needed."""
 
     COMPLETED = "completed"
     ERRORED = "errored"
@@ -17,7 +17,7 @@ class ExitReason(str, enum.Enum):
 
 
 class Outcome(str, enum.Enum):
-    """How an experiment ended, in Determined's words for its states."""
+    """How an experiment ended, in Determined's terms for its states."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -31,9 +31,9 @@ class CreateTrial:
     Attributes:
         trial_id: 1 for the first trial of the search, then 2, 3, ...
         trial_seed: below 2**31.
-        hparams: one value for each hyperparameter; nested as the search space is.
-        validate_at: ascending lengths, in the unit of the settings' ``time_metric``, at which the trial has to
-            validate besides its own validations; empty where its own ones do.
+        hparams: one value for each hyperparameter, nested like the search space.
+        validate_at: ascending lengths, in the unit of the settings' ``time_metric``, at which the trial must
+            validate in addition to its own validations; empty if its own are enough.
     """
 
     trial_id: int
@@ -47,7 +47,7 @@ class StopTrial:
     """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other.
 
     Attributes:
-        error: why the trial counts as failed; None where the search simply needs no more of it.
+        error: why the trial counts as failed; None if the search simply does not need it any longer.
     """
 
     trial_id: int

@@ -1,4 +1,4 @@
-"""The search methods that compare nothing: single, random and grid."""
+"""The search methods that do not compare trials: single, random and grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RandomSearch:
     """Creates ``max_trials`` trials, a new one whenever one ends.
 
     Args:
-        replace_invalid: trials with invalid hyperparameters do not count; a ``single`` search ends with one.
+        replace_invalid: whether trials with invalid hyperparameters do not count. A ``single`` search ends with one.
     """
 
     def __init__(self, factory: TrialFactory, max_trials: int, at_once: int, replace_invalid: bool) -> None:

@@ -19,14 +19,14 @@ from det_lightning.experiments.search.sampling import GridSearch, RandomSearch
 from det_lightning.experiments.search.settings import SearcherSettings, converted, settings_mistakes
 from det_lightning.experiments.search.space import Grid, SearchSpace, space_mistakes
 
-# As long as a list of them takes no time.
+# A list of this many trials takes next to no time.
 _MOST_PLANNED = 100_000
 
 
 class SearchMethod(Protocol):
     """Answers the events of a search with operations; the arguments are those of :class:`Search`.
 
-    It sees only events of trials that it created, and none after the exit of a trial.
+    It only sees events of trials that it created, and none of a trial that has exited.
     """
 
     def initial(self) -> list[Operation]:
@@ -45,8 +45,8 @@ class SearchMethod(Protocol):
 class Search:
     """Decides which trials run and which are stopped, as Determined 0.38.1 does.
 
-    Call :meth:`initial` once, then report the events in their order, and carry out the operations
-    that each call returns. All calls depend on nothing but the events before them.
+    Call :meth:`initial` once, then report the events in order, and carry out the operations that each call
+    returns. The results depend only on the events so far.
 
     Args:
         settings: the searcher section of the configuration. Settings of earlier releases are converted.
@@ -54,12 +54,12 @@ class Search:
         experiment_seed: seed of the generator that draws hyperparameters and the seeds of the trials.
 
     Attributes:
-        settings: as converted.
-        warnings: what was converted, and what may surprise.
+        settings: the converted settings.
+        warnings: messages about conversions and possible surprises.
 
     Raises:
-        ValueError: the settings, the space or the seed cannot be used. All mistakes in settings and space are named
-            at once.
+        ValueError: the settings, the space or the seed cannot be used. The message names all mistakes in settings
+            and space.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
@@ -81,9 +81,9 @@ class Search:
 
         Args:
             trial_id: of a trial that was created.
-            metric: the searcher metric as the trial reported it; None: the validation lacks it, or it is not a number.
-                NaN ranks last.
-            at: the time metric; None: the validation lacks it. Methods without one ignore it.
+            metric: the searcher metric as the trial reported it; None if the validation lacks it, or it is not a
+                number. NaN ranks last.
+            at: the time metric; None if the validation lacks it. Methods without one ignore it.
 
         Raises:
             ValueError: no such trial was created.
@@ -114,14 +114,14 @@ class Search:
 
     @property
     def finished(self) -> bool:
-        """Whether all trials have ended, and no other will be created."""
+        """Whether all trials have ended and no more will be created."""
         return len(self._exits) == self._factory.created > 0
 
     def progress(self, fractions: Mapping[int, float] | None = None) -> float:
         """Return how much of the search is done, from 0 to 1.
 
         Args:
-            fractions: how much of its training each trial has done, from 0 to 1. The halving methods do not use it.
+            fractions: how much of its training each trial has done, from 0 to 1. The halving methods ignore it.
         """
         if self.finished:
             return 1.0
@@ -143,14 +143,14 @@ def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_se
     """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
 
     Raises:
-        ValueError: as :class:`Search`, or there are more than can be listed.
+        ValueError: as for :class:`Search`, or there are too many trials to list.
     """
     search = Search(settings, space, experiment_seed)
     is_grid = search.settings.name == "grid"
     if (Grid(space).size if is_grid else search.settings.max_trials) > _MOST_PLANNED:
         raise ValueError(f"There are more than {_MOST_PLANNED:,} trials, which cannot be listed.")
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
-    for trial in planned:  # it grows by those that follow
+    for trial in planned:  # the list grows by the trials that follow
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
         planned += [operation for operation in followers if isinstance(operation, CreateTrial)]
     return planned

@@ -1,4 +1,4 @@
-"""The settings of a search: what is converted, what is refused, what is missing."""
+"""The settings of a search: their conversion from earlier releases, and the mistakes in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES = ("aggressive", "standard", "conservative")
 
 @dataclass(frozen=True)
 class Length:
-    """A length of training: a number of ``records``, ``batches`` or ``epochs``, or one without a unit."""
+    """A training length: a number of ``records``, ``batches`` or ``epochs``, or one without a unit."""
 
     units: int
     unit: str | None = None
@@ -29,18 +29,18 @@ class Length:
 class SearcherSettings:
     """The ``searcher`` section of an experiment configuration, with Determined's defaults.
 
-    A number of 0 and an empty text stand for what the configuration leaves out.
+    A 0 or an empty string stands for a value that the configuration leaves out.
 
     Attributes:
-        max_concurrent_trials: how many trials the search has at once; 0: as many as it can use.
-        max_time, time_metric: how long the halving methods let a trial train, in the unit of a metric that comes with
+        max_concurrent_trials: how many trials the search has at once; 0 means as many as it can use.
+        max_time, time_metric: how long the halving methods let a trial train, measured by a metric that comes with
             each validation, such as ``batches`` or ``epochs``.
         max_length: the same in configurations of earlier releases, which have no ``time_metric``.
         bracket_rungs: the number of rungs of each bracket, in place of those that follow from ``mode``.
-        num_rungs: of the only bracket of ``async_halving``.
-        force_validations: trials of the halving methods validate at the lengths of the rungs; otherwise one that
-            validates only at its end is never stopped early. Where there is only ``max_length`` it is so in any case,
-            as it was in earlier releases.
+        num_rungs: the number of rungs of the only bracket of ``async_halving``.
+        force_validations: trials of the halving methods validate at the lengths of the rungs; otherwise a trial that
+            validates only at its end is never stopped early. Always on if only ``max_length`` is set, as in earlier
+            releases.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SearcherSettings:
 
 
 def converted(settings: SearcherSettings) -> tuple[SearcherSettings, list[str]]:
-    """Return the settings in the words of Determined 0.38.1, and warnings about what may surprise."""
+    """Return the settings in the terms of Determined 0.38.1, and warnings about possible surprises."""
     warnings: list[str] = []
     if settings.name == "adaptive_simple":
         settings = replace(settings, name="adaptive_asha")

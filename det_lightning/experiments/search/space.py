@@ -14,7 +14,7 @@ _MOST_VALUES = 1_000_000
 
 
 class Distribution(Protocol):
-    """What a hyperparameter that is not a nest can be."""
+    """A hyperparameter that is not a nest."""
 
     def draw(self, generator: Generator) -> Any:
         """Return a random value."""
@@ -81,7 +81,7 @@ class Int:
 
 @dataclass(frozen=True)
 class Double:
-    """A float of [minval, maxval); a grid has ``count`` of them, ``maxval`` included."""
+    """A float in [minval, maxval); a grid has ``count`` of them, including ``maxval``."""
 
     minval: float
     maxval: float
@@ -99,7 +99,7 @@ class Double:
 
 @dataclass(frozen=True)
 class Log:
-    """``base`` to the power of a float of [minval, maxval); a grid has ``count`` of them, ``maxval`` included."""
+    """``base`` to the power of a float in [minval, maxval); a grid has ``count`` of them, including ``maxval``."""
 
     minval: float
     maxval: float
@@ -121,7 +121,7 @@ class Log:
         return found
 
 
-#: A mapping is a nest: hyperparameters that belong together, each drawn separately.
+#: A mapping is a nest: a group of hyperparameters, each drawn separately.
 Hyperparameter = Distribution | Mapping[str, "Hyperparameter"]
 SearchSpace = Mapping[str, Hyperparameter]
 
@@ -129,7 +129,7 @@ SearchSpace = Mapping[str, Hyperparameter]
 def draw(space: SearchSpace, generator: Generator) -> dict[str, Any]:
     """Return a random value for each hyperparameter, drawn in the order of the names.
 
-    Inside a nest Determined itself has no fixed order, so nested ranges have other values there.
+    Determined has no fixed order inside a nest, so nested hyperparameters have other values there.
     """
     return {name: _draw_one(space[name], generator) for name in sorted(space)}
 
@@ -143,7 +143,7 @@ def _draw_one(hyperparameter: Hyperparameter, generator: Generator) -> Any:
 class Grid:
     """All combinations of the grid values, in the order in which Determined tries them: from the last to the first.
 
-    The first name in alphabetical order changes slowest. A grid may have more combinations than memory.
+    The first name in alphabetical order changes slowest. There may be more combinations than fit into memory.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -155,7 +155,7 @@ class Grid:
         return math.prod(len(values) for _, values in self._axes)
 
     def point(self, index: int) -> dict[str, Any]:
-        """Return the combination that is tried after ``index`` others."""
+        """Return the combination at ``index``, in the order of trying."""
         position = self.size - 1 - index
         chosen: list[Any] = []
         for _, values in reversed(self._axes):
@@ -203,7 +203,7 @@ def _evenly(minval: float, maxval: float, count: int) -> list[float]:
 
 
 def _rounded(value: float) -> int:
-    """Return the nearest integer; of two, the one further from 0. Python's ``round`` prefers the even one."""
+    """Return the nearest integer, or of two the one further from 0; Python's ``round`` prefers the even one."""
     whole = math.trunc(value)
     return whole if abs(value - whole) < 0.5 else whole + (1 if value > 0 else -1)
 

@@ -1,4 +1,4 @@
-"""The checks of a ported trial, and the functions that make them. Imports nothing slow."""
+"""The checks of a ported trial, and the functions that run them. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _BOTH = (PYTORCH, ESTIMATOR)
 class Check:
     """A check of a trial."""
 
-    name: str  # reads as a sentence after the trial's name
+    name: str  # forms a sentence after the trial's name
     function: str  # "module:function" below this package
     keyword: str  # the pytest marker that selects it
     option: str | None = None  # the option that it needs
-    kinds: tuple[str, ...] = (PYTORCH,)  # of trials that it is made of
+    kinds: tuple[str, ...] = (PYTORCH,)  # the kinds of trials that it applies to
 
     def run(self, runs: Any) -> None:
-        """Make the check; raises CheckFailed, NotChecked or BadTrial."""
+        """Run the check; raises CheckFailed, NotChecked or BadTrial."""
         module, _, function = self.function.partition(":")
         getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
 

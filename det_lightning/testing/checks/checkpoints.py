@@ -26,19 +26,19 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 
 
 def is_complete(runs: TrialRuns) -> None:
-    """No state that the training changes, and reads again, is missing after a resume."""
+    """After a resume, no state is missing that training changes and reads again."""
     if lost := lost_state(runs):
         message = f"{runs.source.name} changes state that is not in its checkpoints:"
         raise CheckFailed(message, lost, dict.fromkeys(lost.values()))
 
 
 def round_trips(runs: TrialRuns) -> None:
-    """The state after loading a checkpoint is the one that was saved, and reading it executes no code."""
+    """Loading a checkpoint restores the state that was saved, and executes no code."""
     straight = runs.require(runs.straight)
     batches, resumed = _resumed(runs, straight)
     _require_safe(straight.checkpoints[batches])
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    # The random state advances, and callbacks check what they add themselves.
+    # The random state advances, and what callbacks add is theirs to check.
     loaded = {name: value for name, value in resumed.observer.loaded.items() if name != "rng_state"}
     saved = {name: describe(content[name]) for name in loaded if name in content}
     saved["callbacks"] = {name: value for name, value in saved["callbacks"].items() if name in loaded["callbacks"]}
@@ -80,11 +80,11 @@ def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
 
 
 def lost_state(runs: TrialRuns) -> dict[str, str]:
-    """Return a finding for each object that loses state after a resume, with the usual cause.
+    """Return a finding for each object that loses state over a resume, with the usual cause.
 
-    A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not state of the
-    training), if it differs after the resume, and if it is read before it is written again. If only its outermost
-    object is known to be read, it must still differ at the end, and not be in a list that the code only appends to.
+    A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not training
+    state), if it differs after the resume, and if it is read before it is written again. If only its outermost object
+    is known to be read, the value must also still differ at the end. Lists that the code only appends to do not count.
     Raises NotChecked if a run failed.
     """
     straight = runs.require(runs.straight)
@@ -108,7 +108,7 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
 def _without_appended(
     runs: TrialRuns, found: dict[Holder, list[str]], paths: Container[str]
 ) -> dict[Holder, list[str]]:
-    """Leave out what is in lists that the trial's code only appends to, which nothing depends on."""
+    """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
     with runs.source.imported():
         lists = AppendedLists(files_of(runs.source))
 
@@ -121,7 +121,7 @@ def _without_appended(
 
 
 def _containers(path: str, paths: Container[str]) -> Iterator[str]:
-    """Yield the names of the attributes or variables on a path that are lists or other containers of values."""
+    """Yield the names of the attributes or variables on a path that hold lists or other containers."""
     path = path.removeprefix("len(").removesuffix(")")
     for end in re.finditer(r"[\[.]|$", path):
         before = path[: end.start()]

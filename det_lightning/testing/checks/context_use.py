@@ -1,4 +1,4 @@
-"""Does the trial leave to its context what only the context may do?"""
+"""Does the trial leave to its context everything that only the context may do?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trains_through_its_context(runs: TrialRuns) -> None:
 
 
 def uses_no_hard_coded_device(runs: TrialRuns) -> None:
-    """No line of the trial hard-codes a device, and none was seen to use another than the context's."""
+    """No line of the trial hard-codes a device, and none was seen using a device other than the context's."""
     _, bypass = runs.probe
     cause = (
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
@@ -34,7 +34,7 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
-    """No line of the trial connects processes, or distributes models and data."""
+    """No line of the trial connects processes or distributes models and data."""
     _, bypass = runs.probe
     cause = (
         "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
@@ -50,7 +50,7 @@ def _require_none(
     message: str,
     cause: str,
 ) -> None:
-    """Raise if ``scan`` finds something in the trial's files, or the probe has seen something on other lines."""
+    """Raise if ``scan`` finds something in the trial's files, or the probe saw something on other lines."""
     with runs.source.imported():
         found = scan(files_of(runs.source), runs.source.directory)
     lines = {code.line for code in found}

@@ -18,7 +18,7 @@ _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
 def validates(runs: TrialRuns) -> None:
-    """The trial validates; its metrics are JSON-serializable, and have the same names each time."""
+    """The trial validates, and its metrics are JSON-serializable and have the same names each time."""
     run = runs.straight
     batches = [(f"batch {index}", metrics) for index, metrics in enumerate(run.observer.metrics)]
     validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]

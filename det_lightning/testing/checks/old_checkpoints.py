@@ -19,14 +19,14 @@ from det_lightning.testing.training.runs import TrialRuns
 
 # Other releases of torch and other devices sum in another order.
 _TOLERANCE = 1e-3
-# Where releases of Determined wrote validation metrics, and what they may be nested in there.
+# Where releases of Determined wrote validation metrics, and the keys that they may be nested under there.
 _PATHS = ("validation_metrics", "training.validation_metrics", "training.validationMetrics", "validation.metrics",
           "metrics")  # fmt: skip
 _WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
 def loads(runs: TrialRuns) -> None:
-    """Its weights, optimizers, schedulers and callbacks fit the trial, which resumes from it for one batch."""
+    """The trial resumes from the checkpoint for a batch: weights, optimizers, schedulers and callbacks fit."""
     path, content, _ = _read(runs)
     plan = runs.plan(
         "the resumed run",
@@ -44,7 +44,7 @@ def loads(runs: TrialRuns) -> None:
 
 
 def reproduces_metrics(runs: TrialRuns) -> None:
-    """A validation with its weights, on all of the validation data, gives the metrics that were recorded with it."""
+    """With the checkpoint's weights, a validation on all of the validation data gives the recorded metrics."""
     path, _, metadata = _read(runs)
     validated = validate(runs.source, runs.plan("the validation", resume_from=path), Observer())
     if validated.failure is not None:
@@ -77,7 +77,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
 
 
 def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
-    """Return the path or URL of the checkpoint of the options, its content, and its metadata."""
+    """Return the path or URL of the checkpoint that the options name, its content, and its metadata."""
     path = runs.options.checkpoint or ""
     if "://" not in path and (runs.options.directory / path).exists():
         path = str(runs.options.directory / path)
@@ -91,7 +91,7 @@ def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
 
 
 def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics in ``metadata.json``: det_lightning writes one, Determined all under many names."""
+    """Return the validation metrics in ``metadata.json``: one from det_lightning, all from Determined."""
     metric = metadata.get("metric")
     if isinstance(metric, Mapping) and "name" in metric:
         return _numbers({metric["name"]: metric.get("value")})

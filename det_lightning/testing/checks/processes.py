@@ -25,15 +25,15 @@ from det_lightning.testing.training.trial_source import ImportedTrial
 
 _BATCHES = 4
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-# Sums in another order, and means of means over uneven parts, are far below this; a sum instead of a mean is not.
+# Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
 _SHARE = 0.05
 
 
 def two_agree_with_one(runs: TrialRuns) -> None:
-    """Both processes have equal weights after each update, and, up to rounding, those of one process.
+    """Both processes have equal weights after each update and, up to rounding, the same weights as one process.
 
-    This is without dropout and the statistics of batch norms. If the trial draws random numbers while it trains, which
-    differ in each process, the two processes are compared only with each other.
+    Dropout and batch statistics of batch norms are off. If the trial draws random numbers while it trains, they differ
+    between processes, so the two processes are compared only with each other.
     """
     runs.require(runs.straight)
     source = _shareable_source(runs)
@@ -64,7 +64,7 @@ def two_agree_with_one(runs: TrialRuns) -> None:
 def two_train(runs: TrialRuns) -> None:
     """Two processes that share each batch train to the end.
 
-    For trials of other libraries, whose weights and random numbers are not seen here, and are not compared.
+    For trials of other libraries, whose weights and random numbers cannot be seen here and so are not compared.
     """
     runs.require(runs.straight)
     settings = dataclasses.replace(runs.settings, batches=_BATCHES)
@@ -112,7 +112,7 @@ def _in_two_processes(runs: TrialRuns, source: ImportedTrial, plan: RunPlan) -> 
 
 @contextlib.contextmanager
 def without_chance() -> Iterator[None]:
-    """Switch off dropout, and use running statistics in batch norms: both depend on how a batch is shared."""
+    """Switch off dropout and batch statistics in batch norms: both depend on how a batch is shared."""
     attention = functional.scaled_dot_product_attention
     batch_norm = functional.batch_norm
 
@@ -154,7 +154,7 @@ def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
 
 
 def _draws_while_training(record: TrainingRecord) -> bool:
-    """Return whether random numbers are drawn for each batch: in ``train_batch()``, or to load it within an epoch."""
+    """Return whether random numbers are drawn in ``train_batch()``, or between the batches of an epoch to load data."""
     starts = record.named("batch_start")
     ends = record.named("batch_end")
     in_batches = any(start["random"] != end["random"] for start, end in zip(starts, ends, strict=True))
@@ -188,7 +188,7 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
 
 
 def _require_same_parameters(two: RankResult, one: RankResult) -> None:
-    """Raise if the parameters differ by too large a share of the distance that one process moved them."""
+    """Raise if the parameters differ by too large a share of the distance that they moved in one process."""
     apart = {}
     moved = {}
     for name, initial in one.initial.items():

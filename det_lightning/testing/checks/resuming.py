@@ -1,4 +1,4 @@
-"""Does a run that is stopped and resumed end like one that is not?"""
+"""Does a run that is stopped and resumed end like an uninterrupted one?"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mid_aggregation(runs: TrialRuns) -> None:
 
 
 def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason: str = "") -> None:
-    """Raise if a resume after ``batches`` batches ends differently; ``reason`` says why there is no such boundary."""
+    """Raise if a run resumed after ``batches`` batches ends differently; ``reason`` says why ``batches`` is None."""
     trained = runs.require(run).record.batches
     if batches is None:
         raise NotChecked(reason)
@@ -57,7 +57,7 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
 
 
 def _suspects(runs: TrialRuns) -> Sequence[str]:
-    """Return the state that is known to be lost over a checkpoint."""
+    """Return the findings of state that is known to be missing from the checkpoint."""
     try:
         return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
     except NotChecked:
@@ -65,7 +65,7 @@ def _suspects(runs: TrialRuns) -> Sequence[str]:
 
 
 def _late_changes(run: Run, difference: Difference) -> Sequence[str]:
-    """Return the hooks that change the state of a callback after the checkpoint has collected it."""
+    """Return a cause for each hook that changes a callback's state after the checkpoint has collected it."""
     if difference.kind != "callback state":
         return []
     hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())

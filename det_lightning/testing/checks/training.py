@@ -1,4 +1,4 @@
-"""Does the trial train: equally each time, with either API and on Determined, and under aggregation?"""
+"""Does the trial train, the same each time, under either API and on Determined, and with aggregation?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTED = 8
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names separated by commas; if there are many, the first ones and their number."""
+    """Return names separated by commas; if there are many, the first ones and the total number."""
     every = list(names)
     first = ", ".join(every[:_LISTED])
     return first if len(every) <= _LISTED else f"{first}, ... ({len(every)} in all)"
@@ -30,7 +30,7 @@ def listed(names: Iterable[str]) -> str:
 def difference_of_runs(
     one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
 ) -> Difference | None:
-    """Return the first difference of two runs; ``other`` may have resumed from ``one`` after ``after`` batches."""
+    """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
     if difference is None:
@@ -40,7 +40,7 @@ def difference_of_runs(
 
 
 def trains(runs: TrialRuns) -> None:
-    """It trains to the end, with finite losses."""
+    """The trial trains to the end, with finite losses."""
     run = runs.straight
     if run.failure is not None and not run.failure.stage.startswith("in the validation"):
         raise runs.explained(run)
@@ -64,7 +64,7 @@ def _is_not_finite(value: object) -> bool:
 
 
 def is_deterministic(runs: TrialRuns) -> None:
-    """Two runs with one seed are equal to the bit."""
+    """Two runs with the same seed are equal to the bit."""
     one = runs.require(runs.straight)
     if runs.again.failure is not None:
         raise runs.explained(runs.again)
@@ -88,7 +88,7 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     without = [name for name in expected if name not in seen.with_gradient]
     stray = [name for name in expected if name in seen.with_gradient and not seen.trainable[name]]
     (end,) = run.record.named("end")
-    # What is left to rounding may move or not.
+    # A gradient that is only rounding may move a parameter or not.
     exempt = {*without, *stray, *whose_gradient_cancels(run.record)}
     still = [
         name
@@ -114,7 +114,7 @@ def moves_every_parameter(runs: TrialRuns) -> None:
 
 
 def trains_under_aggregation(runs: TrialRuns) -> None:
-    """Weights move on the batches that complete an update and on no others, by the gradients of all its batches."""
+    """Weights move only on batches that complete an update, which uses the gradients of all of its batches."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
     run = runs.aggregated
@@ -166,7 +166,7 @@ def trains_equally(runs: TrialRuns) -> None:
 
 
 def matches_reference(runs: TrialRuns) -> None:
-    """The trial trains as on Determined batch by batch, including weights and callbacks."""
+    """The trial trains as on Determined, batch by batch, including weights and callbacks."""
     conversion = runs.conversion
     difference = conversion.difference
     if difference is None:
@@ -185,7 +185,7 @@ def matches_reference(runs: TrialRuns) -> None:
 
 
 def _only_means_differ(conversion: Conversion) -> bool:
-    """Return whether only the mean of a metric differs, and its values are the same for every batch."""
+    """Return whether only the mean of a metric differs, while its values are the same for every batch."""
     difference = conversion.difference
     if difference is None or difference.kind != "metric" or not difference.part:
         return False

@@ -65,7 +65,7 @@ def _with_subclasses(cls: type) -> set[type]:
 
 
 class ContextBypass:
-    """Notes what the trial of ``observer`` does without its context: each call once, with its line."""
+    """Notes what the trial of ``observer`` does without its context, each call once and with its line."""
 
     def __init__(self, directory: Path, observer: Observer) -> None:
         self.actions: dict[str, None] = {}  # backward passes and steps

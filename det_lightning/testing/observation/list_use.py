@@ -1,4 +1,4 @@
-"""Search of a trial's source for lists that it only appends to, so that nothing depends on what is in them."""
+"""Searches a trial's source for lists that it only appends to, so that nothing depends on their content."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 class AppendedLists:
     """The attributes and global variables, by name, that files only create anew and append to.
 
-    A name that is used in another way anywhere, of whatever object, is not among them. If a file is not Python source,
-    there are none.
+    A name that is used in another way anywhere, on any object, is not among them. If a file is not Python source, there
+    are none.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -28,11 +28,11 @@ class AppendedLists:
                 self._is_known = False
 
     def has_attribute(self, name: str) -> bool:
-        """Return whether this is an attribute of some object, or of a class, that is only appended to."""
+        """Return whether an attribute of that name, on an object or a class, is only appended to."""
         return self._is_known and (ast.Attribute, name) in self._appended - self._used
 
     def has_variable(self, name: str) -> bool:
-        """Return whether this is a global variable that is only appended to, also from other modules."""
+        """Return whether a global variable of that name is only appended to, even from other modules."""
         is_attribute = (ast.Attribute, name) in self._used
         return self._is_known and (ast.Name, name) in self._appended - self._used and not is_attribute
 

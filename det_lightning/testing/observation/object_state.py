@@ -53,7 +53,7 @@ class Holder:
     kind: str  # "trial", "class", "module", "object", "stateful", or a key of _KINDS
     path: str  # such as "trial.model"
     type_name: str
-    wrapped: bool = False  # it belongs to a wrapped model, optimizer or scheduler
+    wrapped: bool = False  # whether it belongs to a wrapped model, optimizer or scheduler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Leaf:
     value: Any  # itself, or a description of it; equal values have the same repr()
     holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
-    direct: bool  # it is the value of that attribute, not nested in it
+    direct: bool  # whether it is the value of that attribute rather than nested in it
 
 
 ObjectState = dict[str, Leaf]
 
 
 def read_state(modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any]) -> ObjectState:
-    """Return every value that the trial, its callbacks and the globals of its modules lead to."""
+    """Return every value that can be reached from the trial, its callbacks and the globals of its modules."""
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
     # Callbacks are visited below, wherever else they are referred to.
     walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
@@ -163,7 +163,7 @@ class _Walk:
             self._visit(item, item_path, holder)
 
     def _kind(self, value: Any) -> str | None:
-        """Return the kind of an object; None if it is not looked into."""
+        """Return the kind of an object; None if its content is not visited."""
         if isinstance(value, _NO_STATE):
             return None
         module = type(value).__module__

@@ -28,7 +28,7 @@ _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng
 
 
 class AttributeAccess:
-    """Notes, once :attr:`active`, which attributes of objects are read before they are written: their value matters."""
+    """Notes, while :attr:`active`, which attributes are read before they are written, so that their value matters."""
 
     def __init__(self) -> None:
         self.active = False
@@ -36,7 +36,7 @@ class AttributeAccess:
         self._watched: dict[int, tuple[str, Any]] = {}  # holds the object, so that its id is not reused
 
     def watch(self, watched: Any, label: str) -> None:
-        """Watch an object; all attributes of one whose class cannot be replaced count as read."""
+        """Watch an object; if its class cannot be replaced, all of its attributes count as read."""
         try:
             watched.__class__ = self._noting(type(watched))
         except TypeError:
@@ -71,7 +71,7 @@ class AttributeAccess:
 
 
 class Observer(recorder.TrainingLog):
-    """Observes one training; with a function that returns the trial's ``modules`` also the state of its objects."""
+    """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
 
     def __init__(
         self, modules: Modules | None = None, access: AttributeAccess | None = None, keeps_parameters: bool = False
@@ -92,7 +92,7 @@ class Observer(recorder.TrainingLog):
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
-        #: Of each batch the checksums of the rows of its arrays, if parameters are kept.
+        #: For each batch, the checksums of the rows of its arrays, if parameters are kept.
         self.samples: list[collections.Counter[bytes]] = []
         self._modules = modules
         self._keeps_parameters = keeps_parameters
@@ -190,7 +190,7 @@ class Observer(recorder.TrainingLog):
 
 
 def _frozen(value: Any) -> Any:
-    """Return a copy of a metric, nested or not, that later changes do not reach."""
+    """Return a copy of a metric, nested or not, that later changes do not affect."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype is torch.bfloat16 else value).resolve_conj().clone().numpy()

@@ -1,4 +1,4 @@
-"""Search of a trial's source for hard-coded devices and process groups, and for its hyperparameters."""
+"""Searches a trial's source for hard-coded devices, process groups and hyperparameters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
 
 
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
-    """Return the hyperparameters that are read by name, with the line of the first time."""
+    """Return the hyperparameters that are read by name, with the line where each is first read."""
     found: dict[str, str] = {}
     for line, node in _expressions(files, directory):
         name = _name_of(node.func) if isinstance(node, ast.Call) else ""
@@ -88,7 +88,7 @@ def _is_flag(value: ast.expr) -> bool:
 
 
 def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
-    """Return the ``if __name__ == "__main__"`` blocks, and the functions that nothing else refers to."""
+    """Return the ``if __name__ == "__main__"`` blocks, and the functions that only these refer to."""
     guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
     called = _names_in(guards)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in called}
@@ -108,7 +108,7 @@ def _name_of(function: ast.AST) -> str:
 
 
 def _handles_processes(call: ast.expr) -> bool:
-    """Return whether it calls a function of ``torch.distributed``; the context has methods of the same names."""
+    """Return whether it calls a function of ``torch.distributed``; some methods of the context have the same names."""
     if not isinstance(call, ast.Call):
         return False
     name = _name_of(call.func)

@@ -1,1 +1,1 @@
-"""Records of trainings on both sides, and their first difference."""
+"""Records of training on both sides, and their first difference."""

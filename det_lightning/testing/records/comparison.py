@@ -1,4 +1,4 @@
-"""The first difference between two trainings of one trial, and how far they are apart."""
+"""Finds the first difference between two trainings of one trial, and its size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance, tolerance_for
 from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
 
-# The kinds of the fields of events, in the order in which their values came to be.
+# The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {
     "epoch": "epoch",
     "data": "data",
@@ -39,7 +39,7 @@ _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 def first_difference(
     reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance | None = None
 ) -> Difference | None:
-    """Return the earliest difference of two records; the default tolerance is that of :func:`tolerance_for`."""
+    """Return the earliest difference between two records; the default tolerance comes from :func:`tolerance_for`."""
     comparison = _Comparison(reference, ours, tolerance or tolerance_for(reference, ours))
     differences = comparison.differences()
     first = next(differences, None)
@@ -69,8 +69,8 @@ def value_differences(
 ) -> Iterator[Difference]:
     """Yield the differences beyond the tolerance between two described values; nested ones are named by their path.
 
-    The tolerance of weights is relative to ``weight_scale``, None for other values; of weights only the norm, and a
-    majority of the sampled elements, are compared.
+    For weights, the tolerance is relative to ``weight_scale``, and the norm is compared, or the sampled elements if at
+    least half of them differ. For other values ``weight_scale`` is None.
     """
     if nested := _nested(name, theirs, mine):
         for inner, (theirs_within, mine_within) in nested.items():
@@ -112,7 +112,7 @@ def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
 def _farthest_apart(
     theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
 ) -> tuple[str, float, float] | None:
-    """Return the element, or else the statistic, in which two arrays of one shape differ most, and both values."""
+    """Return the element, or else the statistic, in which two equally shaped arrays differ most, and both values."""
     size = math.prod(theirs["shape"])
     scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
     sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
@@ -145,11 +145,11 @@ class _Comparison:
         starts = [*reference.named("start"), *ours.named("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
         self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
-        self.rng_diverged_at: int | None = None  # the first batch with other random states, if these are not compared
+        self.rng_diverged_at: int | None = None  # the first batch with differing random states, if not compared
         self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
-        """Yield all differences in order of time, up to where the sequences of events diverge."""
+        """Yield all differences in chronological order, up to where the sequences of events diverge."""
         for field in dataclasses.fields(RunSettings):
             settings = [getattr(record.settings, field.name) for record in self._records]
             if settings[0] != settings[1]:
@@ -162,7 +162,7 @@ class _Comparison:
         yield from self._ends()
 
     def _comparable_events(self, record: TrainingRecord) -> list[Mapping[str, Any]]:
-        """Leave out hooks that the Determined of the other side does not have."""
+        """Return the events without the hooks that the other side's Determined does not have."""
         hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
 
@@ -196,7 +196,7 @@ class _Comparison:
                     yield dataclasses.replace(difference, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Note differences that are not compared, and may explain later ones."""
+        """Note differences that are not reported but may explain later ones."""
         self.noisy_parameters |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
             self.rng_diverged_at = theirs["batch"]
@@ -209,7 +209,7 @@ class _Comparison:
         return difference.kind == "parameter" and difference.name in self.noisy_parameters
 
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
-        """Return the difference with the kind and name that the field of the event alone does not give."""
+        """Return the difference with the kind and name that follow from the event, and not only from its field."""
         if event["event"] == "validation":
             return dataclasses.replace(difference, kind="validation metric")
         if event["event"] == "callback":
@@ -223,7 +223,7 @@ class _Comparison:
 
 
 def _of_callback(difference: Difference, hook: str) -> Difference:
-    """Call the metrics that a hook receives by their names."""
+    """Return the difference with the name of the metric, if it is in the metrics that a hook receives."""
     if found := re.fullmatch(r"outputs\[(\d+)\]\.(.+)", difference.name):
         batch, name = found.groups()
         return dataclasses.replace(difference, kind="validation metric", name=name, part=f"validation batch {batch}")

@@ -12,7 +12,7 @@ from det_lightning.testing.records.values import shown
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One value in which two trainings differ; ``str()`` of it is a sentence with all that is known."""
+    """One value in which two trainings differ; ``str()`` describes everything known about it."""
 
     kind: str  # "metric", "parameter", "data", ...: the kinds in causes.py
     name: str  # of the metric, parameter, callback, ...
@@ -26,12 +26,12 @@ class Difference:
     tolerance: Tolerance = BIT_EQUAL
     also: tuple[str, ...] = ()  # other differences at the same batch, such as "parameter fc.weight and 3 more"
     noisy_parameters: tuple[str, ...] = ()  # parameters that were not compared because their gradient is rounding noise
-    rng_diverged_at: int | None = None  # the first batch with other random states, if these were not compared
+    rng_diverged_at: int | None = None  # the first batch with differing random states, if these were not compared
     sides: tuple[str, str] = ("in the reference", "here")
 
     @property
     def likely_cause(self) -> str:
-        """The usual cause of such a difference from the real determined."""
+        """The usual cause of a difference like this from the real determined."""
         usual = " ".join(usual_causes("reference", self.kind))
         drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
         if drew and self.kind not in ("settings", "error", "number of batches"):

@@ -1,4 +1,4 @@
-"""The record of a training, and its file, which :mod:`det_lightning.testing.recorder` writes."""
+"""The record of a training run, and its file, which :mod:`det_lightning.testing.recorder` writes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class RecordError(DetLightningError):
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run depends on besides the trial; two records can be compared only if these are equal."""
+    """What a run depends on besides the trial; records are only comparable if their settings are equal."""
 
     hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # without ranges
     config: dict[str, Any] | None = None  # the experiment configuration, if there is one
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the constructor, beyond the context
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the constructor, besides the context
     batches: int = 20  # number of batches to train
-    seed: int = 0  # of Python's, numpy's and torch's generators, set before the trial is built
-    validation_period: int = 10  # in batches; there is always one at the end
+    seed: int = 0  # for the generators of Python, numpy and torch, set before the trial is built
+    validation_period: int = 10  # in batches; there is always a validation at the end
     reporting_period: int = 5  # in batches
     aggregation_frequency: int = 1  # number of batches whose gradients make one update
 
@@ -56,7 +56,7 @@ class TrainingRecord:
     trial: str  # "module:Class"
     settings: RunSettings
     environment: Mapping[str, Any]  # as recorder.environment() returns it
-    events: tuple[Mapping[str, Any], ...]  # in order of time; each has "event" and "batch" (batches trained before)
+    events: tuple[Mapping[str, Any], ...]  # in order; each has "event" and "batch" (number of batches trained before)
     batches: int  # number of batches trained
     error: Mapping[str, str] | None = None  # "type", "message" and "traceback" of what ended the training
 
@@ -74,7 +74,7 @@ class TrainingRecord:
         return curves
 
     def since(self, hook: str, batches: int | None = None) -> TrainingRecord:
-        """Return the record from the first call of a hook on, or from its first call after ``batches`` batches."""
+        """Return the record of what follows the first call of a hook, or its first call after ``batches`` batches."""
         calls = (event.get("name") == hook and batches in (None, event["batch"]) for event in self.events)
         first = next((index for index, found in enumerate(calls) if found), len(self.events))
         return dataclasses.replace(self, events=self.events[first + 1 :])
@@ -85,7 +85,7 @@ class TrainingRecord:
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
-    """Read a record of ``trial``, of which only the class's name is compared, since modules move."""
+    """Read a record of ``trial``; only the name of the class is compared, because modules move."""
     path = Path(path)
     advice = _how_to_make_one(trial)
     try:
@@ -115,7 +115,7 @@ def write_record(record: TrainingRecord, path: str | os.PathLike[str]) -> None:
 
 
 def parse_record(content: Any, source: str) -> TrainingRecord:
-    """Return the record in ``content``, read from JSON; RecordError names all that is wrong, and ``source``."""
+    """Return the record in ``content``, read from JSON; a RecordError names ``source`` and what is wrong."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RecordError(f"{source} is JSON, but not a record of a training. {_how_to_make_one(None)}")
     if content.get("version") != VERSION:

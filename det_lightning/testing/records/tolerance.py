@@ -1,4 +1,4 @@
-"""The tolerance of a comparison: none, or what other versions and kernels explain."""
+"""The tolerance of a comparison: none, or as much as different versions and kernels explain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 from det_lightning.testing.records.record import TrainingRecord
 
-# Numbers may depend on these without any fault of the trial.
+# Numbers may depend on these through no fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
 
 
@@ -14,13 +14,13 @@ _ENVIRONMENT = ("torch", "device", "processor", "threads")
 class Tolerance:
     """How far two numbers may be apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
 
-    If both are 0, everything must be equal to the bit. Otherwise, between environments with other kernels:
+    If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
 
     - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
       the largest element; learning rates, which no kernel computes, to a millionth.
-    - Weights, in which errors add up, are held to ten times as much, relative to the largest of all parameters: their
-      norm, and more than half of the sampled elements. An element with a gradient near zero, whose sign alone decides
-      on a step of Adam, may go the other way.
+    - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: their
+      norm, and more than half of the sampled elements. An element with a gradient near zero, whose mere sign decides
+      Adam's step, may go the other way.
     - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
       then neither are buffers: the running mean of a batch norm follows the bias before it.
     - Random states and gradients are not compared.
@@ -43,7 +43,7 @@ class Tolerance:
         return self
 
     def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
-        """Return whether two numbers, of values as large as ``scale``, count as equal; two NaN do."""
+        """Return whether two numbers, from values as large as ``scale``, count as equal; two NaNs do."""
         if one == other or (one != one and other != other):
             return True
         return abs(one - other) <= self.relative * max(abs(one), abs(other), scale) + self.absolute

@@ -38,7 +38,7 @@ def is_plain_dict(value: Any) -> bool:
 
 
 def may_be_same(one: Any, other: Any) -> bool:
-    """Return whether one of two values may equal the other because its record holds nothing but its class."""
+    """Return whether two values may be equal although the record of one holds nothing but its class."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return False
     unknown = any(_kind_of(value) == "object" and "digest" not in value for value in (one, other))
@@ -51,7 +51,7 @@ def dtype_of(value: Any) -> str:
 
 
 def summary_of(value: Any) -> Any:
-    """Return a recorded value as a message shows it."""
+    """Return a recorded value in the form that messages show."""
     kind = _kind_of(value)
     if kind == "array":
         return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def distance(one: float, other: float) -> float:
-    """Return ``|one - other|``: 0 for two NaN, infinite for one."""
+    """Return ``|one - other|``: 0 for two NaNs, infinity for one."""
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
     apart = abs(one - other)

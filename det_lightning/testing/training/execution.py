@@ -43,19 +43,19 @@ _STAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """How a trial is run; numbers are batches."""
+    """How to run a trial; positions are numbers of batches."""
 
-    name: str  # of the run, for messages
+    name: str  # the name of the run in messages
     settings: RunSettings
     storage: Path  # directory for checkpoints
-    validate_after: frozenset[int] | None = None  # besides at the end; None for the period of the settings
+    validate_after: frozenset[int] | None = None  # in addition to the end; None for the period of the settings
     checkpoint_after: frozenset[int] = frozenset()
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)  # flags of pl.Trainer
     resume_from: Path | str | None = None  # a checkpoint
     trusted: bool = False  # read the checkpoint even if that executes code
     distributed: Any = None  # DistributedContext of the run
-    threads: int | None = None  # number of threads of torch, if it is not to stay
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # to train within
+    threads: int | None = None  # number of torch's threads; None leaves it unchanged
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Failure:
     """An exception that ended a run."""
 
     error: BaseException
-    stage: str  # what was under way
+    stage: str  # what the run was doing
     text: str  # traceback in the user's files, and the error
 
     @property
@@ -78,7 +78,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run, and what was observed."""
+    """A run and what was observed in it."""
 
     plan: RunPlan
     record: TrainingRecord

@@ -1,4 +1,4 @@
-"""Training a trial in several processes of this machine."""
+"""Trains a trial in two processes on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankResult:
     """The results of one process, without objects of the trial's classes, which could not be unpickled."""
 
     record: TrainingRecord
-    samples: list[collections.Counter[bytes]]  # of each batch the checksums of the rows of its arrays
+    samples: list[collections.Counter[bytes]]  # for each batch, the checksums of the rows of its arrays
     initial: dict[str, torch.Tensor]  # the parameters before training
     final: dict[str, torch.Tensor]  # all weights after training
     failure: tuple[str, str] | None  # its stage and text

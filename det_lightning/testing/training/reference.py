@@ -104,7 +104,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
         run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
-    # As read from a file: without tuples, and with strings as names of metrics.
+    # As if read from a file: without tuples, and with strings as names of metrics.
     return parse_record(json.loads(json.dumps(run.record.content())), "The new record")
 
 

@@ -1,4 +1,4 @@
-"""The runs that the checks of a trial look at: each is made once, when it is first needed."""
+"""The runs that the checks of a trial look at, each made once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from det_lightning.testing.training.trial_source import ImportedTrial, TrialSour
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run of a few batches, one of every kind; None for a kind that the data do not have."""
+    """The boundaries of a run of a few batches, one of each kind; None if the data have no boundary of that kind."""
 
     batches: int  # length of the run
     epoch_limit: int | None  # epochs are cut to this; None if they are short enough, or do not end
@@ -91,7 +91,7 @@ class TrialRuns:
 
     @property
     def reference_settings(self) -> RunSettings:
-        """The settings of the runs beside a reference."""
+        """The settings of the runs that are compared with a reference."""
         return dataclasses.replace(self.settings, reporting_period=5)
 
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
@@ -136,12 +136,12 @@ class TrialRuns:
 
     @property
     def aggregation_frequency(self) -> int:
-        """Number of batches of an update in :attr:`aggregated`: that of the configuration, and at least two."""
+        """Number of batches per update in :attr:`aggregated`: as configured, but at least two."""
         return max(2, self.options.aggregation_frequency)
 
     @functools.cached_property
     def aggregated(self) -> Run:
-        """A run in which several batches make an update; fills :attr:`cleared_gradients`."""
+        """A run with several batches per update; fills :attr:`cleared_gradients`."""
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
