@@ -11,11 +11,6 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
 
 
-def is_watched() -> bool:
-    """Return whether somebody can see a bar move: stderr is a terminal, or the session is interactive (a notebook)."""
-    return sys.stderr.isatty() or hasattr(sys, "ps1")
-
-
 class TrialProgressBar(TQDMProgressBar):
     """Lightning's bar for a trial, on stderr: one line per epoch, which stays, with the metrics reported last."""
 

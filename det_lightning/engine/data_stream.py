@@ -17,7 +17,7 @@ from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
-from det_lightning.pytorch._resumable_sampler import PassJournal
+from det_lightning.pytorch._random_state import PassJournal
 
 
 class TrialData:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
 from det_lightning.callbacks.profiler import TorchProfiler
-from det_lightning.callbacks.progress import TrialProgressBar, is_watched
+from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
@@ -87,9 +88,14 @@ def make_lightning_trainer(
     if preemption is not None and preemption not in callbacks:
         callbacks.append(preemption)
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    shows_bar = given.get("enable_progress_bar", has_bar or is_watched())
+    shows_bar = given.get("enable_progress_bar", has_bar or _is_watched())
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())
     defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
     defaults["enable_progress_bar"] = shows_bar
     return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
+
+
+def _is_watched() -> bool:
+    """Return whether somebody can see a bar move: stderr is a terminal, or the session is interactive (a notebook)."""
+    return sys.stderr.isatty() or hasattr(sys, "ps1")

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.engine.device_copies import copy_aside
-from det_lightning.pytorch._resumable_sampler import PassJournal
+from det_lightning.pytorch._random_state import PassJournal
 
 COPY, WORK = 4, 10
 

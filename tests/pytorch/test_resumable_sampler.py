@@ -18,8 +18,14 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Sequ
 
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
-from det_lightning.pytorch._random_state import capture_rng, isolated_rng, restore_rng, seed_everything
-from det_lightning.pytorch._resumable_sampler import PassJournal, ResumableBatchSampler
+from det_lightning.pytorch._random_state import (
+    PassJournal,
+    ResumableBatchSampler,
+    capture_rng,
+    isolated_rng,
+    restore_rng,
+    seed_everything,
+)
 from tests.pytorch.test_random_state import draw
 
 
