@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
-from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.format.code_selection import CodeLimits
+from det_lightning.checkpoint.format.code_copy import CodeCopier, CodeLimits
 
 PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
 MODULE = "a_module_of_this_test"
