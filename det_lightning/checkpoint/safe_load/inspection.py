@@ -91,9 +91,9 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: _inspect_completeness(directory),
+        lambda: {"complete": layout.require_complete(directory) is None},
         lambda: _inspect_metadata(directory),
-        lambda: {"load_data": mask(layout.read_load_data(directory).content)},
+        lambda: {"load_data": mask(layout.read_load_data(directory))},
         lambda: _inspect_trial_state(directory, trusted),
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
@@ -102,11 +102,6 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     for read in reads:
         found.update(_attempt(problems, read) or {})
     return found
-
-
-def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
-    layout.require_complete(directory)
-    return {"complete": True}
 
 
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
@@ -150,9 +145,12 @@ def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     }
 
 
-def _dicts(state: Mapping[str, Any], key: str) -> list[dict[Any, Any]]:
-    found = state.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dicts(state: Mapping[Any, Any], key: str) -> list[dict[Any, Any]]:
+    return [one for one in _list(state.get(key)) if isinstance(one, dict)]
 
 
 def _describe_model(weights: Mapping[Any, Any]) -> dict[str, Any]:
@@ -173,7 +171,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = [group for group in _list(state.get("param_groups")) if isinstance(group, dict)]
+    groups = _dicts(state, "param_groups")
     return {"groups": len(groups), "lr": [_number(group.get("lr")) for group in groups]}
 
 
@@ -181,20 +179,11 @@ def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
     return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in _list(state.get("_last_lr"))]}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _number(value: Any) -> float | None:
     """Return a learning rate or count, which may be a tensor; None if it is not a number that can be shown."""
-    if (
-        isinstance(value, torch.Tensor)
-        and value.numel() == 1
-        and value.device.type != "meta"
-        and not value.is_complex()
-    ):
-        value = value.item()
     try:
+        if isinstance(value, torch.Tensor):
+            value = value.item()
         float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None

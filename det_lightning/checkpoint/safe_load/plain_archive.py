@@ -41,6 +41,9 @@ class EntryContent:
     checked: int = 0
     crc32: int = 0
 
+    def __len__(self) -> int:
+        return self.entry.size
+
     @property
     def is_intact(self) -> bool:
         """Whether all of it has been read, and has the checksum in the archive's list."""
@@ -129,17 +132,27 @@ def _thread_count() -> int:
     return min(os.cpu_count() or 1, _MOST_THREADS)
 
 
-@dataclasses.dataclass
-class _Part:
-    """Some bytes of a :class:`PlainArchive`: either given, or an entry's content in the file."""
+class Stream(io.RawIOBase):
+    """A stream of ``size`` bytes that can be read from any position."""
 
-    begin: int
-    size: int
-    given: bytes | None = None
-    content: EntryContent | None = None
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
 
 
-class PlainArchive(io.RawIOBase):
+class PlainArchive(Stream):
     """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
     Unlike in a file, torch cannot look for another format in it. ``contents`` of some entries are already checked.
@@ -152,13 +165,13 @@ class PlainArchive(io.RawIOBase):
     def __init__(
         self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes], *, fills_later: bool
     ) -> None:
-        super().__init__()
+        super().__init__(size=0)
         self._reader = ContentReader(file)
         self._fills_later = fills_later
         self._left: list[EntryContent] = []
-        self._position = 0
-        self._size = 0
-        self._parts: list[_Part] = []
+        # Some bytes each: either given, or an entry's content in the file.
+        self._parts: list[bytes | EntryContent] = []
+        self._begins: list[int] = []
         directory = b""
         for name, entry in entries.items():
             directory += self._append_entry(f"archive/{name}".encode(), entry, contents.get(name))
@@ -171,7 +184,6 @@ class PlainArchive(io.RawIOBase):
             + archive.LOCATOR.pack(archive.LOCATOR_MAGIC, 0, begin + len(directory), 1)
             + archive.END.pack(archive.END_MAGIC, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
         )
-        self._begins = [part.begin for part in self._parts]
 
     def _append_entry(self, name: bytes, entry: Entry, given: bytes | None) -> bytes:
         """Add an entry; return its line in the list of entries."""
@@ -179,45 +191,30 @@ class PlainArchive(io.RawIOBase):
         sizes = struct.pack("<2H2Q", 1, 16, entry.size, entry.size)
         common = (0x800, zipfile.ZIP_STORED, 0, 0, entry.crc32, 0xFFFFFFFF, 0xFFFFFFFF, len(name))
         self._append(archive.LOCAL.pack(archive.LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + name + sizes)
-        if given is not None:
-            self._append(given)
-        elif entry.size:
-            self._parts.append(_Part(self._size, entry.size, content=EntryContent(entry)))
-            self._size += entry.size
+        self._append(EntryContent(entry) if given is None else given)
         extra = struct.pack("<2H3Q", 1, 24, entry.size, entry.size, header_at)
         line = _CENTRAL.pack(_CENTRAL_MAGIC, _VERSION_64, _VERSION_64, *common, len(extra), 0, 0, 0, 0, 0xFFFFFFFF)
         return line + name + extra
 
-    def _append(self, given: bytes) -> None:
-        if given:
-            self._parts.append(_Part(self._size, len(given), given))
-            self._size += len(given)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
+    def _append(self, part: bytes | EntryContent) -> None:
+        if size := len(part):
+            self._parts.append(part)
+            self._begins.append(self._size)
+            self._size += size
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         done = 0
-        while done < len(target) and 0 <= self._position < self._size:
-            part = self._parts[bisect.bisect_right(self._begins, self._position) - 1]
-            offset = self._position - part.begin
-            wanted = target[done : done + part.size - offset]
-            if part.given is not None:
-                wanted[:] = part.given[offset : offset + len(wanted)]
-            elif part.content is not None and self._fills_later:
-                self._leave(part.content, wanted, is_all=len(wanted) == len(target) == part.size)
-            elif part.content is not None and not self._reader.read(part.content, offset, wanted):
+        while done < len(target) and self._position < self._size:
+            index = bisect.bisect_right(self._begins, self._position) - 1
+            part = self._parts[index]
+            offset = self._position - self._begins[index]
+            wanted = target[done : done + len(part) - offset]
+            if isinstance(part, bytes):
+                wanted[:] = part[offset : offset + len(wanted)]
+            elif self._fills_later:
+                self._leave(part, wanted, is_all=len(wanted) == len(target) == len(part))
+            elif not self._reader.read(part, offset, wanted):
                 break
             done += len(wanted)
             self._position += len(wanted)
@@ -238,7 +235,7 @@ class PlainArchive(io.RawIOBase):
             UnknownOrderError: it is not the storage that torch has just read.
         """
         if storage.nbytes():
-            if len(self._left) != 1 or self._left[0].entry.size != storage.nbytes():
+            if len(self._left) != 1 or len(self._left[0]) != storage.nbytes():
                 raise UnknownOrderError("torch.load asks where to load a storage that it has not just read")
             self._reader.begin(self._left.pop(), storage)
         return storage
@@ -255,9 +252,9 @@ class PlainArchive(io.RawIOBase):
             raise UnknownOrderError(f"torch.load has not asked where to load {self._left[0].entry.name!r:.100}")
         self._reader.wait()
         buffer = memoryview(bytearray(_CHUNK_BYTES))
-        contents = [part.content for part in self._parts if part.content is not None]
+        contents = [part for part in self._parts if isinstance(part, EntryContent)]
         for content in contents:
-            while (rest := content.entry.size - content.checked) > 0:
+            while (rest := len(content) - content.checked) > 0:
                 if not self._reader.read(content, content.checked, buffer[:rest]):
                     break
         return [content.entry.name for content in contents if not content.is_intact]
