@@ -10,7 +10,6 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import MASTER_KEY
 from det_lightning.checkpoint.format.master_output import (
     Checkpoint,
-    CheckpointList,
     ExperimentDescription,
     Printed,
     TrialDescription,
@@ -61,31 +60,27 @@ class MasterExport:
     def metric_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
         """Return name, value and direction of a checkpoint's searcher metric; None if it is not known."""
         searcher = (self._experiments.get(checkpoint.experiment_id, {}).get("config") or {}).get("searcher")
-        searcher = searcher if isinstance(searcher, dict) else {}
-        name = searcher.get("metric")
-        if not isinstance(name, str):
+        if not isinstance(searcher, dict) or not isinstance(name := searcher.get("metric"), str):
             return None
         value = _number((checkpoint.metrics or {}).get(name))
         value = checkpoint.searcher_metric if value is None else value
-        if value is None:
-            return None
-        return {"name": name, "value": value, "smaller_is_better": searcher.get("smaller_is_better") is not False}
+        smaller_is_better = searcher.get("smaller_is_better") is not False
+        return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
 
     def entries_for(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
         """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
-        described = {
-            "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
-            "trial": {"state": trial.get("state")},
-            "validation_metrics": checkpoint.metrics,
-        }
         entries = {
             "trial": str(checkpoint.trial_id),
             "experiment": str(checkpoint.experiment_id),
             "metric": self.metric_of(checkpoint),
             "hparams": mask(trial.get("hparams")),
-            MASTER_KEY: described,
+            MASTER_KEY: {
+                "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
+                "trial": {"state": trial.get("state")},
+                "validation_metrics": checkpoint.metrics,
+            },
         }
         return {key: value for key, value in entries.items() if value is not None}
 
@@ -112,9 +107,6 @@ class MasterExport:
             _merge(self._trials, printed.trial.id, printed.trial.model_dump())
             for checkpoint in _of_trial(file, printed):
                 self._add_checkpoint(checkpoint)
-        elif isinstance(printed, CheckpointList):
-            for listed in printed.checkpoints:
-                self._add_listed(file, listed)
         elif isinstance(printed, Checkpoint):
             self._add_listed(file, printed)
 

@@ -128,7 +128,8 @@ def read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[Prin
             )
             continue
         try:
-            yield kind.model_validate(element)
+            printed = kind.model_validate(element)
+            yield from printed.checkpoints if isinstance(printed, CheckpointList) else [printed]
         except pydantic.ValidationError as e:
             mistakes += [f"{at}: {_described(error)}" for error in e.errors()]
 

@@ -52,10 +52,6 @@ def _are_counts(value: Any) -> bool:
     return type(value) is tuple and len(value) <= 64 and all(map(is_count, value))
 
 
-def _are_hooks(value: Any) -> bool:
-    return value is None or (isinstance(value, DescribedDict) and not value.items)
-
-
 def _are_flags(value: Any) -> bool:
     return value is None or (
         isinstance(value, DescribedDict)
@@ -107,7 +103,7 @@ _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     "dtype": lambda value: _dtype_of(value) is not None,
     "quantizer": _is_quantizer,
     "requires_grad": lambda value: isinstance(value, bool),
-    "hooks": _are_hooks,
+    "hooks": lambda value: value is None or (isinstance(value, DescribedDict) and not value.items),
     "flags": _are_flags,
     "tensor": lambda value: isinstance(value, DescribedTensor),
     "attributes": _are_attributes,
@@ -182,10 +178,6 @@ def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ..
     return DescribedTensor()
 
 
-def _parameter(_interpreter: Interpreter, attributes: Any = None, **_: Any) -> DescribedTensor:
-    return DescribedTensor(attributes)
-
-
 def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args: Any, state: Any) -> Any:
     is_safe = kind.full in interpreter.safe_names
     _require(is_safe or kind.full in _TENSOR_CLASSES, "class")
@@ -203,6 +195,7 @@ def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, .
 
 
 _STRIDED = "storage offset size stride"
+_PARAMETER = "tensor requires_grad hooks [attributes]"
 
 #: For each function that may be called, by name, a function that checks the arguments and describes the result.
 CALLS: dict[str, Callable[..., Any]] = {
@@ -223,8 +216,12 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("torch._utils._rebuild_qtensor", f"{_STRIDED} quantizer requires_grad hooks", _strided),
         ("torch._utils._rebuild_sparse_tensor", "layout parts", _sparse),
         ("torch._utils._rebuild_meta_tensor_no_storage", "dtype size stride requires_grad", _meta),
-        ("torch._utils._rebuild_parameter", "tensor requires_grad hooks [attributes]", _parameter),
-        ("torch._utils._rebuild_parameter_with_state", "tensor requires_grad hooks [attributes]", _parameter),
+        ("torch._utils._rebuild_parameter", _PARAMETER, lambda _, attributes=None, **__: DescribedTensor(attributes)),
+        (
+            "torch._utils._rebuild_parameter_with_state",
+            _PARAMETER,
+            lambda _, attributes=None, **__: DescribedTensor(attributes),
+        ),
         ("torch._tensor._rebuild_from_type_v2", "function kind args state", _from_type),
     )
 }

@@ -67,7 +67,7 @@ def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
         verdict.problems += manifest.find_damage(directory)
         verdict.problems += [
             f"{directory / name} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was written"
-            for name in manifest.find_unlisted(directory, layout.FILES_READ)
+            for name in manifest.find_unlisted(directory)
         ]
         verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
 

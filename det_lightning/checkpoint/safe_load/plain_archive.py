@@ -61,7 +61,8 @@ class ContentReader:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._readers = ThreadPoolExecutor(_thread_count(), "det_lightning_read")
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._readers = ThreadPoolExecutor(min(processors, _MOST_THREADS), "det_lightning_read")
         # A separate thread, so that a reader can wait for it.
         self._checksums = ThreadPoolExecutor(1, "det_lightning_checksum")
         self._begun: list[Future[None]] = []
@@ -102,12 +103,7 @@ class ContentReader:
             raise EOFError(f"the entry {content.entry.name!r:.100} ends in the middle")
 
     def wait(self) -> None:
-        """Wait until everything that :meth:`begin` started has been read.
-
-        Raises:
-            EOFError: the file has become shorter.
-            OSError: it cannot be read.
-        """
+        """Wait until everything that :meth:`begin` started has been read; for its errors, see `find_damage`."""
         for reading in self._begun:
             reading.result()
         self._begun.clear()
@@ -124,12 +120,6 @@ class ContentReader:
             self._file.seek(position)
             count: Any = self._file.readinto(target)  # type: ignore[attr-defined]  # of an unbuffered file
             return int(count)
-
-
-def _thread_count() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    return min(os.cpu_count() or 1, _MOST_THREADS)
 
 
 class Stream(io.RawIOBase):
@@ -229,10 +219,8 @@ class PlainArchive(Stream):
         self._left.append(content)
 
     def fill(self, storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
-        """Start filling the storage that torch has just read; leave it on the CPU.
-
-        Raises:
-            UnknownOrderError: it is not the storage that torch has just read.
+        """Start filling the storage that torch has just read, and leave it on the CPU; raise ``UnknownOrderError``
+        if torch has not just read it.
         """
         if storage.nbytes():
             if len(self._left) != 1 or len(self._left[0]) != storage.nbytes():
@@ -243,10 +231,8 @@ class PlainArchive(Stream):
     def find_damage(self) -> list[str]:
         """Wait for all content, and read what torch did not; return the names of entries whose checksum differs.
 
-        Raises:
-            UnknownOrderError: torch has not asked where to load a storage.
-            EOFError: the file has become shorter.
-            OSError: it cannot be read.
+        Raise an ``UnknownOrderError`` if torch has not asked where to load a storage, an ``EOFError`` if the file has
+        become shorter, and an ``OSError`` if it cannot be read.
         """
         if self._left:
             raise UnknownOrderError(f"torch.load has not asked where to load {self._left[0].entry.name!r:.100}")
