@@ -178,6 +178,10 @@ def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ..
     return DescribedTensor()
 
 
+def _parameter(_interpreter: Interpreter, attributes: Any = None, **_: Any) -> DescribedTensor:
+    return DescribedTensor(attributes)
+
+
 def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args: Any, state: Any) -> Any:
     is_safe = kind.full in interpreter.safe_names
     _require(is_safe or kind.full in _TENSOR_CLASSES, "class")
@@ -216,21 +220,13 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("torch._utils._rebuild_qtensor", f"{_STRIDED} quantizer requires_grad hooks", _strided),
         ("torch._utils._rebuild_sparse_tensor", "layout parts", _sparse),
         ("torch._utils._rebuild_meta_tensor_no_storage", "dtype size stride requires_grad", _meta),
-        ("torch._utils._rebuild_parameter", _PARAMETER, lambda _, attributes=None, **__: DescribedTensor(attributes)),
-        (
-            "torch._utils._rebuild_parameter_with_state",
-            _PARAMETER,
-            lambda _, attributes=None, **__: DescribedTensor(attributes),
-        ),
+        ("torch._utils._rebuild_parameter", _PARAMETER, _parameter),
+        ("torch._utils._rebuild_parameter_with_state", _PARAMETER, _parameter),
         ("torch._tensor._rebuild_from_type_v2", "function kind args state", _from_type),
     )
 }
 
 #: Those that read, or may read, the values of tensors when they are called.
 READ_VALUES = frozenset(
-    {
-        "torch._utils._rebuild_qtensor",
-        "torch._utils._rebuild_sparse_tensor",
-        "torch._tensor._rebuild_from_type_v2",
-    }
+    {"torch._utils._rebuild_qtensor", "torch._utils._rebuild_sparse_tensor", "torch._tensor._rebuild_from_type_v2"}
 )
