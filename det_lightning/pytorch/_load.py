@@ -13,7 +13,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import modernize, read_load_data
-from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
+from det_lightning.checkpoint.format.manifest import require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
@@ -153,9 +153,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
             f"{directory} does not name the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
             "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
         )
-    if not trusted:
-        require_unchanged_code(directory)
-    files, others = split_code(directory)
+    files, others = split_code(directory, trusted=trusted)
     unused = name_some([ascii(name) for name in others])
     if unused:
         logger.warning(

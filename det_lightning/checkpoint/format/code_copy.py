@@ -29,7 +29,6 @@ from det_lightning.escaping import escape, name_some
 
 logger = logging.getLogger(__name__)
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 # Errors of a file system on which a name is not possible.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
@@ -101,7 +100,9 @@ class CodeCopier:
         """Copy one file; if it is an imported module's, it may be a link, and hold anything."""
         is_imported = name in scan.imported
         try:
-            status, content = read_regular_file(scan.source / name, flags=0 if is_imported else _NO_LINK)
+            status, content = read_regular_file(
+                scan.source / name, flags=0 if is_imported else getattr(os, "O_NOFOLLOW", 0)
+            )
         except OSError as e:
             scan.problems[name] = e.strerror or str(e)
             return

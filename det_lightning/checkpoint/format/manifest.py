@@ -95,12 +95,6 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
         )
 
 
-def require_unchanged_code(directory: pathlib.Path) -> None:
-    """Raise if a file of ``code/`` does not match the manifest; see :func:`require_unchanged`."""
-    listed = _read_metadata(directory).get(MANIFEST_KEY, {})
-    require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
-
-
 def find_unlisted(directory: pathlib.Path) -> list[str]:
     """Return the paths of files that are read, and of those in ``code/``, that are not listed in the manifest."""
     listed = _read_metadata(directory).get(MANIFEST_KEY)
@@ -110,12 +104,15 @@ def find_unlisted(directory: pathlib.Path) -> list[str]:
     return [name for name in (*present, *_paths_in_code(directory)) if name not in listed]
 
 
-def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
+def split_code(directory: pathlib.Path, *, trusted: bool) -> tuple[list[str], list[str]]:
     """Return the paths of the files in ``code/`` that may be imported, and those of everything else there.
 
-    The former are listed in the manifest, if there is one. Links are not followed.
+    The former are listed in the manifest, if there is one, and unless ``trusted``, :func:`require_unchanged` raises if
+    one does not match it. Links are not followed.
     """
     listed = _read_metadata(directory).get(MANIFEST_KEY)
+    if not trusted:
+        require_unchanged(directory, [name for name in listed or () if name.startswith(f"{CODE_DIR}/")])
     present = _paths_in_code(directory)
     usable = [name for name, is_file in present.items() if is_file and (listed is None or name in listed)]
     return usable, sorted(present.keys() - {*usable})

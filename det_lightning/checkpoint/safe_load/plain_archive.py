@@ -44,11 +44,6 @@ class EntryContent:
     def __len__(self) -> int:
         return self.entry.size
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether all of it has been read, and has the checksum in the archive's list."""
-        return (self.checked, self.crc32) == (self.entry.size, self.entry.crc32)
-
     def extend(self, content: memoryview) -> None:
         """Add the bytes that follow those read so far."""
         self.crc32 = zlib.crc32(content, self.crc32)
@@ -243,10 +238,9 @@ class PlainArchive(Stream):
             while (rest := len(content) - content.checked) > 0:
                 if not self._reader.read(content, content.checked, buffer[:rest]):
                     break
-        return [content.entry.name for content in contents if not content.is_intact]
+        return [one.entry.name for one in contents if (one.checked, one.crc32) != (one.entry.size, one.entry.crc32)]
 
     def close(self) -> None:
         """End the threads that read and compute checksums; the file stays open."""
-        if not self.closed:
-            self._reader.close()
+        self._reader.close()
         super().close()
