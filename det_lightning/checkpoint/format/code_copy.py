@@ -170,10 +170,8 @@ class _Scan:
         self.imported = set(filter(self._may_be_copied, _files_imported_from(source)))
         total = sum(self._sizes.values())
         if self.partial_because is None and total > limits.size_bytes:
-            self.partial_because = (
-                f"the {len(self._sizes):,} files there have {_mib(total)}, and no more than "
-                f"{_mib(limits.size_bytes)} are copied"
-            )
+            sizes = f"{_mib(total)}, and no more than {_mib(limits.size_bytes)} are copied"
+            self.partial_because = f"the {len(self._sizes):,} files there have {sizes}"
         elif self.partial_because is None and rules.detignore_failed:
             self.partial_because = "it is not known what to leave out, because its .detignore cannot be read"
         if self.partial_because is None:

@@ -127,11 +127,8 @@ def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSp
     patterns: list[Any] = []
     try:
         lines = _read_lines(path, problems)
-    except OSError as e:
-        problems.append(f"{path} cannot be read: {e.strerror}")
-        return None
-    except ValueError as e:
-        problems.append(f"{path} {e}")
+    except (OSError, ValueError) as e:
+        problems.append(f"{path} cannot be read: {e.strerror}" if isinstance(e, OSError) else f"{path} {e}")
         return None
     for line in lines:
         try:
