@@ -91,7 +91,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: {"complete": layout.require_complete(directory) is None},
+        lambda: _inspect_completeness(directory),
         lambda: _inspect_metadata(directory),
         lambda: {"load_data": mask(layout.read_load_data(directory))},
         lambda: _inspect_trial_state(directory, trusted),
@@ -102,6 +102,11 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     for read in reads:
         found.update(_attempt(problems, read) or {})
     return found
+
+
+def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
+    layout.require_complete(directory)
+    return {"complete": True}
 
 
 def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
