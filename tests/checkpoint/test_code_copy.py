@@ -111,6 +111,12 @@ def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytes
     assert warnings_in(caplog) == ""
 
 
+def test_a_link_to_itself_in_place_of_a_description_raises_no_error(copied: Any) -> None:
+    touch("kept.py", "folder/kept.py")
+    Path("folder/metadata.json").symlink_to("metadata.json")
+    assert copied() == ["folder/kept.py", "kept.py"]
+
+
 @pytest.mark.parametrize("name", ["back\\slash", "new\nline", b"not utf-8 \xff"])
 def test_a_name_that_not_every_storage_can_hold_is_left_out_and_logged_escaped(
     name: str | bytes, copied: Any, caplog: pytest.LogCaptureFixture
