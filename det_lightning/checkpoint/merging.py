@@ -7,7 +7,7 @@ import shutil
 import tempfile
 
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, require_unchanged_code, split_code
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, split_code
 from det_lightning.checkpoint.safe_load import read_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
@@ -31,14 +31,13 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
     if not layout.is_sharded(directory, layout.find_state_file(directory)):
         raise ValueError(f"{escape(directory)} is not sharded: it is in Determined's format already.")
     content = read_checkpoint(directory, trusted=trusted)
-    if not trusted:
-        require_unchanged_code(directory)
+    code_files, _ = split_code(directory, trusted=trusted)
     metadata = layout.read_json(directory / layout.METADATA_FILE)
     metadata.pop(CHECKSUM_KEY, None)
     content.notes = {**metadata, "merged_from": directory.name}
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         code = pathlib.Path(folder)
-        for name in split_code(directory)[0]:
+        for name in code_files:
             copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(directory / name, copy)

@@ -29,7 +29,7 @@ def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
         shards[path] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    return map_tensors(values, take, name, (torch.Tensor,))
+    return map_tensors(values, take, name, torch.Tensor)
 
 
 def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, rank: int) -> list[str]:

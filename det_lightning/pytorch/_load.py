@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import pathlib
@@ -13,8 +12,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.layout import LoadData, modernize, read_load_data
-from det_lightning.checkpoint.format.manifest import require_unchanged, require_unchanged_code, split_code
+from det_lightning.checkpoint.format.layout import modernize, read_load_data
+from det_lightning.checkpoint.format.manifest import require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
@@ -111,6 +110,7 @@ def load_trial_from_checkpoint_path(
     with open_checkpoint(path, storage_options, with_code=trial_class is None) as directory:
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
+        may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
         load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
         state, files_read = safe_load.read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
@@ -119,47 +119,41 @@ def load_trial_from_checkpoint_path(
         safe_load.warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
-            context = CheckpointLoadContext(load_data.hparams, load_data.experiment_config)
+            context = CheckpointLoadContext(load_data["hparams"], load_data["experiment_config"])
             trial = chosen(context, **trial_kwargs or {})
         adapt_legacy_trial(trial, context)
-        load_models(context, state, str(state_file), load_data.trial_cls_spec)
-    if load_data.may_be_functional and is_legacy_trial(trial):
+        load_models(context, state, str(state_file), load_data["trial_cls_spec"])
+    if may_be_functional and is_legacy_trial(trial):
         return context.models[0]
     return trial
 
 
 def _with_settings(
-    load_data: LoadData,
+    load_data: dict[str, Any],
     directory: pathlib.Path,
     hparams: dict[str, Any] | None,
     exp_conf: dict[str, Any] | None,
     trusted: bool,
-) -> LoadData:
+) -> dict[str, Any]:
     """Fill in hyperparameters and configuration: the given ones, or those of ``load_data.json`` or ``resume.pth``.
 
     Determined writes neither if one of them is missing.
     """
-    saved = {"hparams": load_data.hparams, "experiment_config": load_data.experiment_config}
-    if load_data.hparams is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
-        saved.update(read_settings(resume, None))
-    return dataclasses.replace(
-        load_data,
-        hparams=saved["hparams"] if hparams is None else hparams,
-        experiment_config=saved["experiment_config"] if exp_conf is None else exp_conf,
-    )
+    if load_data["hparams"] is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
+        load_data = {**load_data, **read_settings(resume, None)}
+    given = {"hparams": hparams, "experiment_config": exp_conf}
+    return {**load_data, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _import_trial_class(directory: pathlib.Path, load_data: LoadData, trusted: bool) -> type[PyTorchTrial]:
+def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trusted: bool) -> type[PyTorchTrial]:
     code = directory / layout.CODE_DIR
-    spec = load_data.trial_cls_spec
+    spec = load_data["trial_cls_spec"]
     if spec is None:
         raise ValueError(
             f"{directory} does not name the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
             "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
         )
-    if not trusted:
-        require_unchanged_code(directory)
-    files, others = split_code(directory)
+    files, others = split_code(directory, trusted=trusted)
     unused = name_some([ascii(name) for name in others])
     if unused:
         logger.warning(

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
-from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.format.code_selection import CodeLimits
+from det_lightning.checkpoint.format.code_copy import CodeCopier, CodeLimits
 
 PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
 MODULE = "a_module_of_this_test"
@@ -110,6 +109,12 @@ def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytes
     Path(".detignore").write_text("data/\n")
     assert copied() == ["kept.py"]
     assert warnings_in(caplog) == ""
+
+
+def test_a_link_to_itself_in_place_of_a_description_raises_no_error(copied: Any) -> None:
+    touch("kept.py", "folder/kept.py")
+    Path("folder/metadata.json").symlink_to("metadata.json")
+    assert copied() == ["folder/kept.py", "kept.py"]
 
 
 @pytest.mark.parametrize("name", ["back\\slash", "new\nline", b"not utf-8 \xff"])

@@ -63,7 +63,7 @@ def test_a_ckpt_file_becomes_the_checkpoint_that_it_was_made_from(by_determined:
     assert_equal(after.resume, before.resume)
     assert after.trial_state == before.trial_state
     assert after.epochs_known
-    assert read_load_data(back).content == read_load_data(directory).content == LOAD_DATA
+    assert read_load_data(back) == read_load_data(directory) == LOAD_DATA
 
 
 def test_the_versions_of_modules_go_along_with_their_weights(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_trial_is_read_from_the_metadata_of_the_platform_where_nothing_else_
     (directory / "load_data.json").unlink()
     config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
     (directory / "metadata.json").write_text(json.dumps({"hparams": {"lr": 1}, "experiment_config": config}))
-    assert read_load_data(directory).content == {
+    assert read_load_data(directory) == {
         "trial_type": "PyTorchTrial",
         "experiment_config": config,
         "hparams": {"lr": 1},

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import functools
 import os
 import pathlib
 import stat
-from collections.abc import Container
+import sys
+from collections.abc import Container, Set
 from typing import Any
 
 import pathspec
+
+from det_lightning.checkpoint.format import layout
 
 _NEVER_NEEDED = """
 .git .hg/ .svn/ .detignore .idea/ .vscode/
@@ -37,101 +39,98 @@ client_secret*.json credentials.json application_default_credentials.json *servi
 # Far more than anyone writes by hand.
 _MAX_RULES_BYTES = 1024 * 1024
 
+# A directory with one of these is an environment or a cache.
+_MARKERS = {"pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", layout.STAGING_MARK}
+# A directory with all of these is an experiment of `det-lightning run`.
+_OF_EXPERIMENT = {"events.jsonl", "config.json"}
 
-class _UnreadableRulesError(Exception):
-    """A file of rules cannot be read; the message says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GitIgnores:
-    """The ``.gitignore`` files that apply to a directory; there are none unless it is ``in_work_tree`` of a repository.
-
-    ``specs`` are the rules of each, with the path of the directory that they are relative to, the innermost last.
-    """
-
-    in_work_tree: bool = False
-    specs: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()
-
-    def name(self, path: str) -> bool:
-        """Return whether the rules name the absolute ``path``, which ends in a slash if it is a directory."""
-        for base, spec in reversed(self.specs):
-            verdict = spec.check_file(path.removeprefix(base)).include if path != base else None
-            if verdict is not None:
-                return verdict
-        return False
-
-    def entered(self, directory: str, names: Container[str], problems: list[str]) -> GitIgnores:
-        """Return the rules for a directory in this one, which contains ``names``; add to ``problems``."""
-        inner = GitIgnores(in_work_tree=True) if ".git" in names else self
-        if not inner.in_work_tree or ".gitignore" not in names:
-            return inner
-        try:
-            spec = _read_rules(pathlib.Path(directory, ".gitignore"), problems)
-        except _UnreadableRulesError as e:
-            problems.append(str(e))
-            return inner
-        return dataclasses.replace(inner, specs=(*inner.specs, (directory, spec)))
-
-    @classmethod
-    def around(cls, directory: pathlib.Path, problems: list[str]) -> GitIgnores:
-        """Return the rules of the directories above ``directory``; none if they name the directory itself."""
-        ignores = cls()
-        for parent in reversed(directory.parents):
-            if ignores.in_work_tree or os.path.lexists(parent / ".git"):
-                names = {name for name in (".git", ".gitignore") if os.path.lexists(parent / name)}
-                ignores = ignores.entered(f"{parent.as_posix().rstrip('/')}/", names, problems)
-        is_named = ignores.name(f"{directory.as_posix().rstrip('/')}/")
-        return cls(in_work_tree=ignores.in_work_tree) if is_named else ignores
+#: The ``.gitignore`` files that apply to a directory: the path that each is relative to and its rules, the innermost
+#: last. None outside of a repository's work tree, where none apply.
+GitIgnores = tuple[tuple[str, pathspec.GitIgnoreSpec], ...] | None
 
 
 class CodeRules:
-    """The files that are left out of a copy of code, by name.
+    """The files below the absolute path ``source`` that are left out of a copy of code, by name.
 
     ``.detignore`` comes first: a path that it names is left out, and one that it names with a ``!`` is not. After that
-    secrets, paths that ``.gitignore`` names, and those that no trial needs are left out. ``problems`` are sentences on
-    what is wrong with the files of rules; if ``detignore_failed``, the rules of ``.detignore`` are not known.
+    secrets, paths that ``.gitignore`` names, and those that no trial needs are left out.
+
+    Attributes:
+        problems: what is wrong with the files of rules, one sentence each.
+        detignore_failed: the rules of ``.detignore`` are not known.
+        secrets: paths that are left out because their names suggest secrets.
     """
 
-    def __init__(self, source: pathlib.Path, with_secrets: bool = False) -> None:
+    def __init__(self, source: pathlib.Path, with_secrets: bool) -> None:
         self.problems: list[str] = []
-        self.detignore_failed = False
+        self.secrets: list[str] = []
         self._source = source
         self._with_secrets = with_secrets
-        self._detignore = pathspec.GitIgnoreSpec([])
         path = source / ".detignore"
-        if os.path.lexists(path):
-            try:
-                self._detignore = _read_rules(path, self.problems)
-            except _UnreadableRulesError as e:
-                self.problems.append(str(e))
-                self.detignore_failed = True
+        rules = _read_rules(path, self.problems) if os.path.lexists(path) else pathspec.GitIgnoreSpec([])
+        self.detignore_failed = rules is None
+        self._detignore = pathspec.GitIgnoreSpec([]) if rules is None else rules
 
     def detignore(self, name: str) -> bool | None:
         """Return True if ``.detignore`` names a relative path, False if it does so with a ``!``, otherwise None."""
         return self._detignore.check_file(name).include
 
-    def leaves_out(self, name: str, ignores: GitIgnores, secrets: list[str]) -> bool:
-        """Return whether a relative path is left out; add it to ``secrets`` if its name suggests a secret."""
+    def leaves_out(self, name: str, ignores: GitIgnores) -> bool:
+        """Return whether a relative path is left out; it ends in a slash if it is a directory."""
         by_detignore = self._detignore.check_file(name).include
         if by_detignore is not None:
             return by_detignore
         if not self._with_secrets and _compile(_SECRETS).match_file(name):
-            secrets.append(name)
+            self.secrets.append(name)
             return True
-        return _compile(_NEVER_NEEDED).match_file(name) or ignores.name(f"{self._source}/{name}")
+        return _compile(_NEVER_NEEDED).match_file(name) or (
+            bool(ignores) and _is_named(f"{self._source}/{name}", ignores)
+        )
 
-    def holds_key(self, beginning: bytes, name: str) -> bool:
-        """Return whether a file that begins like this holds a private key and must be left out."""
-        first_line = beginning[:100].lstrip().split(b"\n")[0]
-        is_key = first_line.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in first_line
-        is_key = is_key or first_line.startswith(b"PuTTY-User-Key-File-")
-        return is_key and not self._with_secrets and self.detignore(name) is not False
+    def ignores_above(self) -> GitIgnores:
+        """Return the rules of the directories above the source; none if they name the source itself."""
+        ignores: GitIgnores = None
+        for parent in reversed(self._source.parents):
+            if ignores is not None or os.path.lexists(parent / ".git"):
+                names = {name for name in (".git", ".gitignore") if os.path.lexists(parent / name)}
+                ignores = self.ignores_in(f"{parent.as_posix().rstrip('/')}/", names, ignores)
+        return () if ignores and _is_named(f"{self._source.as_posix().rstrip('/')}/", ignores) else ignores
+
+    def ignores_in(self, directory: str, names: Container[str], above: GitIgnores) -> GitIgnores:
+        """Return the rules for a directory that contains ``names``, given those for the directory above it."""
+        ignores = () if ".git" in names else above
+        if ignores is None or ".gitignore" not in names:
+            return ignores
+        rules = _read_rules(pathlib.Path(directory, ".gitignore"), self.problems)
+        return ignores if rules is None else (*ignores, (directory, rules))
 
 
-def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSpec:
-    """Read a file with the syntax of ``.gitignore``, in any encoding; add a sentence per problem to ``problems``."""
+def _is_named(path: str, ignores: GitIgnores) -> bool:
+    for base, rules in reversed(ignores or ()):
+        verdict = rules.check_file(path.removeprefix(base)).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def is_environment_or_result(folder: pathlib.Path, names: Set[str]) -> bool:
+    """Return whether a directory that contains ``names`` is an environment, a cache, an experiment or a checkpoint."""
+    if not _MARKERS.isdisjoint(names) or names >= _OF_EXPERIMENT:
+        return True
+    descriptions = names & {layout.METADATA_FILE, layout.LOAD_DATA_FILE}
+    described = any((folder / name).is_file() for name in descriptions)
+    return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
+
+
+def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSpec | None:
+    """Read a file with the syntax of ``.gitignore``, or return None; add a sentence per problem to ``problems``."""
     patterns: list[Any] = []
-    for line in _decoded_lines(path, _read_regular_file(path), problems):
+    try:
+        lines = _read_lines(path, problems)
+    except (OSError, ValueError) as e:
+        problems.append(f"{path} cannot be read: {e.strerror}" if isinstance(e, OSError) else f"{path} {e}")
+        return None
+    for line in lines:
         try:
             patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
         except ValueError:
@@ -139,22 +138,13 @@ def _read_rules(path: pathlib.Path, problems: list[str]) -> pathspec.GitIgnoreSp
     return pathspec.GitIgnoreSpec(patterns)
 
 
-def _read_regular_file(path: pathlib.Path) -> bytes:
-    try:
-        # Opening a FIFO would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _UnreadableRulesError(f"{path} is not a file")
-            content = file.read(_MAX_RULES_BYTES + 1)
-    except OSError as e:
-        raise _UnreadableRulesError(f"{path} cannot be read: {e.strerror}") from e
-    if len(content) > _MAX_RULES_BYTES:
-        raise _UnreadableRulesError(f"{path} has more than {_MAX_RULES_BYTES:,} bytes, and so is not a file of rules")
-    return content
-
-
-def _decoded_lines(path: pathlib.Path, content: bytes, problems: list[str]) -> list[str]:
+def _read_lines(path: pathlib.Path, problems: list[str]) -> list[str]:
+    """Read a file in any encoding; raise a ``ValueError`` that says why it is not a file of rules."""
+    status, content = read_regular_file(path, most_bytes=_MAX_RULES_BYTES)
+    if content is None:
+        raise ValueError("is not a file")
+    if status.st_size > _MAX_RULES_BYTES:
+        raise ValueError(f"has more than {_MAX_RULES_BYTES:,} bytes, and so is not a file of rules")
     encoding = "utf-8-sig"
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
@@ -164,10 +154,28 @@ def _decoded_lines(path: pathlib.Path, content: bytes, problems: list[str]) -> l
         return content.decode(encoding).splitlines()
     except UnicodeDecodeError:
         if encoding != "utf-8-sig":
-            raise _UnreadableRulesError(f"{path} cannot be read: it is neither UTF-8 nor {encoding.upper()}") from None
+            raise ValueError(f"cannot be read: it is neither UTF-8 nor {encoding.upper()}") from None
     problems.append(f"{path} is not UTF-8, and was read as Latin-1")
     # A name on the disk may consist of the bytes in the file, or of the letters that they stand for.
     return [*content.decode("latin-1").splitlines(), *os.fsdecode(content).splitlines()]
+
+
+def read_regular_file(
+    path: pathlib.Path, most_bytes: int = sys.maxsize, flags: int = 0
+) -> tuple[os.stat_result, bytes | None]:
+    """Return the status of a file and its content, which is None if it is not a regular file.
+
+    It is opened with further ``flags``, and no more is read than its size at the start, or ``most_bytes``.
+    """
+    # Opening a FIFO must not wait for a writer.
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return status, None
+    with os.fdopen(descriptor, "rb") as file:
+        return status, file.read(min(status.st_size, most_bytes))
 
 
 @functools.cache

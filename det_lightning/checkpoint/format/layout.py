@@ -8,7 +8,6 @@ Determined cannot read it; see ``det_lightning/checkpoint/format/shards.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -95,7 +94,10 @@ def require_complete(directory: pathlib.Path) -> None:
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
     has_metadata = (directory / METADATA_FILE).is_file()
-    _refuse_foreign_trial(directory)
+    load_data = directory / LOAD_DATA_FILE
+    trial_type = read_json(load_data).get("trial_type") if load_data.is_file() else None
+    if trial_type in _FOREIGN_TRIALS:
+        raise _unknown_kind(directory, f"of a {trial_type}")
     try:
         find_state_file(directory)
     except errors.CheckpointNotFound as e:
@@ -110,14 +112,6 @@ def require_complete(directory: pathlib.Path) -> None:
             f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing. It was not written to its "
             "end; use an earlier checkpoint."
         )
-
-
-def _refuse_foreign_trial(directory: pathlib.Path) -> None:
-    """Raise an ``InvalidCheckpointException`` if a DeepSpeed or Keras trial wrote the checkpoint."""
-    load_data = directory / LOAD_DATA_FILE
-    trial_type = read_json(load_data).get("trial_type") if load_data.is_file() else None
-    if trial_type in _FOREIGN_TRIALS:
-        raise _unknown_kind(directory, f"of a {trial_type}")
 
 
 def _require_framework_of_trials(directory: pathlib.Path) -> None:
@@ -210,10 +204,14 @@ def modernize(state: dict[str, Any], source: str) -> None:
 
 def _require_kinds(state: dict[str, Any], source: str) -> None:
     kinds = {**dict.fromkeys(_SINGLE_KEYS.values(), list), "callbacks": dict, "rng_state": dict}
-    wrong = [f"{key!r} should be a {kind.__name__}" for key, kind in kinds.items() if not _is(state.get(key), kind)]
+    wrong = [
+        f"{key!r} should be a {kind.__name__}"
+        for key, kind in kinds.items()
+        if not isinstance(state.get(key), kind | None)
+    ]
     for key, inner in (("optimizers_state_dict", "param_groups"), ("lr_schedulers_state_dict", "_last_lr")):
         for one in state.get(key) or [] if not wrong else []:
-            if isinstance(one, dict) and not _is(one.get(inner), list):
+            if isinstance(one, dict) and not isinstance(one.get(inner), list | None):
                 wrong.append(f"{inner!r} in {key!r} should be a list")
     if wrong:
         raise errors.InvalidCheckpointException(
@@ -221,54 +219,30 @@ def _require_kinds(state: dict[str, Any], source: str) -> None:
         )
 
 
-def _is(value: Any, kind: type) -> bool:
-    return value is None or isinstance(value, kind)
+def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
+    """Read how to rebuild the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
 
-
-@dataclasses.dataclass(frozen=True)
-class LoadData:
-    """How to rebuild the trial of a checkpoint, read from the file ``source``.
-
-    ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. If not ``is_trainer``, the platform built the
-    trial from the configuration. If ``may_be_functional``, it may have the interface before 0.12.13, ``build_model``.
-    ``content`` is all of this in the form of ``load_data.json``.
-    """
-
-    source: pathlib.Path
-    trial_cls_spec: str | None
-    hparams: dict[str, Any] | None
-    experiment_config: dict[str, Any] | None
-    is_trainer: bool
-    may_be_functional: bool
-    content: dict[str, Any]
-
-
-def read_load_data(directory: pathlib.Path) -> LoadData:
-    """Read how to rebuild the trial of the checkpoint in ``directory``.
-
-    This is in ``load_data.json`` since 0.17.8, and before in ``metadata.json``, which the platform's download added.
+    ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. This is in ``load_data.json`` since 0.17.8, and
+    before in ``metadata.json``, which the platform's download added.
     """
     path = directory / LOAD_DATA_FILE
     if path.is_file():
-        content = read_json(path)
+        found = content = read_json(path)
         if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
-            content = {**make_load_data(None, None, is_trainer=False), **content}
+            found = content = {**make_load_data(None, None, is_trainer=False), **content}
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:
             raise errors.IncompleteCheckpointError(
                 f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
             )
-        spec = content["trial_cls_spec"]
-        _require_load_data(path, content, spec)
-        is_trainer = bool(content.get("is_trainer", False))
-        return LoadData(path, spec, content["hparams"], content["experiment_config"], is_trainer, False, content)
-    path = directory / METADATA_FILE
-    content = read_json(path) if path.is_file() else {}
-    config = content.get("experiment_config")
-    spec = config.get("entrypoint") if isinstance(config, dict) else None
-    hparams = content.get("hparams")
-    _require_load_data(path, content, spec)
-    return LoadData(path, spec, hparams, config, False, True, make_load_data(hparams, config, spec, is_trainer=False))
+    else:
+        path = directory / METADATA_FILE
+        found = read_json(path) if path.is_file() else {}
+        config = found.get("experiment_config")
+        spec = config.get("entrypoint") if isinstance(config, dict) else None
+        content = make_load_data(found.get("hparams"), config, spec, is_trainer=False)
+    _require_load_data(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
+    return content
 
 
 #: The entries of ``load_data.json``.
@@ -288,18 +262,24 @@ def make_load_data(
     }
 
 
-def _require_load_data(source: pathlib.Path, content: dict[str, Any], spec: Any) -> None:
-    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("hparams", "experiment_config"), (dict | None, "an object"))
-    kinds["is_trainer"] = bool | None, "true or false"
-    kinds["trial_type"] = str | None, "a string"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "hparams": (dict | None, "an object"),
+    "experiment_config": (dict | None, "an object"),
+    "is_trainer": (bool | None, "true or false"),
+    "trial_type": (str | None, "a string"),
+}
+
+
+def _require_load_data(source: pathlib.Path, content: dict[str, Any]) -> None:
     wrong = [
         f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
-        for name, (kind, expected) in kinds.items()
+        for name, (kind, expected) in _KINDS.items()
         if not isinstance(content.get(name), kind)
     ]
+    spec = content["trial_cls_spec"]
     if not isinstance(spec, str | None):
         wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
-    if isinstance(spec, str) and len(spec) > _MAX_SPEC_CHARS:
+    elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
         wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
     if wrong:
         raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE, read_json
+from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
 
 #: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
 MANIFEST_KEY = "files"
@@ -24,14 +24,12 @@ CHECKSUM_KEY = "metadata_crc32c"
 _CHUNK_BYTES = 1024 * 1024
 
 
-def describe_files(
-    directory: pathlib.Path, known: Mapping[str, dict[str, Any]] | None = None
-) -> dict[str, dict[str, Any]]:
+def describe_files(directory: pathlib.Path, known: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return size and CRC-32C (the checksum of object stores) of every file below ``directory``, by relative path.
 
     Files in ``known`` keep the description given there and are not read.
     """
-    found = dict(known or {})
+    found = dict(known)
     for folder, _, names in os.walk(directory, onerror=_raise):
         for path in map(pathlib.Path(folder).joinpath, names):
             name = path.relative_to(directory).as_posix()
@@ -97,27 +95,24 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
         )
 
 
-def require_unchanged_code(directory: pathlib.Path) -> None:
-    """Raise if a file of ``code/`` does not match the manifest; see :func:`require_unchanged`."""
-    listed = _read_metadata(directory).get(MANIFEST_KEY, {})
-    require_unchanged(directory, [name for name in listed if name.startswith(f"{CODE_DIR}/")])
-
-
-def find_unlisted(directory: pathlib.Path, names: Iterable[str] = ()) -> list[str]:
-    """Return which of ``names`` and of the paths in ``code/`` exist but are not listed; none without a manifest."""
+def find_unlisted(directory: pathlib.Path) -> list[str]:
+    """Return the paths of files that are read, and of those in ``code/``, that are not listed in the manifest."""
     listed = _read_metadata(directory).get(MANIFEST_KEY)
     if listed is None:
         return []
-    present = [*(name for name in names if os.path.lexists(directory / name)), *_paths_in_code(directory)]
-    return [name for name in present if name not in listed]
+    present = [name for name in FILES_READ if os.path.lexists(directory / name)]
+    return [name for name in (*present, *_paths_in_code(directory)) if name not in listed]
 
 
-def split_code(directory: pathlib.Path) -> tuple[list[str], list[str]]:
+def split_code(directory: pathlib.Path, *, trusted: bool) -> tuple[list[str], list[str]]:
     """Return the paths of the files in ``code/`` that may be imported, and those of everything else there.
 
-    The former are listed in the manifest, if there is one. Links are not followed.
+    The former are listed in the manifest, if there is one, and unless ``trusted``, :func:`require_unchanged` raises if
+    one does not match it. Links are not followed.
     """
     listed = _read_metadata(directory).get(MANIFEST_KEY)
+    if not trusted:
+        require_unchanged(directory, [name for name in listed or () if name.startswith(f"{CODE_DIR}/")])
     present = _paths_in_code(directory)
     usable = [name for name, is_file in present.items() if is_file and (listed is None or name in listed)]
     return usable, sorted(present.keys() - {*usable})

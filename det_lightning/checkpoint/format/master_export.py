@@ -4,19 +4,97 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import MASTER_KEY
-from det_lightning.checkpoint.format.master_output import (
-    Checkpoint,
-    CheckpointList,
-    ExperimentDescription,
-    Printed,
-    TrialDescription,
-    read_output,
-)
+import pydantic
+from pydantic.alias_generators import to_camel
+
+from det_lightning.checkpoint.format.layout import MASTER_KEY, is_shallow
 from det_lightning.masking import mask
+
+
+class _Printed(pydantic.BaseModel):
+    """JSON that the command line prints; keys that are not used here may be missing or hold anything."""
+
+    model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
+
+
+class _Metrics(_Printed):
+    avg_metrics: dict[str, Any] | None = None
+
+
+class _Validation(_Printed):
+    total_batches: int
+    metrics: _Metrics | None = None
+
+
+class _CheckpointWorkload(_Printed):
+    total_batches: int
+    uuid: str | None = None
+    state: str | None = None
+    end_time: str | None = None
+
+
+class _Workload(_Printed):
+    checkpoint: _CheckpointWorkload | None = None
+    validation: _Validation | None = None
+
+
+class _Trial(_Printed):
+    id: int
+    experiment_id: int
+    state: str | None = None
+    hparams: dict[str, Any] | None = None
+
+
+class _TrialDescription(_Printed):  # of `det trial describe ID --json`
+    trial: _Trial
+    workloads: list[_Workload] = []
+
+
+class _Experiment(_Printed):
+    id: int
+    name: str | None = None
+    state: str | None = None
+    start_time: str | None = None
+    config: dict[str, Any] | None = None
+
+
+class _ExperimentDescription(_Printed):  # an element of `det experiment describe ID,... --json`
+    experiment: _Experiment
+    config: dict[str, Any] | None = None
+
+
+class _Training(_Printed):
+    trial_id: int
+    experiment_id: int
+    experiment_config: dict[str, Any] | None = None
+    hparams: dict[str, Any] | None = None
+    validation_metrics: _Metrics | None = None
+    searcher_metric: float | int | str | None = None
+
+
+class _Checkpoint(_Printed):
+    uuid: str
+    training: _Training
+    state: str | None = None
+    report_time: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class _CheckpointList(_Printed):  # of the master's `/api/v1/experiments/ID/checkpoints`
+    checkpoints: list[_Checkpoint]
+
+
+# What an object is, by a key that only it has.
+_KINDS: dict[str, type[_Printed]] = {
+    "experiment": _ExperimentDescription,
+    "trial": _TrialDescription,
+    "checkpoints": _CheckpointList,
+    "uuid": _Checkpoint,
+}
 
 _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-inf")}
 
@@ -37,14 +115,10 @@ class ExportedCheckpoint:
 
 
 class MasterExport:
-    """What one or more outputs of the command line say together.
+    """What ``files``, one or more outputs of the command line, say together; each is given by its name and content.
 
-    Args:
-        files: the content of each file, by its name.
-
-    Raises:
-        ValueError: a file is not such an output, or two contradict each other; the message lists all mistakes with
-            file, key and value.
+    Raise a ``ValueError`` that lists all mistakes, with file, key and value, if one is not such an output, or two
+    contradict each other.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -53,7 +127,7 @@ class MasterExport:
         self._trials: dict[int, dict[str, Any]] = {}
         self._mistakes: list[str] = []
         for name, content in files.items():
-            for printed in read_output(name, content, self._mistakes):
+            for printed in _read_output(name, content, self._mistakes):
                 self._add(name, printed)
         if self._mistakes:
             raise ValueError("; ".join(self._mistakes))
@@ -61,31 +135,27 @@ class MasterExport:
     def metric_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
         """Return name, value and direction of a checkpoint's searcher metric; None if it is not known."""
         searcher = (self._experiments.get(checkpoint.experiment_id, {}).get("config") or {}).get("searcher")
-        searcher = searcher if isinstance(searcher, dict) else {}
-        name = searcher.get("metric")
-        if not isinstance(name, str):
+        if not isinstance(searcher, dict) or not isinstance(name := searcher.get("metric"), str):
             return None
         value = _number((checkpoint.metrics or {}).get(name))
         value = checkpoint.searcher_metric if value is None else value
-        if value is None:
-            return None
-        return {"name": name, "value": value, "smaller_is_better": searcher.get("smaller_is_better") is not False}
+        smaller_is_better = searcher.get("smaller_is_better") is not False
+        return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
 
     def entries_for(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
         """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
-        described = {
-            "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
-            "trial": {"state": trial.get("state")},
-            "validation_metrics": checkpoint.metrics,
-        }
         entries = {
             "trial": str(checkpoint.trial_id),
             "experiment": str(checkpoint.experiment_id),
             "metric": self.metric_of(checkpoint),
             "hparams": mask(trial.get("hparams")),
-            MASTER_KEY: described,
+            MASTER_KEY: {
+                "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
+                "trial": {"state": trial.get("state")},
+                "validation_metrics": checkpoint.metrics,
+            },
         }
         return {key: value for key, value in entries.items() if value is not None}
 
@@ -104,21 +174,18 @@ class MasterExport:
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(self._experiments.keys() - ids)
 
-    def _add(self, file: str, printed: Printed) -> None:
-        if isinstance(printed, ExperimentDescription):
+    def _add(self, file: str, printed: _Printed) -> None:
+        if isinstance(printed, _ExperimentDescription):
             config = printed.config or printed.experiment.config
             _merge(self._experiments, printed.experiment.id, printed.experiment.model_dump() | {"config": config})
-        elif isinstance(printed, TrialDescription):
+        elif isinstance(printed, _TrialDescription):
             _merge(self._trials, printed.trial.id, printed.trial.model_dump())
             for checkpoint in _of_trial(file, printed):
                 self._add_checkpoint(checkpoint)
-        elif isinstance(printed, CheckpointList):
-            for listed in printed.checkpoints:
-                self._add_listed(file, listed)
-        elif isinstance(printed, Checkpoint):
+        elif isinstance(printed, _Checkpoint):
             self._add_listed(file, printed)
 
-    def _add_listed(self, file: str, listed: Checkpoint) -> None:
+    def _add_listed(self, file: str, listed: _Checkpoint) -> None:
         training = listed.training
         _merge(self._experiments, training.experiment_id, {"config": training.experiment_config})
         _merge(self._trials, training.trial_id, {"hparams": training.hparams})
@@ -158,7 +225,7 @@ def _merge(known: dict[int, dict[str, Any]], number: int, described: dict[str, A
     known.setdefault(number, {}).update({key: value for key, value in described.items() if value is not None})
 
 
-def _of_trial(file: str, printed: TrialDescription) -> Iterator[ExportedCheckpoint]:
+def _of_trial(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpoint]:
     validations = {one.validation.total_batches: one.validation for one in printed.workloads if one.validation}
     for checkpoint in (one.checkpoint for one in printed.workloads):
         if checkpoint is None or checkpoint.uuid is None:
@@ -198,3 +265,36 @@ def _moment(text: str | None) -> float | None:
     except ValueError:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)).timestamp()
+
+
+def _read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[_Printed]:
+    """Yield the objects in a file; add what is wrong with it to ``mistakes``, with file, key and value."""
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as e:
+        mistakes.append(f"{file} is not JSON: {e}")
+        return
+    if not is_shallow(parsed):
+        mistakes.append(f"{file} is nested too deeply for an output of Determined")
+        return
+    for index, element in enumerate(parsed) if isinstance(parsed, list) else [(None, parsed)]:
+        at = file if index is None else f"{file}: [{index}]"
+        kinds = [kind for key, kind in _KINDS.items() if isinstance(element, dict) and key in element]
+        if not kinds:
+            mistakes.append(
+                f"{at} is neither an experiment, nor a trial, nor a list of checkpoints as Determined prints them; "
+                f"got {mask(element)!r:.80}"
+            )
+            continue
+        try:
+            printed = kinds[0].model_validate(element)
+            yield from printed.checkpoints if isinstance(printed, _CheckpointList) else [printed]
+        except pydantic.ValidationError as e:
+            mistakes += [f"{at}: {_described(error)}" for error in e.errors()]
+
+
+def _described(error: Any) -> str:
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    got = "" if error["type"] == "missing" else f"; got {mask(error['input'])!r:.80}"
+    message = error["msg"].partition(" or instance of ")[0]
+    return f"{location}: {message}{got}"

@@ -33,11 +33,7 @@ def without_numpy(value: Any) -> Any:
 
 
 def with_numpy(value: Any) -> Any:
-    """Reverse :func:`without_numpy`.
-
-    Raises:
-        InvalidCheckpointException: a description of an array is damaged.
-    """
+    """Reverse :func:`without_numpy`; raise an ``InvalidCheckpointException`` if an array is damaged."""
     return _Replacement(_rebuild).of(value)
 
 
@@ -93,7 +89,9 @@ def _rebuild(value: Any) -> Any:
     content = value[_CONTENT]
     try:
         dtype = _plain_dtype(name)
-        lengths = [] if shape is None else [_length(length) for length in shape]
+        lengths = [] if shape is None else list(shape)
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise ValueError("a shape consists of lengths")
         if not _is_bytes(content) or content.numel() != math.prod(lengths) * dtype.itemsize:
             raise ValueError("its content does not fit")
         flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype)
@@ -111,12 +109,6 @@ def _plain_dtype(name: Any) -> np.dtype[Any]:
     if dtype.kind not in _PLAIN_KINDS or not dtype.itemsize or dtype.subdtype:
         raise TypeError("it is not a type of plain values")
     return dtype
-
-
-def _length(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError("a shape consists of lengths")
-    return value
 
 
 def _is_bytes(content: Any) -> bool:

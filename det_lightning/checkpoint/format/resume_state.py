@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any
 
 import torch
@@ -160,12 +161,19 @@ def _shown(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
+_Check = Callable[[Any], bool]
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNT
+def _is(*kinds: type) -> _Check:
+    return lambda value: isinstance(value, kinds)
+
+
+def _is_integer(least: int, most: int) -> _Check:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _is_list(is_right: _Check, least: int = 0) -> _Check:
+    return lambda value: isinstance(value, list) and len(value) >= least and all(map(is_right, value))
 
 
 def _is_settings(value: Any) -> bool:
@@ -185,17 +193,8 @@ def _is_json(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_right, value))
-
-
-def _is_journal(value: Any) -> bool:
-    return _is_list(value, lambda start: isinstance(start, dict) and _is_count(start.get("first_batch", 0)))
-
-
-def _is_gradients(value: Any) -> bool:
-    """Return whether a value lists the gradients of each model, or is a list of such lists, one per rank."""
-    return _is_list(value, _is_of_model) or _is_list(value, lambda one: _is_list(one, _is_of_model))
+def _is_start(value: Any) -> bool:
+    return isinstance(value, dict) and _is_count(value.get("first_batch", 0))
 
 
 def _is_of_model(value: Any) -> bool:
@@ -204,33 +203,26 @@ def _is_of_model(value: Any) -> bool:
     )
 
 
-_Expected = dict[str, tuple[str, Callable[[Any], bool]]]
+_is_count = _is_integer(0, MAX_COUNT)
+_are_of_models = _is_list(_is_of_model)
+_are_of_ranks = _is_list(_are_of_models)
 
-_EXPECTED: _Expected = {
-    "trial_state": ("a dict of counts", _is_dict),
-    "rng_states": (
-        "a list with a dict of random states for each rank",
-        lambda value: _is_list(value, _is_dict) and bool(value),
-    ),
-    "journals": (
-        "a list of the starts of passes over the data for each rank",
-        lambda value: _is_list(value, _is_journal) and bool(value),
-    ),
+_EXPECTED: dict[str, tuple[str, _Check]] = {
+    "trial_state": ("a dict of counts", _is(dict)),
+    "rng_states": ("a list with a dict of random states for each rank", _is_list(_is(dict), least=1)),
+    "journals": ("a list of the starts of passes over the data for each rank", _is_list(_is_list(_is_start), least=1)),
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
-    "gradients": ("a list of dicts of tensors", _is_gradients),
-    "precision": ("a dict", _is_dict),
-    "world_size": (
-        f"an integer from 1 to {_MAX_WORLD_SIZE}",
-        lambda value: type(value) is int and 1 <= value <= _MAX_WORLD_SIZE,
-    ),
+    "gradients": ("a list of dicts of tensors", lambda value: _are_of_models(value) or _are_of_ranks(value)),
+    "precision": ("a dict", _is(dict)),
+    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_integer(1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
-    "has_validated": ("true or false", lambda value: isinstance(value, bool)),
-    "best_value": ("a number", lambda value: isinstance(value, int | float | None)),
-    "trial": ("a name", lambda value: isinstance(value, str | None)),
+    "has_validated": ("true or false", _is(bool)),
+    "best_value": ("a number", _is(int, float, NoneType)),
+    "trial": ("a name", _is(str, NoneType)),
 }
 
-_EXPECTED_OF_START: _Expected = {
+_EXPECTED_OF_START: dict[str, tuple[str, _Check]] = {
     "first_batch": ("an integer", _is_count),
-    "rng": ("a dict", _is_dict),
-    "samplers": ("a list of dicts", lambda value: _is_list(value, _is_dict)),
+    "rng": ("a dict", _is(dict)),
+    "samplers": ("a list of dicts", _is_list(_is(dict))),
 }

@@ -8,6 +8,7 @@ its file they are. That library's own ``.metadata`` is a pickle, and is never re
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -35,16 +36,7 @@ _MOST_NAMED_PARTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class StoredPart:
-    """Where some rows of a tensor are stored.
-
-    Attributes:
-        dim: the dimension of the tensor that is divided.
-        begin: the first row in that dimension.
-        size: the number of rows.
-        file: the name of the file in ``shards/``.
-        offset: position of the first byte in it.
-        length: number of bytes.
-    """
+    """Where ``size`` rows of a tensor's dimension ``dim`` are stored: in ``length`` bytes of a file in ``shards/``."""
 
     dim: int
     begin: int
@@ -54,19 +46,19 @@ class StoredPart:
     length: int
 
 
-def map_tensors(value: Any, convert: Callable[[str, Any], Any], name: str, kinds: tuple[type, ...]) -> Any:
-    """Return nested dicts, lists and tuples with ``convert(name, value)`` in place of each value of ``kinds``.
+def map_tensors(value: Any, convert: Callable[[str, Any], Any], name: str, kind: type) -> Any:
+    """Return nested dicts, lists and tuples with ``convert(name, value)`` in place of each value of ``kind``.
 
     A name is the path to a value, such as ``"state.models_state_dict.0.weight"``.
     """
-    if isinstance(value, kinds):
+    if isinstance(value, kind):
         return convert(name, value)
     if isinstance(value, dict):
-        return {key: map_tensors(item, convert, f"{name}.{key}", kinds) for key, item in value.items()}
+        return {key: map_tensors(item, convert, f"{name}.{key}", kind) for key, item in value.items()}
     if isinstance(value, list):
-        return [map_tensors(item, convert, f"{name}.{index}", kinds) for index, item in enumerate(value)]
+        return [map_tensors(item, convert, f"{name}.{index}", kind) for index, item in enumerate(value)]
     if type(value) is tuple:
-        return tuple(map_tensors(item, convert, f"{name}.{index}", kinds) for index, item in enumerate(value))
+        return tuple(map_tensors(item, convert, f"{name}.{index}", kind) for index, item in enumerate(value))
     return value
 
 
@@ -162,15 +154,11 @@ def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) 
     """
     shape = whole.shape
     in_order = sorted(parts, key=lambda part: part.begin)
+    *begins, end = itertools.accumulate([part.size for part in in_order], initial=0)
     dims = {part.dim for part in in_order}
-    end = 0
-    for part in in_order:
-        if part.begin != end:
-            break
-        end += part.size
-    is_covered = len(dims) == 1 and max(dims) < len(shape) and end == shape[max(dims)]
-    is_plausible = whole.nbytes <= sum(part.length for part in in_order)
-    if not is_covered or not is_plausible or sum(part.size for part in in_order) != end:
+    is_gapless = [part.begin for part in in_order] == begins
+    is_covered = is_gapless and len(dims) == 1 and max(dims) < len(shape) and end == shape[max(dims)]
+    if not is_covered or whole.nbytes > sum(part.length for part in in_order):
         rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_MOST_NAMED_PARTS])
         raise errors.IncompleteCheckpointError(
             f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}: there are rows {rows}. A "

@@ -17,25 +17,6 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
 
-# Where each name comes from: a run that does not resume reads no checkpoint, and must not wait for these modules.
-_MODULES = {
-    "StoredTensor": "stored_tensors",
-    "Verdict": "inspection",
-    "allow_safe_values": "stand_ins",
-    "finish": "stand_ins",
-    "inspect_checkpoint": "inspection",
-    "load_checkpoint": "reading",
-    "read_all_parts": "stored_tensors",
-    "read_checkpoint": "reading",
-    "read_models": "reading",
-    "read_pickle": "reading",
-    "read_resume": "reading",
-    "read_state": "state_file",
-    "read_trial_state": "reading",
-    "verify_checkpoint": "inspection",
-    "warn_of_nan": "state_file",
-}
-
 __all__ = [
     "StoredTensor",
     "Verdict",
@@ -56,7 +37,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        return found
+    # Imported only now: a run that does not resume reads no checkpoint, and must not wait for these modules.
+    if name in __all__:
+        for module in ("stand_ins", "state_file", "stored_tensors", "reading", "inspection"):  # each imports the former
+            members = vars(importlib.import_module(f"{__name__}.{module}"))
+            if name in members:
+                globals()[name] = members[name]
+                return members[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,10 +52,6 @@ def _are_counts(value: Any) -> bool:
     return type(value) is tuple and len(value) <= 64 and all(map(is_count, value))
 
 
-def _are_hooks(value: Any) -> bool:
-    return value is None or (isinstance(value, DescribedDict) and not value.items)
-
-
 def _are_flags(value: Any) -> bool:
     return value is None or (
         isinstance(value, DescribedDict)
@@ -107,7 +103,7 @@ _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     "dtype": lambda value: _dtype_of(value) is not None,
     "quantizer": _is_quantizer,
     "requires_grad": lambda value: isinstance(value, bool),
-    "hooks": _are_hooks,
+    "hooks": lambda value: value is None or (isinstance(value, DescribedDict) and not value.items),
     "flags": _are_flags,
     "tensor": lambda value: isinstance(value, DescribedTensor),
     "attributes": _are_attributes,
@@ -203,6 +199,7 @@ def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, .
 
 
 _STRIDED = "storage offset size stride"
+_PARAMETER = "tensor requires_grad hooks [attributes]"
 
 #: For each function that may be called, by name, a function that checks the arguments and describes the result.
 CALLS: dict[str, Callable[..., Any]] = {
@@ -223,17 +220,13 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("torch._utils._rebuild_qtensor", f"{_STRIDED} quantizer requires_grad hooks", _strided),
         ("torch._utils._rebuild_sparse_tensor", "layout parts", _sparse),
         ("torch._utils._rebuild_meta_tensor_no_storage", "dtype size stride requires_grad", _meta),
-        ("torch._utils._rebuild_parameter", "tensor requires_grad hooks [attributes]", _parameter),
-        ("torch._utils._rebuild_parameter_with_state", "tensor requires_grad hooks [attributes]", _parameter),
+        ("torch._utils._rebuild_parameter", _PARAMETER, _parameter),
+        ("torch._utils._rebuild_parameter_with_state", _PARAMETER, _parameter),
         ("torch._tensor._rebuild_from_type_v2", "function kind args state", _from_type),
     )
 }
 
 #: Those that read, or may read, the values of tensors when they are called.
 READ_VALUES = frozenset(
-    {
-        "torch._utils._rebuild_qtensor",
-        "torch._utils._rebuild_sparse_tensor",
-        "torch._tensor._rebuild_from_type_v2",
-    }
+    {"torch._utils._rebuild_qtensor", "torch._utils._rebuild_sparse_tensor", "torch._tensor._rebuild_from_type_v2"}
 )

@@ -67,7 +67,7 @@ def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
         verdict.problems += manifest.find_damage(directory)
         verdict.problems += [
             f"{directory / name} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was written"
-            for name in manifest.find_unlisted(directory, layout.FILES_READ)
+            for name in manifest.find_unlisted(directory)
         ]
         verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
 
@@ -93,7 +93,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: _inspect_completeness(directory),
         lambda: _inspect_metadata(directory),
-        lambda: {"load_data": mask(layout.read_load_data(directory).content)},
+        lambda: {"load_data": mask(layout.read_load_data(directory))},
         lambda: _inspect_trial_state(directory, trusted),
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
@@ -150,9 +150,12 @@ def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     }
 
 
-def _dicts(state: Mapping[str, Any], key: str) -> list[dict[Any, Any]]:
-    found = state.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dicts(state: Mapping[Any, Any], key: str) -> list[dict[Any, Any]]:
+    return [one for one in _list(state.get(key)) if isinstance(one, dict)]
 
 
 def _describe_model(weights: Mapping[Any, Any]) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = [group for group in _list(state.get("param_groups")) if isinstance(group, dict)]
+    groups = _dicts(state, "param_groups")
     return {"groups": len(groups), "lr": [_number(group.get("lr")) for group in groups]}
 
 
@@ -181,20 +184,11 @@ def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
     return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in _list(state.get("_last_lr"))]}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _number(value: Any) -> float | None:
     """Return a learning rate or count, which may be a tensor; None if it is not a number that can be shown."""
-    if (
-        isinstance(value, torch.Tensor)
-        and value.numel() == 1
-        and value.device.type != "meta"
-        and not value.is_complex()
-    ):
-        value = value.item()
     try:
+        if isinstance(value, torch.Tensor):
+            value = value.item()
         float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -71,8 +71,7 @@ class Interpreter:
         self._outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.named: set[str] = set()
-        self._large_keys: set[str] = set()
-        self._hashes: Counter[int] = Counter()
+        self._large_keys: defaultdict[int, set[str]] = defaultdict(set)
 
     def run(self) -> Any:
         """Return the description of the pickled value."""
@@ -165,17 +164,13 @@ class Interpreter:
                     raise ValueError("a key of a dict has too many parts")
                 pending.extend(part)
             elif isinstance(part, int) and abs(part) > _MAX_OWN_HASH:
-                self._note_large_key(part)
+                # As text, whose hash is another one.
+                same_hash = self._large_keys[hash(part)]
+                same_hash.add(f"{part:x}")
+                if len(same_hash) > _MAX_SAME_HASH:
+                    raise ValueError("the keys of a dict are made to be slow")
             elif not isinstance(part, str | int | float | PlainValue | NamedGlobal | CheckedElsewhere | None):
                 raise ValueError(f"{shown(part)} cannot be a key of a dict")
-
-    def _note_large_key(self, key: int) -> None:
-        if f"{key:x}" in self._large_keys:
-            return
-        self._large_keys.add(f"{key:x}")
-        self._hashes[hash(key)] += 1
-        if self._hashes[hash(key)] > _MAX_SAME_HASH:
-            raise ValueError("the keys of a dict are made to be slow")
 
     # Calls
 

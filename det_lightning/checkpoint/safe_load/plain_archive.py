@@ -41,10 +41,8 @@ class EntryContent:
     checked: int = 0
     crc32: int = 0
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether all of it has been read, and has the checksum in the archive's list."""
-        return (self.checked, self.crc32) == (self.entry.size, self.entry.crc32)
+    def __len__(self) -> int:
+        return self.entry.size
 
     def extend(self, content: memoryview) -> None:
         """Add the bytes that follow those read so far."""
@@ -58,7 +56,8 @@ class ContentReader:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._readers = ThreadPoolExecutor(_thread_count(), "det_lightning_read")
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._readers = ThreadPoolExecutor(min(processors, _MOST_THREADS), "det_lightning_read")
         # A separate thread, so that a reader can wait for it.
         self._checksums = ThreadPoolExecutor(1, "det_lightning_checksum")
         self._begun: list[Future[None]] = []
@@ -99,12 +98,7 @@ class ContentReader:
             raise EOFError(f"the entry {content.entry.name!r:.100} ends in the middle")
 
     def wait(self) -> None:
-        """Wait until everything that :meth:`begin` started has been read.
-
-        Raises:
-            EOFError: the file has become shorter.
-            OSError: it cannot be read.
-        """
+        """Wait until everything that :meth:`begin` started has been read; for its errors, see `find_damage`."""
         for reading in self._begun:
             reading.result()
         self._begun.clear()
@@ -123,23 +117,27 @@ class ContentReader:
             return int(count)
 
 
-def _thread_count() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    return min(os.cpu_count() or 1, _MOST_THREADS)
+class Stream(io.RawIOBase):
+    """A stream of ``size`` bytes that can be read from any position."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
 
 
-@dataclasses.dataclass
-class _Part:
-    """Some bytes of a :class:`PlainArchive`: either given, or an entry's content in the file."""
-
-    begin: int
-    size: int
-    given: bytes | None = None
-    content: EntryContent | None = None
-
-
-class PlainArchive(io.RawIOBase):
+class PlainArchive(Stream):
     """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
 
     Unlike in a file, torch cannot look for another format in it. ``contents`` of some entries are already checked.
@@ -152,13 +150,13 @@ class PlainArchive(io.RawIOBase):
     def __init__(
         self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes], *, fills_later: bool
     ) -> None:
-        super().__init__()
+        super().__init__(size=0)
         self._reader = ContentReader(file)
         self._fills_later = fills_later
         self._left: list[EntryContent] = []
-        self._position = 0
-        self._size = 0
-        self._parts: list[_Part] = []
+        # Some bytes each: either given, or an entry's content in the file.
+        self._parts: list[bytes | EntryContent] = []
+        self._begins: list[int] = []
         directory = b""
         for name, entry in entries.items():
             directory += self._append_entry(f"archive/{name}".encode(), entry, contents.get(name))
@@ -171,7 +169,6 @@ class PlainArchive(io.RawIOBase):
             + archive.LOCATOR.pack(archive.LOCATOR_MAGIC, 0, begin + len(directory), 1)
             + archive.END.pack(archive.END_MAGIC, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
         )
-        self._begins = [part.begin for part in self._parts]
 
     def _append_entry(self, name: bytes, entry: Entry, given: bytes | None) -> bytes:
         """Add an entry; return its line in the list of entries."""
@@ -179,45 +176,30 @@ class PlainArchive(io.RawIOBase):
         sizes = struct.pack("<2H2Q", 1, 16, entry.size, entry.size)
         common = (0x800, zipfile.ZIP_STORED, 0, 0, entry.crc32, 0xFFFFFFFF, 0xFFFFFFFF, len(name))
         self._append(archive.LOCAL.pack(archive.LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + name + sizes)
-        if given is not None:
-            self._append(given)
-        elif entry.size:
-            self._parts.append(_Part(self._size, entry.size, content=EntryContent(entry)))
-            self._size += entry.size
+        self._append(EntryContent(entry) if given is None else given)
         extra = struct.pack("<2H3Q", 1, 24, entry.size, entry.size, header_at)
         line = _CENTRAL.pack(_CENTRAL_MAGIC, _VERSION_64, _VERSION_64, *common, len(extra), 0, 0, 0, 0, 0xFFFFFFFF)
         return line + name + extra
 
-    def _append(self, given: bytes) -> None:
-        if given:
-            self._parts.append(_Part(self._size, len(given), given))
-            self._size += len(given)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
+    def _append(self, part: bytes | EntryContent) -> None:
+        if size := len(part):
+            self._parts.append(part)
+            self._begins.append(self._size)
+            self._size += size
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         done = 0
-        while done < len(target) and 0 <= self._position < self._size:
-            part = self._parts[bisect.bisect_right(self._begins, self._position) - 1]
-            offset = self._position - part.begin
-            wanted = target[done : done + part.size - offset]
-            if part.given is not None:
-                wanted[:] = part.given[offset : offset + len(wanted)]
-            elif part.content is not None and self._fills_later:
-                self._leave(part.content, wanted, is_all=len(wanted) == len(target) == part.size)
-            elif part.content is not None and not self._reader.read(part.content, offset, wanted):
+        while done < len(target) and self._position < self._size:
+            index = bisect.bisect_right(self._begins, self._position) - 1
+            part = self._parts[index]
+            offset = self._position - self._begins[index]
+            wanted = target[done : done + len(part) - offset]
+            if isinstance(part, bytes):
+                wanted[:] = part[offset : offset + len(wanted)]
+            elif self._fills_later:
+                self._leave(part, wanted, is_all=len(wanted) == len(target) == len(part))
+            elif not self._reader.read(part, offset, wanted):
                 break
             done += len(wanted)
             self._position += len(wanted)
@@ -232,13 +214,11 @@ class PlainArchive(io.RawIOBase):
         self._left.append(content)
 
     def fill(self, storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
-        """Start filling the storage that torch has just read; leave it on the CPU.
-
-        Raises:
-            UnknownOrderError: it is not the storage that torch has just read.
+        """Start filling the storage that torch has just read, and leave it on the CPU; raise ``UnknownOrderError``
+        if torch has not just read it.
         """
         if storage.nbytes():
-            if len(self._left) != 1 or self._left[0].entry.size != storage.nbytes():
+            if len(self._left) != 1 or len(self._left[0]) != storage.nbytes():
                 raise UnknownOrderError("torch.load asks where to load a storage that it has not just read")
             self._reader.begin(self._left.pop(), storage)
         return storage
@@ -246,24 +226,21 @@ class PlainArchive(io.RawIOBase):
     def find_damage(self) -> list[str]:
         """Wait for all content, and read what torch did not; return the names of entries whose checksum differs.
 
-        Raises:
-            UnknownOrderError: torch has not asked where to load a storage.
-            EOFError: the file has become shorter.
-            OSError: it cannot be read.
+        Raise an ``UnknownOrderError`` if torch has not asked where to load a storage, an ``EOFError`` if the file has
+        become shorter, and an ``OSError`` if it cannot be read.
         """
         if self._left:
             raise UnknownOrderError(f"torch.load has not asked where to load {self._left[0].entry.name!r:.100}")
         self._reader.wait()
         buffer = memoryview(bytearray(_CHUNK_BYTES))
-        contents = [part.content for part in self._parts if part.content is not None]
+        contents = [part for part in self._parts if isinstance(part, EntryContent)]
         for content in contents:
-            while (rest := content.entry.size - content.checked) > 0:
+            while (rest := len(content) - content.checked) > 0:
                 if not self._reader.read(content, content.checked, buffer[:rest]):
                     break
-        return [content.entry.name for content in contents if not content.is_intact]
+        return [one.entry.name for one in contents if (one.checked, one.crc32) != (one.entry.size, one.entry.crc32)]
 
     def close(self) -> None:
         """End the threads that read and compute checksums; the file stays open."""
-        if not self.closed:
-            self._reader.close()
+        self._reader.close()
         super().close()

@@ -27,11 +27,7 @@ from det_lightning.checkpoint.format.shards import (
 )
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
-from det_lightning.checkpoint.safe_load.stored_tensors import (
-    find_stored,
-    read_all_parts,
-    read_whole,
-)
+from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.escaping import escape
@@ -65,12 +61,6 @@ class _Unpickler(pickle.Unpickler):
                 "run code. If you know where the file comes from, pass trusted=True."
             )
         return found
-
-
-def _load_plain(content: bytes, path: pathlib.Path, with_arrays: bool) -> Any:
-    _require_small(content, with_arrays)
-    value = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
-    return finish(value) if with_arrays else value
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:
@@ -112,7 +102,12 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
     """
     content = layout.read_bytes(path)
     try:
-        values = pickle.loads(content) if trusted else _load_plain(content, path, with_arrays)
+        if trusted:
+            values = pickle.loads(content)
+        else:
+            _require_small(content, with_arrays)
+            values = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
+            values = finish(values) if with_arrays else values
     except errors.CheckpointError:
         raise
     except Exception as e:  # unpickling damaged bytes may raise anything
@@ -223,7 +218,7 @@ def read_checkpoint(
         trial_state=trial_state,
         resume=read_resume(directory, trusted=trusted),
         lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
-        load_data=layout.read_load_data(directory).content,
+        load_data=layout.read_load_data(directory),
         epochs_known=epochs_known,
         name=directory.name,
         source=str(state_file),

@@ -26,7 +26,7 @@ from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
-from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
+from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, Stream, UnknownOrderError
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, allow_safe_values, finish
 from det_lightning.escaping import escape, name_some
 
@@ -170,33 +170,20 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
     return tensor
 
 
-class _FileSection(io.RawIOBase):
+class _FileSection(Stream):
     """A section of a file as a stream."""
 
     def __init__(self, file: IO[bytes], begin: int, length: int) -> None:
-        super().__init__()
+        super().__init__(length)
         size = file.seek(0, io.SEEK_END)
         if begin + length > size:
             raise ValueError(f"it has {size:,} bytes; the tensor should end at byte {begin + length:,}")
         self._file = file
         self._begin = begin
-        self._length = length
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
 
     def readinto(self, buffer: Any) -> int:
         self._file.seek(self._begin + self._position)
-        room = memoryview(buffer)[: max(0, self._length - self._position)]
+        room = memoryview(buffer)[: max(0, self._size - self._position)]
         count: int = self._file.readinto(room)  # type: ignore[attr-defined]  # of an unbuffered file
         self._position += count
         return count
@@ -273,11 +260,10 @@ def _explaining(where: object) -> Iterator[None]:
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, where) from e
+        raise _explain(e, escape(where)) from e
 
 
-def _explain(error: Exception, where: object) -> errors.CheckpointError:
-    source = escape(where)
+def _explain(error: Exception, source: str) -> errors.CheckpointError:
     unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
     if unsafe is not None:
         name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]

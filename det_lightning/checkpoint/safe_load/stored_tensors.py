@@ -25,12 +25,7 @@ from det_lightning.escaping import escape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor whose parts are in the files of a sharded checkpoint.
-
-    Attributes:
-        shape: its whole shape.
-        dtype: its type.
-    """
+    """A tensor, of the whole ``shape``, whose parts are in the files of a sharded checkpoint."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -44,13 +39,7 @@ class StoredTensor:
         return len(self.shape)
 
     def read(self) -> torch.Tensor:
-        """Return the whole tensor, in main memory.
-
-        Raises:
-            IncompleteCheckpointError: a file is missing or damaged.
-            UnsafeCheckpointError: a file refers to code, and is not trusted.
-            CheckpointError: there is too little memory.
-        """
+        """Return the whole tensor, in main memory; raise a ``CheckpointError`` if that is not possible."""
         dim = self._parts[0].dim
         return self.read_rows(dim, 0, self.shape[dim])
 
@@ -98,12 +87,12 @@ def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: boo
         in_order = require_tiling(parts[path], path, value)
         return StoredTensor(value.shape, value.dtype, path, directory, in_order, trusted)
 
-    return map_tensors(values, find, name, (torch.Tensor,))
+    return map_tensors(values, find, name, torch.Tensor)
 
 
 def read_whole(values: Any) -> Any:
     """Return ``values``, nested dicts and lists, with a whole tensor in place of each :class:`StoredTensor`."""
-    return map_tensors(values, lambda _, stored: stored.read(), "", (StoredTensor,))
+    return map_tensors(values, lambda _, stored: stored.read(), "", StoredTensor)
 
 
 def read_all_parts(content: CheckpointContent) -> CheckpointContent:
