@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.testing.checks import resuming
+from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
@@ -132,8 +132,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    difference = difference_of_runs(one.run, second, names=("the first", "the second"))
-    if difference is not None:
+    if (difference := difference_of_runs(one.run, second, names=("the first", "the second"))) is not None:
         raise CheckFailed(f"The trainings differ. {difference}")
 
 
@@ -162,9 +161,10 @@ def assert_resumes(
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
     with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
-        for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
-            with contextlib.suppress(NotChecked):  # the trial has no such boundary
-                check(runs)
+        for check in CHECKS:
+            if check.keyword == "trial_resume":
+                with contextlib.suppress(NotChecked):  # the trial has no such boundary
+                    check.run(runs)
 
 
 def _runs_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -42,10 +43,9 @@ class TrialOptions:
     report: Path | None = None  # the file to write the HTML report to
     without_effect: tuple[str, ...] = ()  # fields of the configuration that have no effect
 
-    @property
-    def aggregation_frequency(self) -> int:
-        optimizations = (self.config or {}).get("optimizations") or {}
-        return int(optimizations.get("aggregation_frequency") or 1)
+    def configured(self, section: str) -> dict[str, Any]:
+        """Return a section of the configuration; empty if there is none."""
+        return (self.config or {}).get(section) or {}
 
 
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
@@ -66,9 +66,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     config = given.plain if given is not None else None
     spec = values.trial or _entrypoint(config)
     if spec is None:
-        given = ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}"))
-        if given:
-            raise BadTrial("\n".join(mistakes or [f"{given} needs a trial; add --trial module:Class."]))
+        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}")):
+            raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
@@ -85,7 +84,10 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         raise BadTrial("\n".join(mistakes))
     reference = path(values.trial_reference)
     if reference is not None and config is None and hparams is None:
-        hparams, config = _settings_of(reference)
+        with contextlib.suppress(RecordError):  # a check reports it
+            settings = read_record(reference).settings
+            hparams = dict(settings.hparams)
+            config = settings.config
     return TrialOptions(
         spec=spec,
         directory=directory,
@@ -102,15 +104,6 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         report=path(values.trial_report),
         without_effect=() if given is None else _without_effect(given),
     )
-
-
-def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the hyperparameters and configuration of a record; None if it is unreadable, which a check reports."""
-    try:
-        settings = read_record(reference).settings
-    except RecordError:
-        return None, None
-    return dict(settings.hparams), settings.config
 
 
 def _entrypoint(config: dict[str, Any] | None) -> str | None:

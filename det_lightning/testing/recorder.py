@@ -52,11 +52,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
         "batches": len(batch_metrics),
     },
     "on_validation_epoch_end": lambda outputs: {"outputs": describe(outputs)},
-}
-for _name in ("on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
-              "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
-              "on_checkpoint_upload_end"):  # fmt: skip
-    HOOKS[_name] = lambda *arguments: {}
+    **dict.fromkeys(
+        ["on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
+         "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
+         "on_checkpoint_upload_end"],
+        lambda *arguments: {},
+    ),
+}  # fmt: skip
 
 
 def describe(value: Any) -> Any:
@@ -70,15 +72,12 @@ def describe(value: Any) -> Any:
     array, dtype = _as_array(value)
     if array is not None and array.dtype.kind == "O":
         return describe(array.tolist())
-    if array is not None and array.ndim == 0 and array.dtype.kind in "fiub":
-        return {"~": "number", "dtype": dtype, "value": array.item()}
     if array is not None:
         return _describe_array(array, dtype)
     described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
     if isinstance(value, (set, frozenset)):
-        value = repr(sorted(map(repr, value)))
-        described["digest"] = _digest(value.encode())
-    elif isinstance(value, (bytes, int, float, complex, enum.Enum)):
+        value = sorted(map(repr, value))
+    if isinstance(value, (bytes, int, float, complex, enum.Enum, list)):
         described["digest"] = _digest(repr(value).encode())
     return described
 
@@ -114,9 +113,11 @@ def is_lazy(value: Any) -> bool:
 def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     import numpy as np
 
-    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape)}
-    described["digest"] = _digest(array.tobytes())
-    if array.dtype.kind in "fiub" and array.size:
+    is_numeric = array.dtype.kind in "fiub"
+    if is_numeric and array.ndim == 0:
+        return {"~": "number", "dtype": dtype, "value": array.item()}
+    described = {"~": "array", "dtype": dtype, "shape": list(array.shape), "digest": _digest(array.tobytes())}
+    if is_numeric and array.size:
         numbers = array.astype(np.float64).ravel()
         sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
         described.update(
@@ -183,8 +184,8 @@ class TrainingLog:
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         self._gradients = {}
-        state = {"learning_rates": learning_rates(trial), "random": random_states()}
-        self.add("batch_start", epoch=epoch, data=describe(batch), **state)
+        rates = learning_rates(trial)
+        self.add("batch_start", epoch=epoch, data=describe(batch), learning_rates=rates, random=random_states())
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
@@ -300,24 +301,27 @@ def train(
     ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
     ``init``, ``Trainer`` and ``fit``, which override those of the settings.
     """
+    config = settings["config"]
     wanted = {
         "hparams": settings["hparams"],
-        "exp_conf": settings["config"],
+        "exp_conf": config,
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
         **(init or {}),
     }
     schedule = {
         "max_length": api.Batch(settings["batches"]),
-        "validation_period": api.Batch(settings["validation_period"]),
-        "reporting_period": api.Batch(settings["reporting_period"]),
+        **{name: api.Batch(settings[name]) for name in ("validation_period", "reporting_period")},
         "checkpoint_policy": "none",
         **(fit or {}),
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
-        _apply_average(settings["config"], context)
+        # On a cluster, Determined tells the context whether aggregated gradients are averaged.
+        average = ((config or {}).get("optimizations") or {}).get("average_aggregated_gradients", True)
+        if not average and hasattr(context, "_set_default_average_aggregated_gradients"):
+            context._set_default_average_aggregated_gradients(False)
         trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
@@ -326,21 +330,14 @@ def train(
             log.end(trial)
 
 
-def _apply_average(config: dict[str, Any] | None, context: Any) -> None:
-    """Tell Determined's context, as on a cluster, whether aggregated gradients are averaged."""
-    average = ((config or {}).get("optimizations") or {}).get("average_aggregated_gradients", True)
-    if not average and hasattr(context, "_set_default_average_aggregated_gradients"):
-        context._set_default_average_aggregated_gradients(False)
-
-
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
     """Train with a release of Determined before 0.21, whose controller takes workloads one by one."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
     core_context, env = det._make_local_execution_env(**local, hparams=settings["hparams"], limit_gpus=1)
-    optimizations = env.experiment_config.setdefault("optimizations", {})
-    optimizations["aggregation_frequency"] = settings["aggregation_frequency"]
+    frequency = settings["aggregation_frequency"]
+    env.experiment_config.setdefault("optimizations", {})["aggregation_frequency"] = frequency
     controller_class = trial_class.trial_controller_class
     controller_class.pre_execute_hook(env, det._DistributedBackend())
     context = trial_class.trial_context_class(core_context, env)
@@ -359,11 +356,10 @@ def workloads_of(settings: dict[str, Any]) -> Any:
     workload: Any = importlib.import_module("determined.workload").Workload
 
     def one(kind: Any, batches: int = 0) -> Any:
-        return workload(kind, 1, 1, step, batches, trained), outcomes.append
+        return workload(kind, 1, 1, step, batches, trained), lambda outcome: None
 
     trained = 0
     step = 0
-    outcomes: list[Any] = []
     length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
     while trained < length:
         step += 1
@@ -425,16 +421,8 @@ def make_record(
         raise
     except BaseException as raised:  # Determined's own errors are not all of class Exception
         error = error_of(raised)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "trial": spec,
-        "settings": settings,
-        "environment": environment(side),
-        "batches": log.batches,
-        "error": error,
-        "events": log.events,
-    }
+    record = {"format": FORMAT, "version": VERSION, "trial": spec, "settings": settings}
+    return {**record, "environment": environment(side), "batches": log.batches, "error": error, "events": log.events}
 
 
 class CannotRecord(Exception):

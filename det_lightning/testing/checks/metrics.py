@@ -24,14 +24,14 @@ def validates(runs: TrialRuns) -> None:
     validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]
     _require_stable_names(batches, "train_batch()")
     _require_stable_names(validations, "the validation")
-    if run.failure is not None and run.failure.stage.startswith("in the validation"):
-        raise runs.explained(run)
+    if run.fails_in_validation:
+        runs.succeeded(run)
     runs.require(run)
     if not validations:
         raise NotChecked(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
         _require_json(when, metrics)
-    searcher_metric = ((runs.options.config or {}).get("searcher") or {}).get("metric")
+    searcher_metric = runs.options.configured("searcher").get("metric")
     if searcher_metric not in (None, *validations[0][1]):
         raise CheckFailed(
             f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "

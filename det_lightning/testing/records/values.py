@@ -6,13 +6,13 @@ import math
 import struct
 from typing import Any
 
-#: Struct formats of the number and of the integer with the same bits, and the low bits that the dtype lacks.
+#: Struct formats of a number and of the integer with the same bits, and the low bits that the dtype lacks.
 _FORMATS = {
-    "float16": ("<e", "<h", 0),
-    "bfloat16": ("<f", "<i", 16),
-    "float32": ("<f", "<i", 0),
-    "float64": ("<d", "<q", 0),
-    "float": ("<d", "<q", 0),
+    "float16": ("e", "H", 0),
+    "bfloat16": ("f", "I", 16),
+    "float32": ("f", "I", 0),
+    "float64": ("d", "Q", 0),
+    "float": ("d", "Q", 0),
 }
 
 
@@ -80,17 +80,13 @@ def ulps_between(one: float, other: float, dtype: str) -> int | None:
     """Return the number of steps from one representable number to the other; None unless both are finite floats."""
     if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
         return None
+    number_format, integer_format, missing = _FORMATS[dtype]
     try:
-        return abs(_position(float(one), dtype) - _position(float(other), dtype))
+        packed = struct.pack(f"<2{number_format}", float(one), float(other))
     except OverflowError:
         return None
-
-
-def _position(number: float, dtype: str) -> int:
-    """Return the number's position among all numbers of the dtype in ascending order, 0 at zero."""
-    number_format, integer_format, missing = _FORMATS[dtype]
-    packed = struct.pack(number_format, number)
-    (bits,) = struct.unpack(integer_format, packed)
-    if bits < 0:
-        bits = -(bits + (1 << (8 * len(packed) - 1)))
-    return int(bits / (1 << missing)) if missing else bits
+    sign = 1 << (4 * len(packed) - 1)
+    words = struct.unpack(f"<2{integer_format}", packed)
+    # The positions among all numbers of the dtype in ascending order, 0 at zero.
+    sizes = [(word & ~sign) >> missing for word in words]
+    return abs(sizes[0] - sizes[1]) if words[0] & sign == words[1] & sign else sizes[0] + sizes[1]

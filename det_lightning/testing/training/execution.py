@@ -87,17 +87,23 @@ class Run:
     failure: Failure | None = None
 
     @property
+    def fails_in_validation(self) -> bool:
+        return self.failure is not None and self.failure.stage.startswith("in the validation")
+
+    @property
     def training_began(self) -> bool:
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 
 
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
+    settings = dict(vars(plan.settings))
     init = {
         "trial_seed": plan.settings.seed,
         "tensorboard_path": plan.storage / "tensorboard",
         "distributed": plan.distributed,
     }
+    trainer = {**_QUIET, **plan.limits}
     fit: dict[str, Any] = {
         "checkpoint_period": _schedule(plan.checkpoint_after),
         "checkpoint_storage": plan.storage,
@@ -109,12 +115,8 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
-
-    def fit_trial(trial_class: type) -> None:
-        trainer = {**_QUIET, **plan.limits}
-        recorder.train(trial_class, pytorch, dict(vars(plan.settings)), observer, init, trainer, fit)
-
-    return _observe(source, plan, observer, fit_trial)
+    arguments = (pytorch, settings, observer, init, trainer, fit)
+    return _observe(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
 def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
@@ -220,19 +222,14 @@ def _stage(observer: Observer) -> str:
 @contextlib.contextmanager
 def _process_settings(threads: int | None) -> Iterator[None]:
     """Silence logs, share the cores with other workers of pytest-xdist, and undo what a trial sets in the process."""
-    levels = [logger.level for logger in _LOGGERS]
-    dtype = torch.get_default_dtype()
     before = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(threads or max(1, before // workers))
-    for logger in _LOGGERS:
-        logger.setLevel(logging.ERROR)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.callback(torch.set_num_threads, before)
+        undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.set_num_threads(threads or max(1, before // workers))
+        for logger in _LOGGERS:
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(before)
-        torch.use_deterministic_algorithms(deterministic)
-        for logger, level in zip(_LOGGERS, levels, strict=True):
-            logger.setLevel(level)
