@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,8 +62,8 @@ class TrainedTrial:
     def events(self) -> list[str]:
         """The hooks that were called, in order, with a ``"batch"`` or ``"validation"`` for each of these."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
-        events = (names.get(event.get("name", event["event"])) for event in self.run.record.events)
-        return [event for event in events if event is not None]
+        labels = (event.get("name", event["event"]) for event in self.run.record.events)
+        return [names[label] for label in labels if label in names]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -109,7 +110,8 @@ def run_trial(
         (6, ['loss'])
     """
     validations = frozenset([validate_after] if validate_after else [])
-    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
+    options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
+    with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
         settings = dataclasses.replace(runs.settings, aggregation_frequency=aggregation_frequency)
         run = train(runs.source, runs.plan("the run", settings, validate_after=validations), Observer())
     if run.failure is not None:
@@ -160,21 +162,9 @@ def assert_resumes(
     """
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
-    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
+    options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
+    with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
         for check in CHECKS:
             if check.keyword == "trial_resume":
                 with contextlib.suppress(NotChecked):  # the trial has no such boundary
                     check.run(runs)
-
-
-def _runs_of(
-    trial: type,
-    hparams: dict[str, Any] | None,
-    config: dict[str, Any] | None,
-    arguments: dict[str, Any] | None,
-    batches: int,
-    seed: int,
-) -> contextlib.closing[TrialRuns]:
-    source = GivenTrial(trial)
-    options = TrialOptions(source.name, source.directory, hparams, config, arguments or {}, batches, seed)
-    return contextlib.closing(TrialRuns(options, source))

@@ -203,9 +203,8 @@ class TrainingLog:
         for prefix, model in named_models(trial).items():
             for name, value in model.state_dict().items():
                 array, _ = _as_array(value)
-                digest = None if array is None or array.ndim == 0 else _digest(array.tobytes())
-                known = self._described.get(f"{prefix}.{name}")
-                if digest is None or known is None or known.get("digest") != digest:
+                known = self._described.get(f"{prefix}.{name}", {})
+                if array is None or array.ndim == 0 or known.get("digest") != _digest(array.tobytes()):
                     self._described[f"{prefix}.{name}"] = describe(value)
         return dict(self._described)
 
@@ -229,13 +228,12 @@ def learning_rates(trial: Any) -> list[list[float]]:
 def recording_callback(api: Any, log: TrainingLog) -> Any:
     """Return a callback that records the calls of every hook that this release of Determined has."""
 
-    def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
+    def hook(name: str, essentials: Callable[..., Any]) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
             given = (*args, *kwargs.values())
             log.hook(name, essentials(*given), given)
 
-        wrapped: Callable[..., None] = functools.wraps(getattr(api.PyTorchCallback, name))(method)
-        return wrapped
+        return functools.wraps(getattr(api.PyTorchCallback, name))(method)
 
     methods = {name: hook(name, essentials) for name, essentials in HOOKS.items() if hasattr(api.PyTorchCallback, name)}
     return type("RecordingCallback", (api.PyTorchCallback,), methods)()

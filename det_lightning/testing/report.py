@@ -105,10 +105,10 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
 
 def _charts(data: ReportData) -> Iterator[Chart]:
     found = data.difference
-    for event, kind, across in (
+    for event, kind, across in [
         ("batch_end", "metric", "batch"),
         ("validation", "validation metric", "batches trained"),
-    ):
+    ]:
         sides = {side: record.curves(event) for side, record in data.records.items()}
         for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
             points = {side: metrics.get(name, []) for side, metrics in sides.items()}

@@ -135,8 +135,7 @@ def _same(one: Leaf | None, other: Leaf | None) -> bool:
 
 
 def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
-    access = resumed.observer.access
-    if access is not None and not access.is_read_first(*leaf.root):
+    if not resumed.observer.access.is_read_first(*leaf.root):
         return False
     if leaf.direct and leaf.holder.kind in ("trial", "callback"):
         return True

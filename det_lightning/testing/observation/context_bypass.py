@@ -80,13 +80,16 @@ class ContextBypass:
         handle = register_optimizer_step_pre_hook(self._optimizer_step)
         try:
             with pytest.MonkeyPatch.context() as patch, _Devices(self._device):
-                _note_calls(patch, torch.Tensor, "backward", self._backward)
+                backward = "loss.backward() should be context.backward(loss)"
+                _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
                 for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
                     _note_calls(patch, scheduler, "step", self._scheduler_step)
                 for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                    _note_calls(patch, dist, name, self._process_group(f"torch.distributed.{name}()"))
+                    noting = self._noting(self.process_groups, f"torch.distributed.{name}()")
+                    _note_calls(patch, dist, name, noting)
                 for wrapper in _WRAPPERS:
-                    _note_calls(patch, wrapper, "__init__", self._process_group(f"{wrapper.__name__}(...)"))
+                    noting = self._noting(self.process_groups, f"{wrapper.__name__}(...)")
+                    _note_calls(patch, wrapper, "__init__", noting)
                 yield
                 self._note_wrapped_twice()
         finally:
@@ -96,8 +99,8 @@ class ContextBypass:
         if (line := _line_of_user(self._directory)) is not None:
             seen[f"{line}: {call}"] = None
 
-    def _backward(self, *args: Any, **kwargs: Any) -> None:
-        self._note(self.actions, "loss.backward() should be context.backward(loss)")
+    def _noting(self, seen: dict[str, None], call: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: self._note(seen, call)
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
@@ -121,9 +124,6 @@ class ContextBypass:
                     "LRScheduler.StepMode.MANUAL_STEP",
                 )
 
-    def _process_group(self, call: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: self._note(self.process_groups, call)
-
     def _device(self, named: torch.device) -> None:
         context = self._observer.context
         own = torch.device("cpu") if context is None else context.device
@@ -143,7 +143,7 @@ class ContextBypass:
 
 
 class _Devices(TorchFunctionMode):
-    """Notes the devices that the trial names in calls to torch."""
+    """Calls ``note`` with each device that is named in a call to torch."""
 
     def __init__(self, note: Callable[[torch.device], None]) -> None:
         super().__init__()

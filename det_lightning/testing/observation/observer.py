@@ -20,8 +20,6 @@ from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.object_state import ObjectState, read_state
 
-Modules = Callable[[], list[ModuleType]]
-
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
@@ -74,10 +72,13 @@ class Observer(recorder.TrainingLog):
     """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
 
     def __init__(
-        self, modules: Modules | None = None, access: AttributeAccess | None = None, keeps_parameters: bool = False
+        self,
+        modules: Callable[[], list[ModuleType]] | None = None,
+        watches_access: bool = False,
+        keeps_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self.access = access
+        self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
         self.trial: Any = None  # while it trains
         self.context: Any = None
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
@@ -95,6 +96,7 @@ class Observer(recorder.TrainingLog):
         #: For each batch, the checksums of the rows of its arrays, if parameters are kept.
         self.samples: list[collections.Counter[bytes]] = []
         self._modules = modules
+        self._watches_access = watches_access
         self._keeps_parameters = keeps_parameters
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
@@ -110,9 +112,9 @@ class Observer(recorder.TrainingLog):
         for name, callback in self.callbacks.items():
             own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
             self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
-            if self.access is not None:
+            if self._watches_access:
                 self.access.watch(callback, f"callback {name!r}")
-        if self.access is not None:
+        if self._watches_access:
             self.access.watch(self.trial, "trial")
 
     def _start_training(self) -> None:
@@ -128,8 +130,7 @@ class Observer(recorder.TrainingLog):
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
-        if self.access is not None:
-            self.access.active = True
+        self.access.active = True
 
     def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
         self.with_gradient.add(name)

@@ -86,7 +86,7 @@ def usual_causes(comparison: str, kind: str) -> tuple[str, ...]:
 class Difference:
     """One value in which two trainings differ; ``str()`` describes everything known about it."""
 
-    kind: str  # "metric", "parameter", "data", ...: the kinds in causes.py
+    kind: str  # "metric", "parameter", "data", ...: the kinds in the table above
     name: str  # of the metric, parameter, callback, ...
     batch: int | None  # its index; the number of batches if it is after the last one; None for settings
     reference: Any  # the value in the first training; None if there is none

@@ -57,6 +57,11 @@ class RunPlan:
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
+    @property
+    def no_code(self) -> Path:
+        """A directory to copy into checkpoints in place of the working directory, which may be large."""
+        return self.storage.parent / "no_code"
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -107,7 +112,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     fit: dict[str, Any] = {
         "checkpoint_period": _schedule(plan.checkpoint_after),
         "checkpoint_storage": plan.storage,
-        "code_dir": _empty_directory(plan.storage),
+        "code_dir": plan.no_code,
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
         "preemption": False,
@@ -136,7 +141,7 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             plan.storage,
             policy="none",
             period=_schedule(plan.checkpoint_after),
-            code_dir=_empty_directory(plan.storage),
+            code_dir=plan.no_code,
             async_write=False,
         )
         with interrupts_come_through():
@@ -179,15 +184,9 @@ def _schedule(batches: frozenset[int]) -> Batch | None:
     return Batch(batches) if batches else None
 
 
-def _empty_directory(storage: Path) -> Path:
-    """Return a directory to copy into checkpoints in place of the working directory, which may be large."""
-    directory = storage.parent / "no_code"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
 def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
-    plan.storage.mkdir(parents=True, exist_ok=True)
+    for directory in (plan.storage, plan.no_code):
+        directory.mkdir(parents=True, exist_ok=True)
     failure = None
     with _process_settings(plan.threads), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
-from det_lightning.testing.observation.observer import AttributeAccess, Observer
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
@@ -159,7 +159,7 @@ class TrialRuns:
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
             )
-            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, AttributeAccess()))
+            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches_access=True))
         return self._resumed[key]
 
     @functools.cached_property
