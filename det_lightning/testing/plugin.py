@@ -156,8 +156,13 @@ class TrialSession:
 
     def _results(self) -> list[tuple[str, pytest.TestReport, str]]:
         """Return each check that was run, with its report and the reason why it failed or was skipped."""
-        reports = [(check.name, self._reports[check.name]) for check in CHECKS if check.name in self._reports]
-        return [(name, report, _message_of(report)) for name, report in reports]
+        results = []
+        for name in (check.name for check in CHECKS if check.name in self._reports):
+            report = self._reports[name]
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            message = "" if report.outcome == "passed" else str(reason).removeprefix("Skipped: ")
+            results.append((name, report, message))
+        return results
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the checks, with a reason for each check that did not pass."""
@@ -183,10 +188,3 @@ class TrialSession:
     def pytest_unconfigure(self) -> None:
         if "_runs" in vars(self):
             self._runs.close()
-
-
-def _message_of(report: pytest.TestReport) -> str:
-    """Return the reason why a check failed or was skipped; empty if it passed."""
-    if report.outcome == "passed":
-        return ""
-    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")

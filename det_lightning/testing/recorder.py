@@ -392,15 +392,14 @@ def environment(side: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": str(numpy.__version__),
         "platform": platform.platform(),
-        "processor": processor(),
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "hooks": [name for name in HOOKS if hasattr(api.PyTorchCallback, name)],
     }
 
 
-def processor() -> str:
-    """Return the name of the processor, or of its architecture."""
+def _processor() -> str:
     with contextlib.suppress(OSError):  # not Linux
         for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -533,23 +532,6 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
-    made.add_argument("trial", help="module:Class, or path/to/file.py:Class")
-    made.add_argument("--config", help="experiment configuration, YAML or JSON")
-    made.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
-    made.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
-    made.add_argument("--batches", type=int, default=20, help="how many to train (20)")
-    made.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
-    made.add_argument("--validation-period", type=int, help="in batches (half of all)")
-    made.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
-    made.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
-    made.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
-    made.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
-    made.add_argument("--output", required=True, help="the JSON file to write")
-    return made
-
-
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     """Record as the command line says, and return the record that was written."""
     if importlib.util.find_spec("determined") is None:
@@ -585,7 +567,20 @@ def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Record as the command line says, and return the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
+    parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
+    parser.add_argument("--config", help="experiment configuration, YAML or JSON")
+    parser.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    parser.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
+    parser.add_argument("--batches", type=int, default=20, help="how many to train (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
+    parser.add_argument("--validation-period", type=int, help="in batches (half of all)")
+    parser.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
+    parser.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
+    parser.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
+    parser.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
+    parser.add_argument("--output", required=True, help="the JSON file to write")
+    arguments = parser.parse_args(argv)
     try:
         record = record_to_file(arguments)
     except (CannotRecord, OSError, ValueError) as error:

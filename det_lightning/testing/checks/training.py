@@ -12,8 +12,7 @@ import numpy as np
 
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference, usual_causes
-from det_lightning.testing.records.tolerance import whose_gradient_cancels
+from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 

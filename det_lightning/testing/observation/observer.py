@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -30,42 +29,34 @@ class AttributeAccess:
 
     def __init__(self) -> None:
         self.active = False
-        self._first: dict[tuple[str, str], str] = {}
-        self._watched: dict[int, tuple[str, Any]] = {}  # holds the object, so that its id is not reused
+        self._watched: set[str] = set()  # labels
+        self._first: dict[tuple[str, str], str] = {}  # "read" or "write", by label and attribute
 
     def watch(self, watched: Any, label: str) -> None:
         """Watch an object; if its class cannot be replaced, all of its attributes count as read."""
-        try:
-            watched.__class__ = self._noting(type(watched))
-        except TypeError:
-            return
-        self._watched[id(watched)] = (label, watched)
+        of: Any = type(watched)
+
+        def note(other: Any, name: str, access: str) -> None:
+            if self.active and other is watched:  # it may make others of its class
+                self._first.setdefault((label, name), access)
+
+        with contextlib.suppress(TypeError):
+
+            class Noting(of):  # type: ignore[misc]
+                def __getattribute__(self, name: str) -> Any:
+                    note(self, name, "read")
+                    return super().__getattribute__(name)
+
+                def __setattr__(self, name: str, value: Any) -> None:
+                    note(self, name, "write")
+                    super().__setattr__(name, value)
+
+            watched.__class__ = recorder.named_like(of, Noting)
+            self._watched.add(label)
 
     def is_read_first(self, label: str, attribute: str) -> bool:
         """Return whether the old value of an attribute was, or may have been, read."""
-        known = any(label == of_watched for of_watched, _ in self._watched.values())
-        return not known or self._first.get((label, attribute)) == "read"
-
-    def note(self, watched: Any, attribute: str, access: str) -> None:
-        if self.active and id(watched) in self._watched:
-            label, _ = self._watched[id(watched)]
-            self._first.setdefault((label, attribute), access)
-
-    def _noting(self, of: type) -> type:
-        access = self
-        get: Any = of.__getattribute__
-        put: Any = of.__setattr__
-
-        def read(self: Any, name: str) -> Any:
-            access.note(self, name, "read")
-            return get(self, name)
-
-        def write(self: Any, name: str, value: Any) -> None:
-            access.note(self, name, "write")
-            put(self, name, value)
-
-        names = {"__module__": of.__module__, "__qualname__": of.__qualname__}
-        return type(of.__name__, (of,), {"__getattribute__": read, "__setattr__": write, **names})
+        return label not in self._watched or self._first.get((label, attribute)) == "read"
 
 
 class Observer(recorder.TrainingLog):
@@ -125,15 +116,12 @@ class Observer(recorder.TrainingLog):
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_parameters:
                     self.initial_parameters[name] = parameter.detach().cpu().clone()
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.with_gradient.add(name))
         if self._modules is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
         self.access.active = True
-
-    def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        self.with_gradient.add(name)
 
     def _read_state(self, key: str | int) -> None:
         if self._modules is not None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
 _PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDataParallel", "DistributedSampler",
@@ -15,25 +14,12 @@ _APPENDING = {"append", "appendleft", "extend", "insert"}
 _NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 
 
-class CodeLine(NamedTuple):
-    """An expression in the source."""
+def lines_in(files: Iterable[Path], directory: Path, is_found: Callable[[ast.expr], bool]) -> list[str]:
+    """Return the expressions for which ``is_found`` is true, as ``"file:line: code"``.
 
-    line: str  # "file:line"
-    code: str
-
-    def __str__(self) -> str:
-        return f"{self.line}: {self.code}"
-
-
-def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return the expressions that hard-code a device, unless they depend on ``torch.cuda.is_available()``."""
-    return [CodeLine(line, ast.unparse(node)) for line, node in _expressions(files, directory) if _fixes_device(node)]
-
-
-def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return the calls that bypass the context to connect processes, or to share models and data among them."""
-    expressions = _expressions(files, directory)
-    return [CodeLine(line, ast.unparse(node)) for line, node in expressions if _handles_processes(node)]
+    Those that depend on ``torch.cuda.is_available()`` are left out.
+    """
+    return [f"{line}: {ast.unparse(node)}" for line, node in _expressions(files, directory) if is_found(node)]
 
 
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
@@ -115,8 +101,11 @@ def _name_of(node: ast.AST | None) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _handles_processes(call: ast.expr) -> bool:
-    """Return whether it calls a function of ``torch.distributed``; some methods of the context have the same names."""
+def handles_processes(call: ast.expr) -> bool:
+    """Return whether it is a call that bypasses the context to connect processes, or to share models and data.
+
+    Some methods of the context have the same names as functions of ``torch.distributed``.
+    """
     if not isinstance(call, ast.Call):
         return False
     name = _name_of(call.func)
@@ -128,7 +117,8 @@ def _handles_processes(call: ast.expr) -> bool:
     return name in _PROCESS_GROUPS and "context" not in module
 
 
-def _fixes_device(node: ast.AST) -> bool:
+def fixes_device(node: ast.expr) -> bool:
+    """Return whether an expression hard-codes a device."""
     if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor"):
         return ast.unparse(node.value) == "torch.cuda"
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):

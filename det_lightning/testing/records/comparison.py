@@ -11,10 +11,15 @@ from typing import Any
 
 from det_lightning.masking import mask
 from det_lightning.testing.records import values
-from det_lightning.testing.records.difference import Difference
+from det_lightning.testing.records.difference import (
+    BIT_EQUAL,
+    Difference,
+    Tolerance,
+    tolerance_for,
+    with_noise_for_gradient,
+)
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance, tolerance_for, with_noise_for_gradient
-from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
+from det_lightning.testing.records.values import kind_of, number_in, summary_of
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {
@@ -75,7 +80,7 @@ def value_differences(
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
         same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
-    elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
+    elif kind_of(theirs) == "array" == kind_of(mine) and theirs["shape"] == mine["shape"]:
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
         far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
@@ -94,7 +99,7 @@ def value_differences(
 
 def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     """Return the items of two containers of the same kind, by their names."""
-    if is_plain_dict(theirs) and is_plain_dict(mine):
+    if kind_of(theirs) == "dict" == kind_of(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
@@ -186,8 +191,11 @@ class _Comparison:
             scale = self._largest_weight if kind == "parameter" and not exact else None
             pair = (theirs[field], mine[field])
             for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind), scale):
-                if not self._is_noise(difference := self._specified(difference, theirs)):
-                    yield dataclasses.replace(difference, batch=theirs["batch"])
+                found = self._specified(difference, theirs)
+                # Statistics of layers follow the parameters before them.
+                noisy = {"parameter": found.name in self.noisy_parameters, "buffer": bool(self.noisy_parameters)}
+                if not noisy.get(found.kind):
+                    yield dataclasses.replace(found, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note differences that are not reported but may explain later ones."""
@@ -196,11 +204,6 @@ class _Comparison:
             self.rng_diverged_at = theirs["batch"]
         weights = theirs.get("weights", {})
         self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
-
-    def _is_noise(self, difference: Difference) -> bool:
-        if difference.kind == "buffer":  # statistics of layers follow the parameters before them
-            return bool(self.noisy_parameters)
-        return difference.kind == "parameter" and difference.name in self.noisy_parameters
 
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
         """Return the difference with the kind and name that follow from the event, and not only from its field."""

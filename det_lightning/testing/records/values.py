@@ -16,33 +16,24 @@ _FORMATS = {
 }
 
 
+def kind_of(value: Any) -> str | None:
+    """Return what a value was, "array", "number" (of numpy or torch), "object" or "dict"; None if it is as it was."""
+    return value.get("~", "dict") if isinstance(value, dict) else None
+
+
 def number_in(described: Any) -> int | float | None:
     """Return a recorded value as a number; None if it is not one."""
-    if _kind_of(described) == "number":
+    if kind_of(described) == "number":
         described = described["value"]
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None
-
-
-def _kind_of(value: Any) -> str | None:
-    return value.get("~") if isinstance(value, dict) else None
-
-
-def is_array(value: Any) -> bool:
-    """Return whether the value was an array or a tensor."""
-    return _kind_of(value) == "array"
-
-
-def is_plain_dict(value: Any) -> bool:
-    """Return whether the value was a dict."""
-    return isinstance(value, dict) and "~" not in value
 
 
 def may_be_same(one: Any, other: Any) -> bool:
     """Return whether two values may be equal although the record of one holds nothing but its class."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return False
-    unknown = any(_kind_of(value) == "object" and "digest" not in value for value in (one, other))
-    return unknown and (one.get("class") == other.get("class") or is_plain_dict(one) or is_plain_dict(other))
+    unknown = any(kind_of(value) == "object" and "digest" not in value for value in (one, other))
+    return unknown and (one.get("class") == other.get("class") or "dict" in (kind_of(one), kind_of(other)))
 
 
 def dtype_of(value: Any) -> str:
@@ -52,7 +43,7 @@ def dtype_of(value: Any) -> str:
 
 def summary_of(value: Any) -> Any:
     """Return a recorded value in the form that messages show."""
-    kind = _kind_of(value)
+    kind = kind_of(value)
     if kind == "array":
         return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
     if kind == "number":

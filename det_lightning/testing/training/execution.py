@@ -195,7 +195,9 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
                 fit(observed(trial_class, observer))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
             error = cause_of_exit(e)
-            failure = Failure(error, _stage(observer), own_frames(error, source.directory))
+            labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
+            stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
+            failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
         finally:
             observer.release()
         environment = recorder.environment("det_lightning")
@@ -210,12 +212,6 @@ def cause_of_exit(error: BaseException) -> BaseException:
     """Return the ``InvalidHP`` that ``init()`` has turned into the end of the process, or the error as it is."""
     before = error.__context__
     return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
-
-
-def _stage(observer: Observer) -> str:
-    labels = [(event.get("name", event["event"]), event["batch"]) for event in reversed(observer.events)]
-    stages = (_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES)
-    return next(stages, "while the trial is built")
 
 
 @contextlib.contextmanager

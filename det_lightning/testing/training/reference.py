@@ -16,7 +16,7 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference
+from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import (
     RecordError,
     RunSettings,
@@ -25,7 +25,6 @@ from det_lightning.testing.records.record import (
     read_record,
     write_record,
 )
-from det_lightning.testing.records.tolerance import Tolerance
 from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
