@@ -17,14 +17,7 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
-from det_lightning.testing.records.record import (
-    RecordError,
-    RunSettings,
-    TrainingRecord,
-    parse_record,
-    read_record,
-    write_record,
-)
+from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
@@ -42,7 +35,7 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     """Train on both sides, or read the record of the reference, and compare them."""
     reference = _reference(options, source, settings)
     if options.record is not None:
-        write_record(reference, options.record)
+        reference.write(options.record)
     if reference.error is not None:
         raise NotChecked(
             f"on the real determined the trial itself fails: {reference.error['type']}: {reference.error['message']}"
