@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
+
+from det_lightning.importing import load_class
 
 #: Kinds of trials.
 PYTORCH = "PyTorchTrial"
@@ -24,8 +25,7 @@ class Check:
 
     def run(self, runs: Any) -> None:
         """Run the check; raises CheckFailed, NotChecked or BadTrial."""
-        module, _, function = self.function.partition(":")
-        getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
+        load_class(f"{__name__}.{self.function}")(runs)
 
 
 CHECKS = (

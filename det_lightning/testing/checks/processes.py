@@ -93,8 +93,7 @@ def two_train(runs: TrialRuns) -> None:
     For trials of other libraries, whose weights and random numbers cannot be seen here and so are not compared.
     """
     ranks = _in_two_processes(runs, {})
-    ends = [rank.record.named("callback")[-1:] for rank in ranks]
-    if any(rank.record.batches != _BATCHES for rank in ranks) or not all(ends):
+    if any(rank.record.batches != _BATCHES or not rank.record.named("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
         raise CheckFailed(f"Two processes trained {trained} batches, and should train {_BATCHES}.")
 
@@ -217,12 +216,10 @@ def _draws_while_training(record: TrainingRecord) -> bool:
     """Return whether random numbers are drawn in ``train_batch()``, or between the batches of an epoch to load data."""
     starts = record.named("batch_start")
     ends = record.named("batch_end")
-    in_batches = any(start["random"] != end["random"] for start, end in zip(starts, ends, strict=True))
-    between = any(
-        end["random"] != start["random"] and end_of["epoch"] == start["epoch"]
-        for end_of, end, start in zip(starts, ends, starts[1:], strict=False)
-    )
-    return in_batches or between
+    pairs = list(zip(starts, ends, strict=True))
+    followed = zip(pairs, starts[1:], strict=False)
+    pairs += [(end, later) for (start, end), later in followed if start["epoch"] == later["epoch"]]
+    return any(before["random"] != after["random"] for before, after in pairs)
 
 
 _CAUSES = [
@@ -232,17 +229,17 @@ _CAUSES = [
 
 
 def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -> None:
-    for index, event in enumerate(one.named("batch_end")):
+    for event, *events in zip(*(record.named("batch_end") for record in (one, *ranks)), strict=True):
         for name, described in event["metrics"].items():
             single = number_in(described)
             if single is None or "loss" not in name.lower():
                 continue
-            values = [number_in(rank.named("batch_end")[index]["metrics"].get(name)) for rank in ranks]
+            values = [number_in(of_rank["metrics"].get(name)) for of_rank in events]
             two = float(np.mean([np.nan if value is None else value for value in values]))
             if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
                 raise CheckFailed(
-                    f"Two processes do not train like one: metric {name!r} of batch {index} is {two:.6g} on average in "
-                    f"two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
+                    f"Two processes do not train like one: metric {name!r} of batch {event['batch']} is {two:.6g} on "
+                    f"average in two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
                     causes=_CAUSES,
                 )
 

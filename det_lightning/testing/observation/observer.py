@@ -146,12 +146,6 @@ class Observer(recorder.TrainingLog):
         self.metrics.append({str(name): _frozen(value) for name, value in named.items()})
         super().batch_end(trial, metrics)
 
-    def validated(self, metrics: dict[str, Any]) -> None:
-        """Record the metrics of a validation as the trial's callbacks left them."""
-        self.validations.append((self.batches, {str(name): _frozen(value) for name, value in metrics.items()}))
-        event = next(event for event in reversed(self.events) if event["event"] == "validation")
-        event["reported"] = recorder.describe(metrics)  # the recorder saw them before the callbacks
-
     def end(self, trial: Any) -> None:
         super().end(trial)
         optimizers = [optimizer.state_dict() for optimizer in self.context.optimizers]
@@ -192,19 +186,17 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-class _LastCallback(pytorch.PyTorchCallback):
-    """Runs after the trial's own callbacks, which may change the metrics of a validation."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self._observer.validated(metrics)
-
-
 def observed(trial_class: type, observer: Observer) -> type:
     """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes."""
     recorded: Any = recorder.recorded(trial_class, pytorch, observer)
+
+    class LastCallback(pytorch.PyTorchCallback):
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            """Record the metrics as the trial's callbacks, which run before and may change them, left them."""
+            named = {str(name): _frozen(value) for name, value in metrics.items()}
+            observer.validations.append((observer.batches, named))
+            validation = next(event for event in reversed(observer.events) if event["event"] == "validation")
+            validation["reported"] = recorder.describe(metrics)
 
     class Observed(recorded):  # type: ignore[misc]
         def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
@@ -217,7 +209,7 @@ def observed(trial_class: type, observer: Observer) -> type:
             if not isinstance(callbacks, dict):
                 return callbacks
             observer.watch_callbacks()
-            return {**callbacks, "det_lightning_observer": _LastCallback(observer)}
+            return {**callbacks, "det_lightning_observer": LastCallback()}
 
         def build_training_data_loader(self) -> Any:
             loader = super().build_training_data_loader()
