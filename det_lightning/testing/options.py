@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class TrialOptions:
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
-    without_effect: tuple[str, ...] = ()  # fields of the configuration that have no effect
+    without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
     def configured(self, section: str) -> dict[str, Any]:
         """Return a section of the configuration; empty if there is none."""
@@ -82,6 +83,11 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
         raise BadTrial("\n".join(mistakes))
+    without_effect: list[str] = []
+    if given is not None:
+        from det_lightning.config import without_effect_in_calls
+
+        without_effect = [*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys)]
     reference = path(values.trial_reference)
     if reference is not None and config is None and hparams is None:
         with contextlib.suppress(RecordError):  # a check reports it
@@ -102,7 +108,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
         report=path(values.trial_report),
-        without_effect=() if given is None else _without_effect(given),
+        without_effect=without_effect,
     )
 
 
@@ -138,9 +144,3 @@ def read_config(path: Path) -> GivenConfig:
         return read_given(path)
     except ConfigError as e:
         raise BadTrial(f"--trial-config {e}") from None
-
-
-def _without_effect(given: GivenConfig) -> tuple[str, ...]:
-    from det_lightning.config import without_effect_in_calls
-
-    return (*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -44,19 +45,18 @@ def trains(runs: TrialRuns) -> None:
         runs.succeeded(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
-            if "loss" in name.lower() and _is_not_finite(value):
-                causes = ["a learning rate that is too high for these hyperparameters",
-                          "a logarithm or square root of 0, or a division by 0, in the loss"]  # fmt: skip
+            number = 0.0
+            if "loss" in name.lower():
+                with contextlib.suppress(TypeError, ValueError):  # not a number
+                    number = float(np.asarray(value))
+            if not math.isfinite(number):
                 raise CheckFailed(
-                    f"training metric {name!r} is {float(np.asarray(value)):g} at batch {batch}.", causes=causes
+                    f"training metric {name!r} is {number:g} at batch {batch}.",
+                    causes=[
+                        "a learning rate that is too high for these hyperparameters",
+                        "a logarithm or square root of 0, or a division by 0, in the loss",
+                    ],
                 )
-
-
-def _is_not_finite(value: object) -> bool:
-    try:
-        return not math.isfinite(float(np.asarray(value)))
-    except (TypeError, ValueError):
-        return False
 
 
 def is_deterministic(runs: TrialRuns) -> None:

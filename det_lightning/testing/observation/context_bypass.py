@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -136,10 +137,9 @@ class ContextBypass(TorchFunctionMode):
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
         for kind, objects in wrapped.items():
-            for index, one in enumerate(objects):
-                if any(one is other for other in objects[:index]):
-                    found = f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"
-                    self.actions[found] = None
+            for one, other in itertools.combinations(objects, 2):
+                if one is other:
+                    self.actions[f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"] = None
 
 
 def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

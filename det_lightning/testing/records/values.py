@@ -79,5 +79,5 @@ def ulps_between(one: float, other: float, dtype: str) -> int | None:
     sign = 1 << (4 * len(packed) - 1)
     words = struct.unpack(f"<2{integer_format}", packed)
     # The positions among all numbers of the dtype in ascending order, 0 at zero.
-    sizes = [(word & ~sign) >> missing for word in words]
+    sizes: list[int] = [(word & ~sign) >> missing for word in words]
     return abs(sizes[0] - sizes[1]) if words[0] & sign == words[1] & sign else sizes[0] + sizes[1]
