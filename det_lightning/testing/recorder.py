@@ -116,7 +116,8 @@ def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     is_numeric = array.dtype.kind in "fiub"
     if is_numeric and array.ndim == 0:
         return {"~": "number", "dtype": dtype, "value": array.item()}
-    described = {"~": "array", "dtype": dtype, "shape": list(array.shape), "digest": _digest(array.tobytes())}
+    described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape)}
+    described["digest"] = _digest(array.tobytes())
     if is_numeric and array.size:
         numbers = array.astype(np.float64).ravel()
         sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)

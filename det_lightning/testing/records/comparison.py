@@ -207,7 +207,7 @@ class _Comparison:
 
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
         """Return the difference with the kind and name that follow from the event, and not only from its field."""
-        changes = {}
+        changes: dict[str, Any] = {}
         if event["event"] == "validation":
             changes = {"kind": "validation metric"}
         elif event["event"] != "callback":
