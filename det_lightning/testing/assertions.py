@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from det_lightning.testing.checks import resuming
+from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
@@ -61,8 +62,8 @@ class TrainedTrial:
     def events(self) -> list[str]:
         """The hooks that were called, in order, with a ``"batch"`` or ``"validation"`` for each of these."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
-        events = (names.get(event.get("name", event["event"])) for event in self.run.record.events)
-        return [event for event in events if event is not None]
+        labels = (event.get("name", event["event"]) for event in self.run.record.events)
+        return [names[label] for label in labels if label in names]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -109,7 +110,8 @@ def run_trial(
         (6, ['loss'])
     """
     validations = frozenset([validate_after] if validate_after else [])
-    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
+    options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
+    with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
         settings = dataclasses.replace(runs.settings, aggregation_frequency=aggregation_frequency)
         run = train(runs.source, runs.plan("the run", settings, validate_after=validations), Observer())
     if run.failure is not None:
@@ -132,8 +134,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    difference = difference_of_runs(one.run, second, names=("the first", "the second"))
-    if difference is not None:
+    if (difference := difference_of_runs(one.run, second, names=("the first", "the second"))) is not None:
         raise CheckFailed(f"The trainings differ. {difference}")
 
 
@@ -161,20 +162,9 @@ def assert_resumes(
     """
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
-    with _runs_of(trial, hparams, config, arguments, batches, seed) as runs:
-        for check in (resuming.mid_epoch, resuming.epoch_end, resuming.after_validation, resuming.mid_aggregation):
-            with contextlib.suppress(NotChecked):  # the trial has no such boundary
-                check(runs)
-
-
-def _runs_of(
-    trial: type,
-    hparams: dict[str, Any] | None,
-    config: dict[str, Any] | None,
-    arguments: dict[str, Any] | None,
-    batches: int,
-    seed: int,
-) -> contextlib.closing[TrialRuns]:
-    source = GivenTrial(trial)
-    options = TrialOptions(source.name, source.directory, hparams, config, arguments or {}, batches, seed)
-    return contextlib.closing(TrialRuns(options, source))
+    options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
+    with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
+        for check in CHECKS:
+            if check.keyword == "trial_resume":
+                with contextlib.suppress(NotChecked):  # the trial has no such boundary
+                    check.run(runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +21,7 @@ class Curve:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        return [point for segment in self.segments for point in segment]
+        return list(itertools.chain.from_iterable(self.segments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Chart:
 
 def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batch: int | None = None) -> Chart:
     """Return the chart of a metric, from its batches and values on each side."""
-    drawn = {side: points for side, points in sides.items() if points}
-    tables = [dict(points) for points in drawn.values()]
+    drawn = {side: dict(points) for side, points in sides.items() if points}
+    tables = list(drawn.values())
     batches = sorted({batch for table in tables for batch in table})
     values = [value for table in tables for value in table.values() if math.isfinite(value)]
     x = _Axis(batches[0], batches[-1], Chart.left, Chart.width - Chart.right, whole=True)
@@ -55,10 +56,10 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
     return Chart(
         title=title,
         across=across,
-        curves=[Curve(side, _segments(points, x, y)) for side, points in drawn.items()],
+        curves=[Curve(side, _segments(sides[side], x, y)) for side in drawn],
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
-        mark=x.position(marked_batch) if marked_batch in batches and marked_batch is not None else None,
+        mark=None if marked_batch is None or marked_batch not in batches else x.position(marked_batch),
         summary=_summary(*tables) if len(tables) > 1 else "",
         rows=[(batch, [table.get(batch) for table in tables]) for batch in batches],
     )
@@ -110,18 +111,13 @@ def _tick_label(number: float, step: float) -> str:
 
 
 def _segments(points: Points, x: _Axis, y: _Axis) -> list[list[tuple[float, float]]]:
-    segments: list[list[tuple[float, float]]] = [[]]
-    for batch, value in points:
-        if math.isfinite(value):
-            segments[-1].append((x.position(batch), y.position(value)))
-        else:
-            segments.append([])
-    return [segment for segment in segments if segment]
+    runs = itertools.groupby(points, lambda point: math.isfinite(point[1]))
+    return [[(x.position(batch), y.position(value)) for batch, value in run] for finite, run in runs if finite]
 
 
 def _summary(one: Mapping[int, float], other: Mapping[int, float]) -> str:
     apart = {batch: distance(one[batch], other[batch]) for batch in sorted(one.keys() & other.keys())}
-    worst = max(apart, key=lambda batch: apart[batch], default=None)
+    worst = max(apart, key=apart.__getitem__, default=None)
     if worst is None or apart[worst] == 0:
         return "No difference in any value."
     return f"At most {apart[worst]:.2g} apart, at batch {worst}."

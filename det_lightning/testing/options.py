@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +42,11 @@ class TrialOptions:
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
-    without_effect: tuple[str, ...] = ()  # fields of the configuration that have no effect
+    without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
-    @property
-    def aggregation_frequency(self) -> int:
-        optimizations = (self.config or {}).get("optimizations") or {}
-        return int(optimizations.get("aggregation_frequency") or 1)
+    def configured(self, section: str) -> dict[str, Any]:
+        """Return a section of the configuration; empty if there is none."""
+        return (self.config or {}).get(section) or {}
 
 
 def trial_options(values: Any, directory: Path) -> TrialOptions | None:
@@ -66,9 +67,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     config = given.plain if given is not None else None
     spec = values.trial or _entrypoint(config)
     if spec is None:
-        given = ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}"))
-        if given:
-            raise BadTrial("\n".join(mistakes or [f"{given} needs a trial; add --trial module:Class."]))
+        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}")):
+            raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
@@ -83,9 +83,17 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
         raise BadTrial("\n".join(mistakes))
+    without_effect: list[str] = []
+    if given is not None:
+        from det_lightning.config import without_effect_in_calls
+
+        without_effect = [*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys)]
     reference = path(values.trial_reference)
     if reference is not None and config is None and hparams is None:
-        hparams, config = _settings_of(reference)
+        with contextlib.suppress(RecordError):  # a check reports it
+            settings = read_record(reference).settings
+            hparams = dict(settings.hparams)
+            config = settings.config
     return TrialOptions(
         spec=spec,
         directory=directory,
@@ -100,17 +108,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
         report=path(values.trial_report),
-        without_effect=() if given is None else _without_effect(given),
+        without_effect=without_effect,
     )
-
-
-def _settings_of(reference: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the hyperparameters and configuration of a record; None if it is unreadable, which a check reports."""
-    try:
-        settings = read_record(reference).settings
-    except RecordError:
-        return None, None
-    return dict(settings.hparams), settings.config
 
 
 def _entrypoint(config: dict[str, Any] | None) -> str | None:
@@ -145,9 +144,3 @@ def read_config(path: Path) -> GivenConfig:
         return read_given(path)
     except ConfigError as e:
         raise BadTrial(f"--trial-config {e}") from None
-
-
-def _without_effect(given: GivenConfig) -> tuple[str, ...]:
-    from det_lightning.config import without_effect_in_calls
-
-    return (*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys))

@@ -5,6 +5,7 @@ Every run of pytest imports this module, so it imports nothing slow.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -124,19 +125,17 @@ class TrialSession:
 
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
-        self._runs: TrialRuns | None = None
         self._reports: dict[str, pytest.TestReport] = {}
 
-    def _trial_runs(self) -> TrialRuns:
-        """Return the runs; they import torch, which the controller of pytest-xdist does not need."""
-        if self._runs is None:
-            with warnings.catch_warnings():
-                # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
-                warnings.simplefilter("ignore")
-                from det_lightning.testing.training.runs import TrialRuns
+    @functools.cached_property
+    def _runs(self) -> TrialRuns:
+        """The runs; they import torch, which the controller of pytest-xdist does not need."""
+        with warnings.catch_warnings():
+            # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
+            warnings.simplefilter("ignore")
+            from det_lightning.testing.training.runs import TrialRuns
 
-            self._runs = TrialRuns(self._options)
-        return self._runs
+        return TrialRuns(self._options)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
@@ -146,7 +145,7 @@ class TrialSession:
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
             name = self._options.spec.replace("::", ":")
-            checks = TrialCollector.from_parent(collector, name=name, nodeid=name, runs=self._trial_runs())
+            checks = TrialCollector.from_parent(collector, name=name, nodeid=name, runs=self._runs)
             report.result = [*(report.result or []), checks]
         return report
 
@@ -155,17 +154,26 @@ class TrialSession:
         if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
             self._reports[name] = report
 
+    def _results(self) -> list[tuple[str, pytest.TestReport, str]]:
+        """Return each check that was run, with its report and the reason why it failed or was skipped."""
+        results = []
+        for name in (check.name for check in CHECKS if check.name in self._reports):
+            report = self._reports[name]
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            message = "" if report.outcome == "passed" else str(reason).removeprefix("Skipped: ")
+            results.append((name, report, message))
+        return results
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the checks, with a reason for each check that did not pass."""
         if self._reports:
             terminalreporter.section(f"checks of {self._options.spec}")
-        for check in CHECKS:
-            if (report := self._reports.get(check.name)) is not None:
-                mark, colour = _MARKS[report.outcome]
-                reason, _, rest = _message_of(report).partition("\n")
-                if reason.endswith(":"):  # it announces a list
-                    reason += f" {rest.partition(chr(10))[0].strip(' -')}"
-                terminalreporter.line(f"{mark} {check.name}  {reason}".rstrip(), **{colour: True})
+        for name, report, message in self._results():
+            mark, colour = _MARKS[report.outcome]
+            reason, _, rest = message.partition("\n")
+            if reason.endswith(":"):  # it announces a list
+                reason += f" {rest.partition(chr(10))[0].strip(' -')}"
+            terminalreporter.line(f"{mark} {name}  {reason}".rstrip(), **{colour: True})
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""
@@ -173,21 +181,10 @@ class TrialSession:
             return
         from det_lightning.testing.report import CheckResult, write_trial_report
 
-        results = [
-            CheckResult(check.name, report.outcome, report.duration, _message_of(report))
-            for check in CHECKS
-            if (report := self._reports.get(check.name)) is not None
-        ]
+        results = [CheckResult(name, done.outcome, done.duration, message) for name, done, message in self._results()]
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
-        write_trial_report(self._options.report, self._trial_runs(), results, command)
+        write_trial_report(self._options.report, self._runs, results, command)
 
     def pytest_unconfigure(self) -> None:
-        if self._runs is not None:
+        if "_runs" in vars(self):
             self._runs.close()
-
-
-def _message_of(report: pytest.TestReport) -> str:
-    """Return the reason why a check failed or was skipped; empty if it passed."""
-    if report.outcome == "passed":
-        return ""
-    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")

@@ -52,11 +52,13 @@ HOOKS: dict[str, Callable[..., Any]] = {
         "batches": len(batch_metrics),
     },
     "on_validation_epoch_end": lambda outputs: {"outputs": describe(outputs)},
-}
-for _name in ("on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
-              "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
-              "on_checkpoint_upload_end"):  # fmt: skip
-    HOOKS[_name] = lambda *arguments: {}
+    **dict.fromkeys(
+        ["on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start",
+         "on_validation_end", "on_checkpoint_save_start", "on_checkpoint_load_start", "on_checkpoint_write_end",
+         "on_checkpoint_upload_end"],
+        lambda *arguments: {},
+    ),
+}  # fmt: skip
 
 
 def describe(value: Any) -> Any:
@@ -70,15 +72,12 @@ def describe(value: Any) -> Any:
     array, dtype = _as_array(value)
     if array is not None and array.dtype.kind == "O":
         return describe(array.tolist())
-    if array is not None and array.ndim == 0 and array.dtype.kind in "fiub":
-        return {"~": "number", "dtype": dtype, "value": array.item()}
     if array is not None:
         return _describe_array(array, dtype)
     described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
     if isinstance(value, (set, frozenset)):
-        value = repr(sorted(map(repr, value)))
-        described["digest"] = _digest(value.encode())
-    elif isinstance(value, (bytes, int, float, complex, enum.Enum)):
+        value = sorted(map(repr, value))
+    if isinstance(value, (bytes, int, float, complex, enum.Enum, list)):
         described["digest"] = _digest(repr(value).encode())
     return described
 
@@ -114,9 +113,12 @@ def is_lazy(value: Any) -> bool:
 def _describe_array(array: Any, dtype: str) -> dict[str, Any]:
     import numpy as np
 
+    is_numeric = array.dtype.kind in "fiub"
+    if is_numeric and array.ndim == 0:
+        return {"~": "number", "dtype": dtype, "value": array.item()}
     described: dict[str, Any] = {"~": "array", "dtype": dtype, "shape": list(array.shape)}
     described["digest"] = _digest(array.tobytes())
-    if array.dtype.kind in "fiub" and array.size:
+    if is_numeric and array.size:
         numbers = array.astype(np.float64).ravel()
         sampled = np.linspace(0, numbers.size - 1, min(SAMPLED_ELEMENTS, numbers.size)).astype(int)
         described.update(
@@ -183,8 +185,8 @@ class TrainingLog:
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         self._gradients = {}
-        state = {"learning_rates": learning_rates(trial), "random": random_states()}
-        self.add("batch_start", epoch=epoch, data=describe(batch), **state)
+        rates = learning_rates(trial)
+        self.add("batch_start", epoch=epoch, data=describe(batch), learning_rates=rates, random=random_states())
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         metrics = describe(metrics if isinstance(metrics, dict) else {"loss": metrics})
@@ -202,9 +204,8 @@ class TrainingLog:
         for prefix, model in named_models(trial).items():
             for name, value in model.state_dict().items():
                 array, _ = _as_array(value)
-                digest = None if array is None or array.ndim == 0 else _digest(array.tobytes())
-                known = self._described.get(f"{prefix}.{name}")
-                if digest is None or known is None or known.get("digest") != digest:
+                known = self._described.get(f"{prefix}.{name}", {})
+                if array is None or array.ndim == 0 or known.get("digest") != _digest(array.tobytes()):
                     self._described[f"{prefix}.{name}"] = describe(value)
         return dict(self._described)
 
@@ -228,13 +229,12 @@ def learning_rates(trial: Any) -> list[list[float]]:
 def recording_callback(api: Any, log: TrainingLog) -> Any:
     """Return a callback that records the calls of every hook that this release of Determined has."""
 
-    def hook(name: str, essentials: Callable[..., Any]) -> Callable[..., None]:
+    def hook(name: str, essentials: Callable[..., Any]) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
             given = (*args, *kwargs.values())
             log.hook(name, essentials(*given), given)
 
-        wrapped: Callable[..., None] = functools.wraps(getattr(api.PyTorchCallback, name))(method)
-        return wrapped
+        return functools.wraps(getattr(api.PyTorchCallback, name))(method)
 
     methods = {name: hook(name, essentials) for name, essentials in HOOKS.items() if hasattr(api.PyTorchCallback, name)}
     return type("RecordingCallback", (api.PyTorchCallback,), methods)()
@@ -300,24 +300,27 @@ def train(
     ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
     ``init``, ``Trainer`` and ``fit``, which override those of the settings.
     """
+    config = settings["config"]
     wanted = {
         "hparams": settings["hparams"],
-        "exp_conf": settings["config"],
+        "exp_conf": config,
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
         **(init or {}),
     }
     schedule = {
         "max_length": api.Batch(settings["batches"]),
-        "validation_period": api.Batch(settings["validation_period"]),
-        "reporting_period": api.Batch(settings["reporting_period"]),
+        **{name: api.Batch(settings[name]) for name in ("validation_period", "reporting_period")},
         "checkpoint_policy": "none",
         **(fit or {}),
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
     with api.init(**{name: value for name, value in wanted.items() if name in known}) as context:
-        _apply_average(settings["config"], context)
+        # On a cluster, Determined tells the context whether aggregated gradients are averaged.
+        average = ((config or {}).get("optimizations") or {}).get("average_aggregated_gradients", True)
+        if not average and hasattr(context, "_set_default_average_aggregated_gradients"):
+            context._set_default_average_aggregated_gradients(False)
         trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
@@ -326,21 +329,14 @@ def train(
             log.end(trial)
 
 
-def _apply_average(config: dict[str, Any] | None, context: Any) -> None:
-    """Tell Determined's context, as on a cluster, whether aggregated gradients are averaged."""
-    average = ((config or {}).get("optimizations") or {}).get("average_aggregated_gradients", True)
-    if not average and hasattr(context, "_set_default_average_aggregated_gradients"):
-        context._set_default_average_aggregated_gradients(False)
-
-
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
     """Train with a release of Determined before 0.21, whose controller takes workloads one by one."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
     core_context, env = det._make_local_execution_env(**local, hparams=settings["hparams"], limit_gpus=1)
-    optimizations = env.experiment_config.setdefault("optimizations", {})
-    optimizations["aggregation_frequency"] = settings["aggregation_frequency"]
+    frequency = settings["aggregation_frequency"]
+    env.experiment_config.setdefault("optimizations", {})["aggregation_frequency"] = frequency
     controller_class = trial_class.trial_controller_class
     controller_class.pre_execute_hook(env, det._DistributedBackend())
     context = trial_class.trial_context_class(core_context, env)
@@ -359,11 +355,10 @@ def workloads_of(settings: dict[str, Any]) -> Any:
     workload: Any = importlib.import_module("determined.workload").Workload
 
     def one(kind: Any, batches: int = 0) -> Any:
-        return workload(kind, 1, 1, step, batches, trained), outcomes.append
+        return workload(kind, 1, 1, step, batches, trained), lambda outcome: None
 
     trained = 0
     step = 0
-    outcomes: list[Any] = []
     length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
     while trained < length:
         step += 1
@@ -398,15 +393,14 @@ def environment(side: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": str(numpy.__version__),
         "platform": platform.platform(),
-        "processor": processor(),
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "hooks": [name for name in HOOKS if hasattr(api.PyTorchCallback, name)],
     }
 
 
-def processor() -> str:
-    """Return the name of the processor, or of its architecture."""
+def _processor() -> str:
     with contextlib.suppress(OSError):  # not Linux
         for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -425,16 +419,8 @@ def make_record(
         raise
     except BaseException as raised:  # Determined's own errors are not all of class Exception
         error = error_of(raised)
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "trial": spec,
-        "settings": settings,
-        "environment": environment(side),
-        "batches": log.batches,
-        "error": error,
-        "events": log.events,
-    }
+    record = {"format": FORMAT, "version": VERSION, "trial": spec, "settings": settings}
+    return {**record, "environment": environment(side), "batches": log.batches, "error": error, "events": log.events}
 
 
 class CannotRecord(Exception):
@@ -547,23 +533,6 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
-    made.add_argument("trial", help="module:Class, or path/to/file.py:Class")
-    made.add_argument("--config", help="experiment configuration, YAML or JSON")
-    made.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
-    made.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
-    made.add_argument("--batches", type=int, default=20, help="how many to train (20)")
-    made.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
-    made.add_argument("--validation-period", type=int, help="in batches (half of all)")
-    made.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
-    made.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
-    made.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
-    made.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
-    made.add_argument("--output", required=True, help="the JSON file to write")
-    return made
-
-
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     """Record as the command line says, and return the record that was written."""
     if importlib.util.find_spec("determined") is None:
@@ -599,7 +568,20 @@ def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) ->
 
 def main(argv: list[str] | None = None) -> int:
     """Record as the command line says, and return the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
+    parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
+    parser.add_argument("--config", help="experiment configuration, YAML or JSON")
+    parser.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    parser.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
+    parser.add_argument("--batches", type=int, default=20, help="how many to train (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
+    parser.add_argument("--validation-period", type=int, help="in batches (half of all)")
+    parser.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
+    parser.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
+    parser.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
+    parser.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
+    parser.add_argument("--output", required=True, help="the JSON file to write")
+    arguments = parser.parse_args(argv)
     try:
         record = record_to_file(arguments)
     except (CannotRecord, OSError, ValueError) as error:

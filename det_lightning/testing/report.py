@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 from det_lightning.testing.charts import Chart, make_chart
 from det_lightning.testing.outcomes import BadTrial, NotChecked
-from det_lightning.testing.records.difference import Difference
+from det_lightning.testing.records.difference import Difference, tolerance_for
 from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.tolerance import tolerance_for
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -83,7 +82,9 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["number"] = _shown_value
+    environment.filters["number"] = lambda value: (
+        "\N{EM DASH}" if value is None else value if isinstance(value, str) else repr(value)
+    )
     source = resources.files("det_lightning.testing").joinpath("report.html.jinja").read_text(encoding="utf-8")
     environments = {side: record.environment for side, record in data.records.items()}
     settings = next((record.settings for record in data.records.values()), None)
@@ -105,10 +106,10 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
 
 def _charts(data: ReportData) -> Iterator[Chart]:
     found = data.difference
-    for event, kind, across in (
+    for event, kind, across in [
         ("batch_end", "metric", "batch"),
         ("validation", "validation metric", "batches trained"),
-    ):
+    ]:
         sides = {side: record.curves(event) for side, record in data.records.items()}
         for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
             points = {side: metrics.get(name, []) for side, metrics in sides.items()}
@@ -116,9 +117,3 @@ def _charts(data: ReportData) -> Iterator[Chart]:
             # concerns that metric.
             marked = found is not None and (kind == "metric" or (found.kind, found.name) == (kind, name))
             yield make_chart(name, across, points, found.batch if found is not None and marked else None)
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "\N{EM DASH}"
-    return value if isinstance(value, str) else repr(value)

@@ -15,8 +15,8 @@ from det_lightning import import_from_path
 from det_lightning.importing import load_class
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference
+from det_lightning.testing.records.difference import BIT_EQUAL
 from det_lightning.testing.records.record import RecordError, RunSettings, read_record
-from det_lightning.testing.records.tolerance import BIT_EQUAL
 from det_lightning.testing.training.reference import record_determined, record_ours
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")

@@ -11,7 +11,6 @@ import pytest
 from det_lightning.testing.checks import CHECKS
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
-from det_lightning.testing.records.record import write_record
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (
     ADAM,
@@ -56,7 +55,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     runs = runs_of(CORRECT, folder)
-    write_record(runs.own_record(), folder / "ref.json")
+    runs.own_record().write(folder / "ref.json")
     return folder / "ref.json"
 
 

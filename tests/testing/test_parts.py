@@ -12,7 +12,7 @@ import pytest
 
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.source_scan import devices_in, hparams_in, process_groups_in
+from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, hparams_in, lines_in
 from det_lightning.testing.options import read_config
 from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RunSettings
@@ -138,19 +138,17 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
-    found = [finding.code for finding in devices_in([source], source.parent)]
-    assert found == [
-        "torch.ones(1, device='cuda:1')",
-        "torch.load('x.pt', map_location='cuda:0')",
-        "torch.ones(1).to('cuda')",
-        "torch.cuda.FloatTensor",
-        "torch.cuda.set_device(0)",
+    assert lines_in([source], source.parent, fixes_device) == [
+        "model_def.py:12: torch.ones(1, device='cuda:1')",
+        "model_def.py:13: torch.load('x.pt', map_location='cuda:0')",
+        "model_def.py:14: torch.ones(1).to('cuda')",
+        "model_def.py:15: torch.cuda.FloatTensor",
+        "model_def.py:16: torch.cuda.set_device(0)",
     ]
 
 
 def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
-    found = [str(finding) for finding in process_groups_in([source], source.parent)]
-    assert found == [
+    assert lines_in([source], source.parent, handles_processes) == [
         "model_def.py:27: dist.all_reduce(ones)",
         "model_def.py:29: torch.nn.parallel.DistributedDataParallel(self)",
     ]

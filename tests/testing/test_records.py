@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record, write_record
+from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression, recorded
 
@@ -24,7 +24,7 @@ def record() -> TrainingRecord:
 
 def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Path) -> None:
     path = tmp_path / "ref.json"
-    write_record(record, path)
+    record.write(path)
     assert read_record(path, "elsewhere:Regression") == record
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_not_a_record_is_refused(content: str | None, message: st
 def test_damaged_records_are_refused(
     damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path
 ) -> None:
-    write_record(record, tmp_path / "ref.json")
+    record.write(tmp_path / "ref.json")
     content = json.loads((tmp_path / "ref.json").read_text())
     damage(content)
     (tmp_path / "ref.json").write_text(json.dumps(content))
@@ -69,7 +69,7 @@ def test_damaged_records_are_refused(
 
 
 def test_a_record_of_another_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
-    write_record(record, tmp_path / "ref.json")
+    record.write(tmp_path / "ref.json")
     with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
         read_record(tmp_path / "ref.json", "model_def:Other")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from typing import Any
+
+from det_lightning.importing import load_class
 
 #: Kinds of trials.
 PYTORCH = "PyTorchTrial"
@@ -19,41 +20,38 @@ class Check:
     name: str  # forms a sentence after the trial's name
     function: str  # "module:function" below this package
     keyword: str  # the pytest marker that selects it
-    option: str | None = None  # the option that it needs
     kinds: tuple[str, ...] = (PYTORCH,)  # the kinds of trials that it applies to
+    option: str | None = None  # the option that it needs
 
     def run(self, runs: Any) -> None:
         """Run the check; raises CheckFailed, NotChecked or BadTrial."""
-        module, _, function = self.function.partition(":")
-        getattr(importlib.import_module(f"{__name__}.{module}"), function)(runs)
+        load_class(f"{__name__}.{self.function}")(runs)
 
 
 CHECKS = (
-    Check("trains", "training:trains", "trial_training", kinds=_BOTH),
-    Check("is deterministic under a seed", "training:is_deterministic", "trial_training", kinds=_BOTH),
+    Check("trains", "training:trains", "trial_training", _BOTH),
+    Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
-    Check(
-        "validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", kinds=_BOTH
-    ),
+    Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
     Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
     Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
     Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
     Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
-    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", kinds=_BOTH),
-    Check("resumes bit-equal in the middle of an epoch", "resuming:mid_epoch", "trial_resume", kinds=_BOTH),
-    Check("resumes bit-equal at the end of an epoch", "resuming:epoch_end", "trial_resume", kinds=_BOTH),
-    Check("resumes bit-equal right after a validation", "resuming:after_validation", "trial_resume", kinds=_BOTH),
-    Check("resumes bit-equal in the middle of an aggregation", "resuming:mid_aggregation", "trial_resume", kinds=_BOTH),
+    Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", _BOTH),
+    Check("resumes bit-equal in the middle of an epoch", "checkpoints:mid_epoch", "trial_resume", _BOTH),
+    Check("resumes bit-equal at the end of an epoch", "checkpoints:epoch_end", "trial_resume", _BOTH),
+    Check("resumes bit-equal right after a validation", "checkpoints:after_validation", "trial_resume", _BOTH),
+    Check("resumes bit-equal in the middle of an aggregation", "checkpoints:mid_aggregation", "trial_resume", _BOTH),
     Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
-    Check("trains equally under both APIs", "training:trains_equally", "trial_apis", kinds=_BOTH),
+    Check("trains equally under both APIs", "training:trains_equally", "trial_apis", _BOTH),
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
-    Check("trains in two processes", "processes:two_train", "trial_processes", kinds=(ESTIMATOR,)),
+    Check("trains in two processes", "processes:two_train", "trial_processes", (ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference"),
-    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", "checkpoint"),
+    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", option="checkpoint"),
     Check(
         "reproduces the validation metrics of an old checkpoint",
         "old_checkpoints:reproduces_metrics",
         "trial_checkpoint",
-        "checkpoint",
+        option="checkpoint",
     ),
 )

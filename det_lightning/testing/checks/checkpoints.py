@@ -1,27 +1,28 @@
-"""Does a checkpoint hold all the state that training changes, and is the state restored?"""
+"""Does a checkpoint hold all the state that training changes, and does a resumed run end like an uninterrupted one?"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.causes import usual_causes
-from det_lightning.testing.checks.training import listed
-from det_lightning.testing.observation.list_use import AppendedLists
+from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
+from det_lightning.testing.observation.source_scan import appended_lists
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
+from det_lightning.testing.records.difference import Difference, usual_causes
 from det_lightning.testing.records.values import shown
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
 # Kinds of holders whose attributes are in the trial's code.
-_OF_USER = ("trial", "callback", "class", "module", "object", "data")
+_OF_USER = ("trial", "callback", "class", "object", "data")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
 
@@ -110,19 +111,17 @@ def _without_appended(
 ) -> dict[Holder, list[str]]:
     """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
     with runs.source.imported():
-        lists = AppendedLists(files_of(runs.source))
-
-    def is_appended(holder: Holder, path: str) -> bool:
-        has = lists.has_variable if holder.kind == "module" else lists.has_attribute
-        return holder.kind in _OF_USER and any(has(name) for name in _containers(path, paths))
-
-    kept = {holder: [path for path in every if not is_appended(holder, path)] for holder, every in found.items()}
+        attributes, variables = appended_lists(files_of(runs.source))
+    kept = {}
+    for holder, every in found.items():
+        appended = variables if holder.kind == "module" else attributes if holder.kind in _OF_USER else set()
+        kept[holder] = [path for path in every if appended.isdisjoint(_containers(path, paths))]
     return {holder: every for holder, every in kept.items() if every}
 
 
 def _containers(path: str, paths: Container[str]) -> Iterator[str]:
     """Yield the names of the attributes or variables on a path that hold lists or other containers."""
-    path = path.removeprefix("len(").removesuffix(")")
+    path = _without_len(path)
     for end in re.finditer(r"[\[.]|$", path):
         before = path[: end.start()]
         if f"len({before})" in paths:
@@ -136,8 +135,7 @@ def _same(one: Leaf | None, other: Leaf | None) -> bool:
 
 
 def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
-    access = resumed.observer.access
-    if access is not None and not access.is_read_first(*leaf.root):
+    if not resumed.observer.access.is_read_first(*leaf.root):
         return False
     if leaf.direct and leaf.holder.kind in ("trial", "callback"):
         return True
@@ -149,14 +147,73 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
 
 
 def _described(holder: Holder, paths: list[str]) -> tuple[str, str]:
-    names = dict.fromkeys(_name_within(holder, path) for path in paths)
+    names = dict.fromkeys(_without_len(path).removeprefix(holder.path).lstrip(".") for path in paths)
     kind = "" if holder.kind in ("callback", "trial") else f"{_WORDS.get(holder.kind, holder.kind)} "
     (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
     return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}", cause
 
 
-def _name_within(holder: Holder, path: str) -> str:
-    """Return the part of a path below its holder; the length of a container stands for the container."""
-    if path.startswith("len("):
-        path = path[len("len(") : -1]
-    return path.removeprefix(holder.path).lstrip(".")
+def _without_len(path: str) -> str:
+    """Return a path, where that of the length of a container becomes that of the container."""
+    return path[len("len(") : -1] if path.startswith("len(") else path
+
+
+def mid_epoch(runs: TrialRuns) -> None:
+    """From a checkpoint between two batches of an epoch."""
+    _require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch, "an epoch of this trial has one batch")
+
+
+def epoch_end(runs: TrialRuns) -> None:
+    """From a checkpoint at the end of an epoch."""
+    reason = "the training loader of this trial has no length, so its epochs do not end"
+    _require_equal_resume(runs, runs.straight, runs.boundaries.epoch_end, reason)
+
+
+def after_validation(runs: TrialRuns) -> None:
+    """From a checkpoint right after a validation."""
+    _require_equal_resume(runs, runs.straight, runs.boundaries.after_validation)
+
+
+def mid_aggregation(runs: TrialRuns) -> None:
+    """From a checkpoint between two batches of one update."""
+    runs.require(runs.straight)
+    _require_equal_resume(runs, runs.aggregated[0], runs.boundaries.mid_aggregation(runs.aggregation_frequency))
+
+
+def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason: str = "") -> None:
+    """Raise if a run resumed after ``batches`` batches ends differently; ``reason`` says why ``batches`` is None."""
+    trained = runs.require(run).record.batches
+    if batches is None:
+        raise NotChecked(reason)
+    if batches not in run.checkpoints or trained <= batches:
+        raise NotChecked(f"the trial stopped after {trained} batches, and this check resumes after batch {batches}")
+    resumed = runs.resumed(run, batches)
+    if resumed.failure is not None:
+        raise CheckFailed(
+            f"A run that is resumed after {batches} batches fails {resumed.failure.description}",
+            causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
+        )
+    if (difference := difference_of_runs(run, resumed, after=batches)) is not None:
+        raise CheckFailed(
+            f"A run that is resumed after {batches} batches continues differently. {difference}",
+            causes=[*_suspects(runs), *_late_changes(run, difference), *usual_causes("resume", difference.kind)],
+        )
+
+
+def _suspects(runs: TrialRuns) -> list[str]:
+    """Return the findings of state that is known to be missing from the checkpoint."""
+    with contextlib.suppress(NotChecked):
+        return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
+    return []
+
+
+def _late_changes(run: Run, difference: Difference) -> list[str]:
+    """Return a cause for each hook that changes a callback's state after the checkpoint has collected it."""
+    if difference.kind != "callback state":
+        return []
+    hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())
+    return [
+        f"{hook}() of the callback, which runs after the checkpoint has collected the callback's state: leave what it "
+        "changes out of state_dict()"
+        for hook in hooks
+    ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from det_lightning.testing.observation.source_scan import CodeLine, devices_in, process_groups_in
+from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, lines_in
 from det_lightning.testing.outcomes import CheckFailed
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
@@ -30,7 +30,7 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
-    _require_none(runs, devices_in, bypass.devices, "The trial chooses devices itself:", cause)
+    _require_none(runs, fixes_device, bypass.devices, "The trial chooses devices itself:", cause)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
@@ -40,22 +40,22 @@ def has_no_process_groups(runs: TrialRuns) -> None:
         "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
         "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
     )
-    _require_none(runs, process_groups_in, bypass.process_groups, "The trial handles processes itself:", cause)
+    _require_none(runs, handles_processes, bypass.process_groups, "The trial handles processes itself:", cause)
 
 
 def _require_none(
     runs: TrialRuns,
-    scan: Callable[[Iterable[Path], Path], list[CodeLine]],
+    is_found: Callable[[ast.expr], bool],
     seen: Iterable[str],
     message: str,
     cause: str,
 ) -> None:
-    """Raise if ``scan`` finds something in the trial's files, or the probe saw something on other lines."""
+    """Raise if the trial's files have such an expression, or the probe saw something on other lines."""
     with runs.source.imported():
-        found = scan(files_of(runs.source), runs.source.directory)
-    lines = {code.line for code in found}
-    elsewhere = [call for call in seen if call.rpartition(": ")[0] not in lines]
-    if details := dict.fromkeys([*map(str, found), *elsewhere]):
+        found = lines_in(files_of(runs.source), runs.source.directory, is_found)
+    lines = {finding.partition(": ")[0] for finding in found}
+    elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
+    if details := dict.fromkeys([*found, *elsewhere]):
         raise CheckFailed(message, details, [cause])
     run, _ = runs.probe
     if not run.training_began:

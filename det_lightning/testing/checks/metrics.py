@@ -24,14 +24,20 @@ def validates(runs: TrialRuns) -> None:
     validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]
     _require_stable_names(batches, "train_batch()")
     _require_stable_names(validations, "the validation")
-    if run.failure is not None and run.failure.stage.startswith("in the validation"):
-        raise runs.explained(run)
+    if run.fails_in_validation:
+        runs.succeeded(run)
     runs.require(run)
     if not validations:
         raise NotChecked(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
-        _require_json(when, metrics)
-    searcher_metric = ((runs.options.config or {}).get("searcher") or {}).get("metric")
+        if wrong := [
+            f"{name!r}{path}: {type(value).__name__} {value!r:.60}"
+            for name, metric in metrics.items()
+            for path, value in _not_json(metric)
+        ]:
+            cause = "an object instead of its number: return float(...), or value.item() of a tensor"
+            raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", wrong, [cause])
+    searcher_metric = runs.options.configured("searcher").get("metric")
     if searcher_metric not in (None, *validations[0][1]):
         raise CheckFailed(
             f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "
@@ -52,20 +58,6 @@ def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source:
                 f"{' and '.join(changes)}.",
                 causes=["a metric that is returned only now and then; return NaN or the latest value in between"],
             )
-
-
-def _require_json(when: str, metrics: dict[str, Any]) -> None:
-    wrong = [
-        f"{name!r}{path}: {type(value).__name__} {value!r:.60}"
-        for name, metric in metrics.items()
-        for path, value in _not_json(metric)
-    ]
-    if wrong:
-        raise CheckFailed(
-            f"Validation metrics of {when} cannot be written as JSON:",
-            wrong,
-            ["an object instead of its number: return float(...), or value.item() of a tensor"],
-        )
 
 
 def _not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

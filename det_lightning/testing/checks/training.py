@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.causes import usual_causes
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference
-from det_lightning.testing.records.gradients import whose_gradient_cancels
+from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.reference import Conversion
 from det_lightning.testing.training.runs import TrialRuns
 
 _LISTED = 8
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Collection[str]) -> str:
     """Return names separated by commas; if there are many, the first ones and the total number."""
-    every = list(names)
-    first = ", ".join(every[:_LISTED])
-    return first if len(every) <= _LISTED else f"{first}, ... ({len(every)} in all)"
+    first = ", ".join(itertools.islice(names, _LISTED))
+    return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"
 
 
 def difference_of_runs(
@@ -42,13 +41,17 @@ def difference_of_runs(
 def trains(runs: TrialRuns) -> None:
     """The trial trains to the end, with finite losses."""
     run = runs.straight
-    if run.failure is not None and not run.failure.stage.startswith("in the validation"):
-        raise runs.explained(run)
+    if not run.fails_in_validation:
+        runs.succeeded(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
-            if "loss" in name.lower() and _is_not_finite(value):
+            number = 0.0
+            if "loss" in name.lower():
+                with contextlib.suppress(TypeError, ValueError):  # not a number
+                    number = float(np.asarray(value))
+            if not math.isfinite(number):
                 raise CheckFailed(
-                    f"training metric {name!r} is {float(np.asarray(value)):g} at batch {batch}.",
+                    f"training metric {name!r} is {number:g} at batch {batch}.",
                     causes=[
                         "a learning rate that is too high for these hyperparameters",
                         "a logarithm or square root of 0, or a division by 0, in the loss",
@@ -56,20 +59,10 @@ def trains(runs: TrialRuns) -> None:
                 )
 
 
-def _is_not_finite(value: object) -> bool:
-    try:
-        return not math.isfinite(float(np.asarray(value)))
-    except (TypeError, ValueError):
-        return False
-
-
 def is_deterministic(runs: TrialRuns) -> None:
     """Two runs with the same seed are equal to the bit."""
     one = runs.require(runs.straight)
-    if runs.again.failure is not None:
-        raise runs.explained(runs.again)
-    difference = difference_of_runs(one, runs.again)
-    if difference is not None:
+    if (difference := difference_of_runs(one, runs.succeeded(runs.again))) is not None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
             causes=usual_causes("seed", difference.kind),
@@ -90,11 +83,9 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     (end,) = run.record.named("end")
     # A gradient that is only rounding may move a parameter or not.
     exempt = {*without, *stray, *whose_gradient_cancels(run.record)}
-    still = [
-        name
-        for name in expected
-        if name not in exempt and repr(end["weights"][name]) == repr(seen.weights_before[0][name])
-    ]
+    others = [name for name in expected if name not in exempt]
+    moved = _moved(others, seen.weights_before[0], end["weights"])
+    still = [name for name in others if name not in moved]
     findings = [
         (without, "never get a gradient", "a layer that the loss does not use, or whose output is detached: remove it, "
          "or freeze it with requires_grad_(False)"),
@@ -104,34 +95,35 @@ def moves_every_parameter(runs: TrialRuns) -> None:
          f"throughout the {runs.options.batches} batches (set --trial-batches for more), step_optimizer() that is not "
          "called for that optimizer, or gradients that are cleared before the step"),
     ]  # fmt: skip
-    if without or stray or still:
+    if count := sum(len(names) for names, _, _ in findings):
         raise CheckFailed(
-            f"Of {len(seen.trainable)} trainable parameters, {len([*without, *stray, *still])} did not change in "
-            f"{runs.options.batches} batches.",
+            f"Of {len(seen.trainable)} trainable parameters, {count} did not change in {runs.options.batches} batches.",
             [f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
             [cause for names, _, cause in findings if names],
         )
+
+
+def _moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [name for name in names if repr(after[name]) != repr(before[name])]
 
 
 def trains_under_aggregation(runs: TrialRuns) -> None:
     """Weights move only on batches that complete an update, which uses the gradients of all of its batches."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
-    run = runs.aggregated
-    if run.failure is not None:
-        raise runs.explained(run)
-    if runs.cleared_gradients:
+    run, cleared = runs.aggregated
+    runs.succeeded(run)
+    if cleared:
         raise CheckFailed(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
-            runs.cleared_gradients,
+            cleared,
             ["zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself"],
         )
     if run.record.batches < frequency:
         raise NotChecked(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
-    moved = {
-        event["batch"]: [name for name in run.observer.trainable if repr(event["weights"][name]) != repr(before[name])]
-        for before, event in zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
-    }
+    trainable = run.observer.trainable
+    changes = zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
+    moved = {event["batch"]: _moved(trainable, before, event["weights"]) for before, event in changes}
     for batch, names in moved.items():
         if names and (batch + 1) % frequency:
             raise CheckFailed(
@@ -150,19 +142,12 @@ def trains_equally(runs: TrialRuns) -> None:
     straight = runs.require(runs.straight)
     lightning = runs.under_lightning
     if lightning.failure is not None:
-        raise CheckFailed(
-            f"Under pl.Trainer the trial fails {lightning.failure.description}",
-            causes=["code that needs something of the context which only a script with init() passes"],
-        )
-    difference = difference_of_runs(straight, lightning)
-    if difference is not None:
-        raise CheckFailed(
-            f"The two APIs do not train equally. {difference}",
-            causes=[
-                "random draws when the module is imported, before the seed is set",
-                "state in globals or on the class, left behind by the first run",
-            ],
-        )
+        causes = ["code that needs something of the context which only a script with init() passes"]
+        raise CheckFailed(f"Under pl.Trainer the trial fails {lightning.failure.description}", causes=causes)
+    if (difference := difference_of_runs(straight, lightning)) is not None:
+        causes = ["random draws when the module is imported, before the seed is set",
+                  "state in globals or on the class, left behind by the first run"]  # fmt: skip
+        raise CheckFailed(f"The two APIs do not train equally. {difference}", causes=causes)
 
 
 def matches_reference(runs: TrialRuns) -> None:
@@ -173,7 +158,9 @@ def matches_reference(runs: TrialRuns) -> None:
         return
     finding = "det_lightning does not train like the reference."
     causes = [difference.likely_cause]
-    if _only_means_differ(conversion):
+    theirs, ours = (record.curves("batch_end") for record in (conversion.reference, conversion.ours))
+    is_metric = difference.kind == "metric" and difference.part  # of a mean, for which each batch may be the same
+    if is_metric and theirs.get(difference.name) == ours.get(difference.name):
         finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
         causes.insert(
             0,
@@ -182,12 +169,3 @@ def matches_reference(runs: TrialRuns) -> None:
             "return a copy (value.clone()) to get the latter from both",
         )
     raise CheckFailed(f"{finding} {difference}", causes=causes)
-
-
-def _only_means_differ(conversion: Conversion) -> bool:
-    """Return whether only the mean of a metric differs, while its values are the same for every batch."""
-    difference = conversion.difference
-    if difference is None or difference.kind != "metric" or not difference.part:
-        return False
-    theirs, ours = (record.curves("batch_end") for record in (conversion.reference, conversion.ours))
-    return theirs.get(difference.name) == ours.get(difference.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -64,10 +64,11 @@ def _with_subclasses(cls: type) -> set[type]:
     return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
 
 
-class ContextBypass:
+class ContextBypass(TorchFunctionMode):
     """Notes what the trial of ``observer`` does without its context, each call once and with its line."""
 
     def __init__(self, directory: Path, observer: Observer) -> None:
+        super().__init__()
         self.actions: dict[str, None] = {}  # backward passes and steps
         self.devices: dict[str, None] = {}  # devices that the trial names
         self.process_groups: dict[str, None] = {}  # calls into torch.distributed
@@ -76,17 +77,19 @@ class ContextBypass:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        schedulers = _with_subclasses(TorchLRScheduler) | {ReduceLROnPlateau}
         handle = register_optimizer_step_pre_hook(self._optimizer_step)
         try:
-            with pytest.MonkeyPatch.context() as patch, _Devices(self._device):
-                _note_calls(patch, torch.Tensor, "backward", self._backward)
-                for scheduler in (cls for cls in schedulers if "step" in vars(cls)):
+            with pytest.MonkeyPatch.context() as patch, self:
+                backward = "loss.backward() should be context.backward(loss)"
+                _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
+                for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
                     _note_calls(patch, scheduler, "step", self._scheduler_step)
                 for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                    _note_calls(patch, dist, name, self._process_group(f"torch.distributed.{name}()"))
+                    noting = self._noting(self.process_groups, f"torch.distributed.{name}()")
+                    _note_calls(patch, dist, name, noting)
                 for wrapper in _WRAPPERS:
-                    _note_calls(patch, wrapper, "__init__", self._process_group(f"{wrapper.__name__}(...)"))
+                    noting = self._noting(self.process_groups, f"{wrapper.__name__}(...)")
+                    _note_calls(patch, wrapper, "__init__", noting)
                 yield
                 self._note_wrapped_twice()
         finally:
@@ -96,8 +99,8 @@ class ContextBypass:
         if (line := _line_of_user(self._directory)) is not None:
             seen[f"{line}: {call}"] = None
 
-    def _backward(self, *args: Any, **kwargs: Any) -> None:
-        self._note(self.actions, "loss.backward() should be context.backward(loss)")
+    def _noting(self, seen: dict[str, None], call: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: self._note(seen, call)
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
@@ -121,38 +124,22 @@ class ContextBypass:
                     "LRScheduler.StepMode.MANUAL_STEP",
                 )
 
-    def _process_group(self, call: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: self._note(self.process_groups, call)
-
-    def _device(self, named: torch.device) -> None:
-        context = self._observer.context
-        own = torch.device("cpu") if context is None else context.device
-        fits = named.type in ("cpu", "meta") or (named.type == own.type and named.index in (None, own.index))
-        if not fits:
-            self._note(self.devices, str(named))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = _device_of(getattr(func, "__name__", ""), args, kwargs or {})
+        if named is not None and named.type not in ("cpu", "meta"):
+            own = getattr(self._observer.context, "device", None)
+            if own is None or own.type != named.type or named.index not in (None, own.index):
+                self._note(self.devices, str(named))
+        return func(*args, **(kwargs or {}))
 
     def _note_wrapped_twice(self) -> None:
         context = self._observer.context
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
         for kind, objects in wrapped.items():
-            for index, one in enumerate(objects):
-                if any(one is other for other in objects[:index]):
-                    found = f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"
-                    self.actions[found] = None
-
-
-class _Devices(TorchFunctionMode):
-    """Notes the devices that the trial names in calls to torch."""
-
-    def __init__(self, note: Callable[[torch.device], None]) -> None:
-        super().__init__()
-        self._note = note
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (named := _device_of(getattr(func, "__name__", ""), args, kwargs or {})) is not None:
-            self._note(named)
-        return func(*args, **(kwargs or {}))
+            for one, other in itertools.combinations(objects, 2):
+                if one is other:
+                    self.actions[f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"] = None
 
 
 def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 import torchmetrics
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._reducer import MetricReducer
 from det_lightning.testing.recorder import describe
 
-_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath)
-_PLAIN_OF_TORCH = (torch.device, torch.dtype, torch.Size)
+_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath,
+          torch.device, torch.dtype, torch.Size)  # fmt: skip
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # The training loop creates or resets these itself.
@@ -36,7 +36,7 @@ _NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
 _KINDS: dict[str, tuple[type, ...]] = {
     "model": (torch.nn.Module,),
     "optimizer": (torch.optim.Optimizer,),
-    "scheduler": (LRScheduler, ReduceLROnPlateau),
+    "scheduler": (LRScheduler,),
     "callback": (PyTorchCallback,),
     "data": (Dataset, Sampler),
 }
@@ -112,7 +112,7 @@ class _Walk:
     def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
         if len(self.found) >= _MAX_LEAVES:
             return
-        if isinstance(value, (*_PLAIN, *_PLAIN_OF_TORCH)):
+        if isinstance(value, _PLAIN):
             self._add(path, value, holder, direct)
         elif not isinstance(value, _CODE) and id(value) not in self._seen:
             self._seen.add(id(value))
@@ -167,9 +167,9 @@ class _Walk:
         if isinstance(value, _NO_STATE):
             return None
         module = type(value).__module__
-        known = next((kind for kind, types_of_kind in _KINDS.items() if isinstance(value, types_of_kind)), None)
-        if known is not None or module in self._own_modules:
-            return known or "object"
+        known = [kind for kind, types_of_kind in _KINDS.items() if isinstance(value, types_of_kind)]
+        if known or module in self._own_modules:
+            return [*known, "object"][0]
         stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
         return "stateful" if stateful and not module.startswith("det_lightning") else None
 

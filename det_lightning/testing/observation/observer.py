@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -20,8 +19,6 @@ from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.object_state import ObjectState, read_state
 
-Modules = Callable[[], list[ModuleType]]
-
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
@@ -32,52 +29,47 @@ class AttributeAccess:
 
     def __init__(self) -> None:
         self.active = False
-        self._first: dict[tuple[str, str], str] = {}
-        self._watched: dict[int, tuple[str, Any]] = {}  # holds the object, so that its id is not reused
+        self._watched: set[str] = set()  # labels
+        self._first: dict[tuple[str, str], str] = {}  # "read" or "write", by label and attribute
 
     def watch(self, watched: Any, label: str) -> None:
         """Watch an object; if its class cannot be replaced, all of its attributes count as read."""
-        try:
-            watched.__class__ = self._noting(type(watched))
-        except TypeError:
-            return
-        self._watched[id(watched)] = (label, watched)
+        of: Any = type(watched)
+
+        def note(other: Any, name: str, access: str) -> None:
+            if self.active and other is watched:  # it may make others of its class
+                self._first.setdefault((label, name), access)
+
+        with contextlib.suppress(TypeError):
+
+            class Noting(of):  # type: ignore[misc]
+                def __getattribute__(self, name: str) -> Any:
+                    note(self, name, "read")
+                    return super().__getattribute__(name)
+
+                def __setattr__(self, name: str, value: Any) -> None:
+                    note(self, name, "write")
+                    super().__setattr__(name, value)
+
+            watched.__class__ = recorder.named_like(of, Noting)
+            self._watched.add(label)
 
     def is_read_first(self, label: str, attribute: str) -> bool:
         """Return whether the old value of an attribute was, or may have been, read."""
-        known = any(label == of_watched for of_watched, _ in self._watched.values())
-        return not known or self._first.get((label, attribute)) == "read"
-
-    def note(self, watched: Any, attribute: str, access: str) -> None:
-        if self.active and id(watched) in self._watched:
-            label, _ = self._watched[id(watched)]
-            self._first.setdefault((label, attribute), access)
-
-    def _noting(self, of: type) -> type:
-        access = self
-        get: Any = of.__getattribute__
-        put: Any = of.__setattr__
-
-        def read(self: Any, name: str) -> Any:
-            access.note(self, name, "read")
-            return get(self, name)
-
-        def write(self: Any, name: str, value: Any) -> None:
-            access.note(self, name, "write")
-            put(self, name, value)
-
-        names = {"__module__": of.__module__, "__qualname__": of.__qualname__}
-        return type(of.__name__, (of,), {"__getattribute__": read, "__setattr__": write, **names})
+        return label not in self._watched or self._first.get((label, attribute)) == "read"
 
 
 class Observer(recorder.TrainingLog):
     """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
 
     def __init__(
-        self, modules: Modules | None = None, access: AttributeAccess | None = None, keeps_parameters: bool = False
+        self,
+        modules: Callable[[], list[ModuleType]] | None = None,
+        watches_access: bool = False,
+        keeps_parameters: bool = False,
     ) -> None:
         super().__init__()
-        self.access = access
+        self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
         self.trial: Any = None  # while it trains
         self.context: Any = None
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
@@ -95,6 +87,7 @@ class Observer(recorder.TrainingLog):
         #: For each batch, the checksums of the rows of its arrays, if parameters are kept.
         self.samples: list[collections.Counter[bytes]] = []
         self._modules = modules
+        self._watches_access = watches_access
         self._keeps_parameters = keeps_parameters
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
@@ -110,9 +103,9 @@ class Observer(recorder.TrainingLog):
         for name, callback in self.callbacks.items():
             own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
             self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
-            if self.access is not None:
+            if self._watches_access:
                 self.access.watch(callback, f"callback {name!r}")
-        if self.access is not None:
+        if self._watches_access:
             self.access.watch(self.trial, "trial")
 
     def _start_training(self) -> None:
@@ -123,16 +116,12 @@ class Observer(recorder.TrainingLog):
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_parameters:
                     self.initial_parameters[name] = parameter.detach().cpu().clone()
-                parameter.register_post_accumulate_grad_hook(functools.partial(self._note_gradient, name))
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.with_gradient.add(name))
         if self._modules is not None:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
-        if self.access is not None:
-            self.access.active = True
-
-    def _note_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        self.with_gradient.add(name)
+        self.access.active = True
 
     def _read_state(self, key: str | int) -> None:
         if self._modules is not None:
@@ -156,12 +145,6 @@ class Observer(recorder.TrainingLog):
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}
         self.metrics.append({str(name): _frozen(value) for name, value in named.items()})
         super().batch_end(trial, metrics)
-
-    def validated(self, metrics: dict[str, Any]) -> None:
-        """Record the metrics of a validation as the trial's callbacks left them."""
-        self.validations.append((self.batches, {str(name): _frozen(value) for name, value in metrics.items()}))
-        event = next(event for event in reversed(self.events) if event["event"] == "validation")
-        event["reported"] = recorder.describe(metrics)  # the recorder saw them before the callbacks
 
     def end(self, trial: Any) -> None:
         super().end(trial)
@@ -203,19 +186,17 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-class _LastCallback(pytorch.PyTorchCallback):
-    """Runs after the trial's own callbacks, which may change the metrics of a validation."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self._observer.validated(metrics)
-
-
 def observed(trial_class: type, observer: Observer) -> type:
     """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes."""
     recorded: Any = recorder.recorded(trial_class, pytorch, observer)
+
+    class LastCallback(pytorch.PyTorchCallback):
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            """Record the metrics as the trial's callbacks, which run before and may change them, left them."""
+            named = {str(name): _frozen(value) for name, value in metrics.items()}
+            observer.validations.append((observer.batches, named))
+            validation = next(event for event in reversed(observer.events) if event["event"] == "validation")
+            validation["reported"] = recorder.describe(metrics)
 
     class Observed(recorded):  # type: ignore[misc]
         def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
@@ -228,7 +209,7 @@ def observed(trial_class: type, observer: Observer) -> type:
             if not isinstance(callbacks, dict):
                 return callbacks
             observer.watch_callbacks()
-            return {**callbacks, "det_lightning_observer": _LastCallback(observer)}
+            return {**callbacks, "det_lightning_observer": LastCallback()}
 
         def build_training_data_loader(self) -> Any:
             loader = super().build_training_data_loader()

@@ -1,37 +1,25 @@
-"""Searches a trial's source for hard-coded devices, process groups and hyperparameters."""
+"""Searches a trial's source: hard-coded devices, process groups, hyperparameters, lists that are only appended to."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
 _PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDataParallel", "DistributedSampler",
                    "DataParallel", "all_reduce", "all_gather", "all_gather_object"}  # fmt: skip
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
+_APPENDING = {"append", "appendleft", "extend", "insert"}
+_NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 
 
-class CodeLine(NamedTuple):
-    """An expression in the source."""
+def lines_in(files: Iterable[Path], directory: Path, is_found: Callable[[ast.expr], bool]) -> list[str]:
+    """Return the expressions for which ``is_found`` is true, as ``"file:line: code"``.
 
-    line: str  # "file:line"
-    code: str
-
-    def __str__(self) -> str:
-        return f"{self.line}: {self.code}"
-
-
-def devices_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return the expressions that hard-code a device, unless they depend on ``torch.cuda.is_available()``."""
-    return [CodeLine(line, ast.unparse(node)) for line, node in _expressions(files, directory) if _fixes_device(node)]
-
-
-def process_groups_in(files: Iterable[Path], directory: Path) -> list[CodeLine]:
-    """Return the calls that bypass the context to connect processes, or to share models and data among them."""
-    expressions = _expressions(files, directory)
-    return [CodeLine(line, ast.unparse(node)) for line, node in expressions if _handles_processes(node)]
+    Those that depend on ``torch.cuda.is_available()`` are left out.
+    """
+    return [f"{line}: {ast.unparse(node)}" for line, node in _expressions(files, directory) if is_found(node)]
 
 
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
@@ -46,12 +34,18 @@ def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
     return found
 
 
+def _parsed(file: Path) -> ast.Module | None:
+    """Return the content of a file; None if it is not Python source."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+
+
 def _expressions(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, ast.expr]]:
     """Yield every expression with its line, except those that run only when the file is run as a script."""
     for file in files:
-        try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, UnicodeDecodeError):
+        if (tree := _parsed(file)) is None:
             continue
         shown = file.relative_to(directory) if file.is_relative_to(directory) else file
         for node in _walk(tree, _only_for_scripts(tree), _flags_of_devices(tree)):
@@ -101,14 +95,17 @@ def _names_in(trees: Iterable[ast.AST]) -> set[str]:
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _name_of(function: ast.AST) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+def _name_of(node: ast.AST | None) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
-def _handles_processes(call: ast.expr) -> bool:
-    """Return whether it calls a function of ``torch.distributed``; some methods of the context have the same names."""
+def handles_processes(call: ast.expr) -> bool:
+    """Return whether it is a call that bypasses the context to connect processes, or to share models and data.
+
+    Some methods of the context have the same names as functions of ``torch.distributed``.
+    """
     if not isinstance(call, ast.Call):
         return False
     name = _name_of(call.func)
@@ -120,7 +117,8 @@ def _handles_processes(call: ast.expr) -> bool:
     return name in _PROCESS_GROUPS and "context" not in module
 
 
-def _fixes_device(node: ast.AST) -> bool:
+def fixes_device(node: ast.expr) -> bool:
+    """Return whether an expression hard-codes a device."""
     if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor"):
         return ast.unparse(node.value) == "torch.cuda"
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -134,3 +132,57 @@ def _fixes_device(node: ast.AST) -> bool:
     named += node.args[:1] if name in _DEVICE_CALLS else []
     devices = [str(value.value).partition(":")[0] for value in named if isinstance(value, ast.Constant)]
     return not {"cuda", "mps", "xpu"}.isdisjoint(devices) or (name == "set_device" and bool(node.args))
+
+
+def appended_lists(files: Iterable[Path]) -> tuple[set[str], set[str]]:
+    """Return the names of the attributes, and of the global variables, that files only create anew and append to.
+
+    A name that is used in another way anywhere, on any object, is not among them. If a file is not Python source, there
+    are none.
+    """
+    trees = [_parsed(file) for file in files]
+    nodes = [] if None in trees else [node for tree in trees if tree is not None for node in ast.walk(tree)]
+    appended = [to for node in nodes if (to := _appended_by(node)) is not None]
+    no_use = {*appended, *filter(None, map(_created_by, nodes))}
+    used: set[tuple[type, str]] = set()
+    for node in nodes:
+        if isinstance(node, ast.Attribute | ast.Name) and node not in no_use:
+            used.add((type(node), _name_of(node)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+            used.update((ast.Attribute, str(name)) for name in names)
+        elif isinstance(node, ast.ImportFrom):
+            used.update((ast.Name, alias.name) for alias in node.names if alias.asname is not None)
+    only = {(type(to), _name_of(to)) for to in appended} - used
+    attributes = {name for kind, name in only if kind is ast.Attribute}
+    # Other modules refer to a global variable as an attribute.
+    variables = {name for kind, name in only if kind is ast.Name and (ast.Attribute, name) not in used}
+    return attributes, variables
+
+
+def _appended_by(node: ast.AST) -> ast.Attribute | ast.Name | None:
+    """Return what a statement such as ``self.losses["train"].append(loss)`` or ``losses += [loss]`` appends to."""
+    to: ast.expr | None = None
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        to = node.target
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        method = node.value.func
+        to = method.value if isinstance(method, ast.Attribute) and method.attr in _APPENDING else None
+    while isinstance(to, ast.Subscript):
+        to = to.value
+    return to if isinstance(to, ast.Attribute | ast.Name) else None
+
+
+def _created_by(node: ast.AST) -> ast.expr | None:
+    """Return what an assignment gives a new container, or only declares; None if it has another name too, perhaps."""
+    if isinstance(node, ast.AnnAssign):
+        return node.target if node.value is None or _is_new_container(node.value) else None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and _is_new_container(node.value):
+        return node.targets[0]
+    return None
+
+
+def _is_new_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return _name_of(value.func) in _NEW_CONTAINERS
+    return isinstance(value, ast.List | ast.ListComp | ast.Dict)

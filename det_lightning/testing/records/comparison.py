@@ -11,11 +11,15 @@ from typing import Any
 
 from det_lightning.masking import mask
 from det_lightning.testing.records import values
-from det_lightning.testing.records.difference import Difference
-from det_lightning.testing.records.gradients import with_noise_for_gradient
+from det_lightning.testing.records.difference import (
+    BIT_EQUAL,
+    Difference,
+    Tolerance,
+    tolerance_for,
+    with_noise_for_gradient,
+)
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance, tolerance_for
-from det_lightning.testing.records.values import is_array, is_plain_dict, number_in, summary_of
+from det_lightning.testing.records.values import kind_of, number_in, summary_of
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {
@@ -45,23 +49,17 @@ def first_difference(
     first = next(differences, None)
     if first is None:
         return None
-    same_batch = itertools.takewhile(lambda difference: difference.batch == first.batch, differences)
-    others = [other for other in same_batch if (other.kind, other.name) != (first.kind, first.name)]
+    others: dict[str, dict[str, None]] = {}  # at the same batch, names by kind
+    for other in itertools.takewhile(lambda difference: difference.batch == first.batch, differences):
+        if (other.kind, other.name) != (first.kind, first.name):
+            others.setdefault(other.kind, {})[other.name] = None
+    more = {kind: f" and {len(names) - 1} more" if len(names) > 1 else "" for kind, names in others.items()}
     return dataclasses.replace(
         first,
-        also=_by_kind(others),
+        also=tuple(f"{kind} {next(iter(names))}{more[kind]}" for kind, names in others.items()),
         noisy_parameters=tuple(sorted(comparison.noisy_parameters)),
         rng_diverged_at=comparison.rng_diverged_at,
     )
-
-
-def _by_kind(differences: list[Difference]) -> tuple[str, ...]:
-    """Return the name of the first difference of each kind, and the number of further ones."""
-    names: dict[str, dict[str, None]] = {}
-    for difference in differences:
-        names.setdefault(difference.kind, {})[difference.name] = None
-    more = {kind: f" and {len(found) - 1} more" if len(found) > 1 else "" for kind, found in names.items()}
-    return tuple(f"{kind} {next(iter(found))}{more[kind]}" for kind, found in names.items())
 
 
 def value_differences(
@@ -82,7 +80,7 @@ def value_differences(
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
         same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
-    elif is_array(theirs) and is_array(mine) and theirs["shape"] == mine["shape"]:
+    elif kind_of(theirs) == "array" == kind_of(mine) and theirs["shape"] == mine["shape"]:
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
         far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
@@ -101,7 +99,7 @@ def value_differences(
 
 def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     """Return the items of two containers of the same kind, by their names."""
-    if is_plain_dict(theirs) and is_plain_dict(mine):
+    if kind_of(theirs) == "dict" == kind_of(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
@@ -122,12 +120,13 @@ def _farthest_apart(
         if not tolerance.allows(one, other, scale)
     ]
     if not found or (weight_scale is not None and 2 * len(found) < len(sampled)):
-        names = ("norm", "mean", "minimum", "maximum") if weight_scale is None else ("norm",)
+        statistics = {"norm": scale * math.sqrt(size)}
+        if weight_scale is None:
+            statistics |= dict.fromkeys(("mean", "minimum", "maximum"), scale)
         found = [
             (name, theirs[name], mine[name])
-            for name in names
-            if (name in theirs and name in mine)
-            and not tolerance.allows(theirs[name], mine[name], scale * math.sqrt(size) if name == "norm" else scale)
+            for name, scale in statistics.items()
+            if name in theirs and name in mine and not tolerance.allows(theirs[name], mine[name], scale)
         ]
     return max(found, key=lambda part: values.distance(part[1], part[2]), default=None)
 
@@ -154,33 +153,33 @@ class _Comparison:
             settings = [getattr(record.settings, field.name) for record in self._records]
             if settings[0] != settings[1]:
                 yield self._difference("settings", field.name, None, mask(settings))
-        for theirs, mine in itertools.zip_longest(*map(self._comparable_events, self._records)):
-            if theirs is None or mine is None or _label(theirs) != _label(mine):
-                yield from self._divergence(theirs, mine)
+        # Without the hooks that the other side's Determined does not have.
+        hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
+        comparable = [
+            [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
+            for record in self._records
+        ]
+        for pair in itertools.zip_longest(*comparable):
+            labels = [None if event is None else str(event.get("name", event["event"])) for event in pair]
+            if labels[0] != labels[1]:
+                batch = min(event["batch"] for event in pair if event is not None)
+                name = str(labels[0] or labels[1])
+                yield from self._ends(batch) or [self._difference("callback", name, batch, labels)]
                 return
-            yield from self._of_events(theirs, mine)
+            yield from self._of_events(*pair)
         yield from self._ends()
 
-    def _comparable_events(self, record: TrainingRecord) -> list[Mapping[str, Any]]:
-        """Return the events without the hooks that the other side's Determined does not have."""
-        hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
-        return [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
-
-    def _divergence(self, theirs: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> Iterator[Difference]:
-        batch = min(event["batch"] for event in (theirs, mine) if event is not None)
-        labels = [None if event is None else _label(event) for event in (theirs, mine)]
-        ends = list(self._ends(batch))
-        yield from ends or [self._difference("callback", labels[0] or str(labels[1]), batch, labels)]
-
-    def _ends(self, batch: int | None = None) -> Iterator[Difference]:
+    def _ends(self, batch: int | None = None) -> list[Difference]:
+        """Return the difference between how the trainings ended, of which the records diverge at ``batch``."""
         errors = [record.error or {} for record in self._records]
         lengths = [record.batches for record in self._records]
         if errors[0].get("type") != errors[1].get("type"):
             texts = [f"{error['type']}: {error['message']}" if error else None for error in errors]
             name = next(error["type"] for error in errors if error)
-            yield self._difference("error", name, min(lengths) if batch is None else batch, texts)
-        elif lengths[0] != lengths[1]:
-            yield self._difference("number of batches", "trained", min(lengths), lengths)
+            return [self._difference("error", name, min(lengths) if batch is None else batch, texts)]
+        if lengths[0] != lengths[1]:
+            return [self._difference("number of batches", "trained", min(lengths), lengths)]
+        return []
 
     def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
         exact = self._tolerance.exact
@@ -192,8 +191,11 @@ class _Comparison:
             scale = self._largest_weight if kind == "parameter" and not exact else None
             pair = (theirs[field], mine[field])
             for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind), scale):
-                if not self._is_noise(difference := self._specified(difference, theirs)):
-                    yield dataclasses.replace(difference, batch=theirs["batch"])
+                found = self._specified(difference, theirs)
+                # Statistics of layers follow the parameters before them.
+                noisy = {"parameter": found.name in self.noisy_parameters, "buffer": bool(self.noisy_parameters)}
+                if not noisy.get(found.kind):
+                    yield dataclasses.replace(found, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note differences that are not reported but may explain later ones."""
@@ -203,34 +205,21 @@ class _Comparison:
         weights = theirs.get("weights", {})
         self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
 
-    def _is_noise(self, difference: Difference) -> bool:
-        if difference.kind == "buffer":  # statistics of layers follow the parameters before them
-            return bool(self.noisy_parameters)
-        return difference.kind == "parameter" and difference.name in self.noisy_parameters
-
     def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
         """Return the difference with the kind and name that follow from the event, and not only from its field."""
+        changes: dict[str, Any] = {}
         if event["event"] == "validation":
-            return dataclasses.replace(difference, kind="validation metric")
-        if event["event"] == "callback":
-            return _of_callback(difference, event["name"])
-        if difference.kind == "parameter" and difference.name not in self._parameters:
-            return dataclasses.replace(difference, kind="buffer")
-        return difference
+            changes = {"kind": "validation metric"}
+        elif event["event"] != "callback":
+            if difference.kind == "parameter" and difference.name not in self._parameters:
+                changes = {"kind": "buffer"}
+        elif found := re.fullmatch(r"outputs\[(\d+)\]\.(.+)", difference.name):  # what a hook received
+            changes = {"kind": "validation metric", "name": found[2], "part": f"validation batch {found[1]}"}
+        elif found := re.fullmatch(r"avg_metrics\.(.+)", difference.name):
+            changes = {"kind": "metric", "name": found[1], "part": "mean of a workload"}
+        else:
+            changes = {"name": f"{event['name']}: {difference.name}"}
+        return dataclasses.replace(difference, **changes)
 
     def _difference(self, kind: str, name: str, batch: int | None, pair: list[Any]) -> Difference:
         return Difference(kind, name, batch, pair[0], pair[1], tolerance=self._tolerance.of(kind))
-
-
-def _of_callback(difference: Difference, hook: str) -> Difference:
-    """Return the difference with the name of the metric, if it is in the metrics that a hook receives."""
-    if found := re.fullmatch(r"outputs\[(\d+)\]\.(.+)", difference.name):
-        batch, name = found.groups()
-        return dataclasses.replace(difference, kind="validation metric", name=name, part=f"validation batch {batch}")
-    if found := re.fullmatch(r"avg_metrics\.(.+)", difference.name):
-        return dataclasses.replace(difference, kind="metric", name=found[1], part="mean of a workload")
-    return dataclasses.replace(difference, name=f"{hook}: {difference.name}")
-
-
-def _label(event: Mapping[str, Any]) -> str:
-    return str(event.get("name", event["event"]))

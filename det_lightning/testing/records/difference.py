@@ -1,20 +1,185 @@
-"""The description of a difference."""
+"""A difference between two trainings, how much of one is allowed, and what usually causes it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.testing.causes import usual_causes
-from det_lightning.testing.records.tolerance import BIT_EQUAL, Tolerance
+from det_lightning.testing.records.record import TrainingRecord
 from det_lightning.testing.records.values import shown
+
+# Numbers may depend on these through no fault of the trial.
+_ENVIRONMENT = ("torch", "device", "processor", "threads")
+# Gradients below this share of a larger one in the same batch are nothing but float32 rounding.
+_NOISE = 1e-5
+_KEEP_IN_CALLBACK = "keep it in a callback, whose state_dict() returns it"
+
+# By comparison, and by the kind of thing that differs or is lost.
+_CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
+    # With the real determined.
+    "reference": {
+        "settings": "The two runs had different settings. Record again with the same ones.",
+        "error": "One side ends with an error that does not occur on the other.",
+        "number of batches": "One side stops earlier: it requests a stop, or the runs have different lengths.",
+        "data": "The batches differ: in the order of the data, the split over ranks, or the transforms.",
+        "epoch": "The loaders have different lengths, so epochs begin at different batches.",
+        "random state": "One side draws more random numbers than the other, or seeds a generator again.",
+        "learning rate": "A scheduler is stepped more or less often, or both by the trial and by the context.",
+        "metric": "The loss is computed or averaged differently, or the metric depends on something else that differs.",
+        "gradient": "The loss is not the one that the metrics show, is scaled differently, or its graph is cut.",
+        "parameter": "The update differs: in how gradients are clipped, averaged or zeroed, or in the optimizer.",
+        "buffer": "The model sees other batches, or is in another mode (train or eval), which changes buffers.",
+        "validation metric": "Validation metrics are reduced differently, or the model is in another mode or was "
+        "changed by a callback.",
+        "callback": "A callback is called at another time, with other arguments, or not at all.",
+        "callback state": "A callback has seen or kept something else.",
+    },
+    # Two runs with the same seed.
+    "seed": {
+        "data": (
+            "a generator for the data that is not seeded: np.random.default_rng(), random.Random(), torch.Generator()",
+            "worker processes of the loader that seed themselves, for example with the time",
+            "files in the order in which the file system lists them (sort them), or the order of a set",
+        ),
+        "learning rate": "a scheduler that depends on the time",
+        "any": (
+            "a generator that is not seeded, such as np.random.default_rng(), or is seeded with the time",
+            "a random draw that depends on the time, on a memory address, or on the order of a set",
+        ),
+    },
+    # A resumed run and an uninterrupted one.
+    "resume": {
+        "data": (
+            "a loader that is not a det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "
+            "its position is not in the checkpoint",
+            "random draws for each sample in worker processes of the loader (num_workers above 0), whose generators "
+            "are in no checkpoint: make them depend on the index and the epoch",
+        ),
+        "learning rate": "a scheduler that is not wrapped, or whose state_dict() is incomplete",
+        "callback state": "a callback whose load_state_dict() does not restore what its state_dict() returned",
+        "any": (
+            "a model or optimizer that is not wrapped, and so is not in the checkpoint",
+            "a random generator of the trial, whose state is not in the checkpoint",
+        ),
+    },
+    # State that a checkpoint lacks, by the kind of object that holds it.
+    "lost": {
+        "model": "a model that is not wrapped: model = context.wrap_model(model)",
+        "attribute of a wrapped model": "an attribute of a wrapped model that is neither a parameter nor a persistent "
+        "buffer: register_buffer(...)",
+        "optimizer": "an optimizer that is not wrapped: optimizer = context.wrap_optimizer(optimizer)",
+        "scheduler": "a learning rate scheduler that is not wrapped: context.wrap_lr_scheduler(scheduler, step_mode)",
+        "callback": "a callback that changes state which its state_dict() or load_state_dict() leaves out",
+        "trial": f"an attribute of the trial that changes: {_KEEP_IN_CALLBACK}",
+        "data": "data that change while they are read: make the change depend on the seed, the epoch and the index",
+        "object": "an object that is not in the checkpoint: return its state from the state_dict() of a callback",
+        "stateful": "an object that is not in the checkpoint: return its state_dict() from that of a callback",
+        "class": f"state on a class: {_KEEP_IN_CALLBACK}",
+        "module": f"a global variable that changes: {_KEEP_IN_CALLBACK}",
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """How far two numbers may be apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
+
+    If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
+
+    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
+      the largest element; learning rates, which no kernel computes, to a millionth.
+    - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: their
+      norm, and more than half of the sampled elements. An element with a gradient near zero, whose mere sign decides
+      Adam's step, may go the other way.
+    - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
+      then neither are buffers: the running mean of a batch norm follows the bias before it.
+    - Random states and gradients are not compared.
+    """
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    reason: str = ""  # why this much, for reports
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit counts."""
+        return self.relative == 0 == self.absolute
+
+    def of(self, kind: str) -> Tolerance:
+        if kind == "learning rate":
+            return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
+        if kind in ("parameter", "buffer", "callback state"):
+            return dataclasses.replace(self, relative=10 * self.relative, absolute=10 * self.absolute)
+        return self
+
+    def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
+        """Return whether two numbers, from values as large as ``scale``, count as equal; two NaNs do."""
+        if one == other or (one != one and other != other):
+            return True
+        return abs(one - other) <= self.relative * max(abs(one), abs(other), scale) + self.absolute
+
+    def __str__(self) -> str:
+        allowed = "equal to the bit" if self.exact else f"{self.relative:.2g} relative and {self.absolute:.2g} absolute"
+        return f"{allowed} ({self.reason})" if self.reason else allowed
+
+
+BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of threads")
+
+
+def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
+    """Return the tolerance between the environments of two records: none if they are the same, else 0.1 %."""
+    other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
+    if not other:
+        return BIT_EQUAL
+    reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
+    return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
+
+
+def with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
+    """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm.
+
+    Optimizers that divide by the size of a gradient turn it into full steps in a random direction.
+    """
+    noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
+    sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
+    return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
+
+
+def whose_gradient_cancels(record: TrainingRecord) -> set[str]:
+    """Return the parameters whose gradient is zero in exact arithmetic, in every batch of a training.
+
+    A gradient reaches their module, but its parts cancel out: another parameter of the module, or of the model if the
+    module has no other one, gets a gradient compared to which theirs is rounding noise.
+    """
+    batches = [event["gradients"] for event in record.named("batch_end") if event["gradients"]]
+    names = dict.fromkeys(name for gradients in batches for name in gradients)
+    return {name for name in names if all(_cancels(name, gradients) for gradients in batches if name in gradients)}
+
+
+def _cancels(name: str, gradients: Mapping[str, float]) -> bool:
+    module = name.rpartition(".")[0]
+    model = name.partition(".")[0]
+    others = {other: size for other, size in gradients.items() if other != name}
+    beside = [size for other, size in others.items() if other.rpartition(".")[0] == module]
+    if not beside:
+        # If it is exactly zero, with no other gradient in the module, the loss may also ignore the module.
+        beside = [size for other, size in others.items() if other.partition(".")[0] == model and gradients[name]]
+    largest = max(beside, default=0.0)
+    return largest > 0 and gradients[name] <= _NOISE * largest
+
+
+def usual_causes(comparison: str, kind: str) -> tuple[str, ...]:
+    """Return the usual causes, likeliest first; ``comparison`` and ``kind`` are keys of the table."""
+    causes = _CAUSES[comparison].get(kind, _CAUSES[comparison].get("any", ()))
+    return (causes,) if isinstance(causes, str) else causes
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
     """One value in which two trainings differ; ``str()`` describes everything known about it."""
 
-    kind: str  # "metric", "parameter", "data", ...: the kinds in causes.py
+    kind: str  # "metric", "parameter", "data", ...: the kinds in the table above
     name: str  # of the metric, parameter, callback, ...
     batch: int | None  # its index; the number of batches if it is after the last one; None for settings
     reference: Any  # the value in the first training; None if there is none
@@ -55,15 +220,11 @@ class Difference:
     def __str__(self) -> str:
         name = f"{self.kind} {self.name}" + (f" ({self.part})" if self.part else "")
         position = "" if self.batch is None else f" at batch {self.batch}"
+        relative = "" if self.relative is None else f", {self.relative:.3g} relative"
+        ulps = "" if self.ulps is None else f", {self.ulps:,} ULP"
+        distance = "" if self.absolute is None else f" ({self.absolute:.3g} apart{relative}{ulps})"
         also = f" Also different there: {', '.join(self.also)}." if self.also else ""
         return (
             f"The first difference is the {name}{position}: {shown(self.reference)} {self.sides[0]}, "
-            f"{shown(self.ours)} {self.sides[1]}{self._distance()}. Allowed: {self.tolerance}.{also}"
+            f"{shown(self.ours)} {self.sides[1]}{distance}. Allowed: {self.tolerance}.{also}"
         )
-
-    def _distance(self) -> str:
-        if self.absolute is None:
-            return ""
-        relative = "" if self.relative is None else f", {self.relative:.3g} relative"
-        ulps = "" if self.ulps is None else f", {self.ulps:,} ULP"
-        return f" ({self.absolute:.3g} apart{relative}{ulps})"

@@ -80,8 +80,11 @@ class TrainingRecord:
         return dataclasses.replace(self, events=self.events[first + 1 :])
 
     def content(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        return {"format": FORMAT, "version": VERSION, **fields, "settings": vars(self.settings)}
+        return {"format": FORMAT, "version": VERSION, **vars(self), "settings": vars(self.settings)}
+
+    def write(self, path: Path) -> None:
+        """Write the record for :func:`read_record`; raises OSError."""
+        path.write_text(json.dumps(self.content(), separators=(",", ":")))
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
@@ -109,11 +112,6 @@ def _how_to_make_one(trial: str | None) -> str:
     )
 
 
-def write_record(record: TrainingRecord, path: str | os.PathLike[str]) -> None:
-    """Write a record for :func:`read_record`; raises OSError."""
-    Path(path).write_text(json.dumps(record.content(), separators=(",", ":")))
-
-
 def parse_record(content: Any, source: str) -> TrainingRecord:
     """Return the record in ``content``, read from JSON; a RecordError names ``source`` and what is wrong."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -123,8 +121,7 @@ def parse_record(content: Any, source: str) -> TrainingRecord:
             f"{source} has version {content.get('version')!r} of the record format; this det_lightning reads "
             f"{VERSION}. Record again with the recorder of this det_lightning."
         )
-    wrong = list(_wrong_fields(content))
-    if wrong:
+    if wrong := list(_wrong_fields(content)):
         raise RecordError(f"{source} is damaged: {'; '.join(wrong[:5])}. {_how_to_make_one(content.get('trial'))}")
     fields = {name: content[name] for name in _FIELDS}
     fields.update(settings=RunSettings(**content["settings"]), events=tuple(content["events"]))

@@ -6,43 +6,34 @@ import math
 import struct
 from typing import Any
 
-#: Struct formats of the number and of the integer with the same bits, and the low bits that the dtype lacks.
+#: Struct formats of a number and of the integer with the same bits, and the low bits that the dtype lacks.
 _FORMATS = {
-    "float16": ("<e", "<h", 0),
-    "bfloat16": ("<f", "<i", 16),
-    "float32": ("<f", "<i", 0),
-    "float64": ("<d", "<q", 0),
-    "float": ("<d", "<q", 0),
+    "float16": ("e", "H", 0),
+    "bfloat16": ("f", "I", 16),
+    "float32": ("f", "I", 0),
+    "float64": ("d", "Q", 0),
+    "float": ("d", "Q", 0),
 }
+
+
+def kind_of(value: Any) -> str | None:
+    """Return what a value was, "array", "number" (of numpy or torch), "object" or "dict"; None if it is as it was."""
+    return value.get("~", "dict") if isinstance(value, dict) else None
 
 
 def number_in(described: Any) -> int | float | None:
     """Return a recorded value as a number; None if it is not one."""
-    if _kind_of(described) == "number":
+    if kind_of(described) == "number":
         described = described["value"]
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None
-
-
-def _kind_of(value: Any) -> str | None:
-    return value.get("~") if isinstance(value, dict) else None
-
-
-def is_array(value: Any) -> bool:
-    """Return whether the value was an array or a tensor."""
-    return _kind_of(value) == "array"
-
-
-def is_plain_dict(value: Any) -> bool:
-    """Return whether the value was a dict."""
-    return isinstance(value, dict) and "~" not in value
 
 
 def may_be_same(one: Any, other: Any) -> bool:
     """Return whether two values may be equal although the record of one holds nothing but its class."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return False
-    unknown = any(_kind_of(value) == "object" and "digest" not in value for value in (one, other))
-    return unknown and (one.get("class") == other.get("class") or is_plain_dict(one) or is_plain_dict(other))
+    unknown = any(kind_of(value) == "object" and "digest" not in value for value in (one, other))
+    return unknown and (one.get("class") == other.get("class") or "dict" in (kind_of(one), kind_of(other)))
 
 
 def dtype_of(value: Any) -> str:
@@ -52,7 +43,7 @@ def dtype_of(value: Any) -> str:
 
 def summary_of(value: Any) -> Any:
     """Return a recorded value in the form that messages show."""
-    kind = _kind_of(value)
+    kind = kind_of(value)
     if kind == "array":
         return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
     if kind == "number":
@@ -80,17 +71,13 @@ def ulps_between(one: float, other: float, dtype: str) -> int | None:
     """Return the number of steps from one representable number to the other; None unless both are finite floats."""
     if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
         return None
+    number_format, integer_format, missing = _FORMATS[dtype]
     try:
-        return abs(_position(float(one), dtype) - _position(float(other), dtype))
+        packed = struct.pack(f"<2{number_format}", float(one), float(other))
     except OverflowError:
         return None
-
-
-def _position(number: float, dtype: str) -> int:
-    """Return the number's position among all numbers of the dtype in ascending order, 0 at zero."""
-    number_format, integer_format, missing = _FORMATS[dtype]
-    packed = struct.pack(number_format, number)
-    (bits,) = struct.unpack(integer_format, packed)
-    if bits < 0:
-        bits = -(bits + (1 << (8 * len(packed) - 1)))
-    return int(bits / (1 << missing)) if missing else bits
+    sign = 1 << (4 * len(packed) - 1)
+    words = struct.unpack(f"<2{integer_format}", packed)
+    # The positions among all numbers of the dtype in ascending order, 0 at zero.
+    sizes: list[int] = [(word & ~sign) >> missing for word in words]
+    return abs(sizes[0] - sizes[1]) if words[0] & sign == words[1] & sign else sizes[0] + sizes[1]

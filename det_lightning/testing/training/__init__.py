@@ -1,1 +1,1 @@
-"""Runs of a trial: its class, its requirements, and training in one process, in two, or on the real determined."""
+"""Runs of a trial: its class, its requirements, and training in this process or on the real determined."""

@@ -57,6 +57,11 @@ class RunPlan:
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
+    @property
+    def no_code(self) -> Path:
+        """A directory to copy into checkpoints in place of the working directory, which may be large."""
+        return self.storage.parent / "no_code"
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -87,21 +92,27 @@ class Run:
     failure: Failure | None = None
 
     @property
+    def fails_in_validation(self) -> bool:
+        return self.failure is not None and self.failure.stage.startswith("in the validation")
+
+    @property
     def training_began(self) -> bool:
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 
 
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
+    settings = dict(vars(plan.settings))
     init = {
         "trial_seed": plan.settings.seed,
         "tensorboard_path": plan.storage / "tensorboard",
         "distributed": plan.distributed,
     }
+    trainer = {**_QUIET, **plan.limits}
     fit: dict[str, Any] = {
         "checkpoint_period": _schedule(plan.checkpoint_after),
         "checkpoint_storage": plan.storage,
-        "code_dir": _empty_directory(plan.storage),
+        "code_dir": plan.no_code,
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
         "preemption": False,
@@ -109,12 +120,8 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
-
-    def fit_trial(trial_class: type) -> None:
-        trainer = {**_QUIET, **plan.limits}
-        recorder.train(trial_class, pytorch, dict(vars(plan.settings)), observer, init, trainer, fit)
-
-    return _observe(source, plan, observer, fit_trial)
+    arguments = (pytorch, settings, observer, init, trainer, fit)
+    return _observe(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
 def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
@@ -134,7 +141,7 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             plan.storage,
             policy="none",
             period=_schedule(plan.checkpoint_after),
-            code_dir=_empty_directory(plan.storage),
+            code_dir=plan.no_code,
             async_write=False,
         )
         with interrupts_come_through():
@@ -177,15 +184,9 @@ def _schedule(batches: frozenset[int]) -> Batch | None:
     return Batch(batches) if batches else None
 
 
-def _empty_directory(storage: Path) -> Path:
-    """Return a directory to copy into checkpoints in place of the working directory, which may be large."""
-    directory = storage.parent / "no_code"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
 def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
-    plan.storage.mkdir(parents=True, exist_ok=True)
+    for directory in (plan.storage, plan.no_code):
+        directory.mkdir(parents=True, exist_ok=True)
     failure = None
     with _process_settings(plan.threads), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -194,7 +195,9 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
                 fit(observed(trial_class, observer))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
             error = cause_of_exit(e)
-            failure = Failure(error, _stage(observer), own_frames(error, source.directory))
+            labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
+            stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
+            failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
         finally:
             observer.release()
         environment = recorder.environment("det_lightning")
@@ -211,28 +214,17 @@ def cause_of_exit(error: BaseException) -> BaseException:
     return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
 
 
-def _stage(observer: Observer) -> str:
-    labels = [(event.get("name", event["event"]), event["batch"]) for event in reversed(observer.events)]
-    stages = (_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES)
-    return next(stages, "while the trial is built")
-
-
 @contextlib.contextmanager
 def _process_settings(threads: int | None) -> Iterator[None]:
     """Silence logs, share the cores with other workers of pytest-xdist, and undo what a trial sets in the process."""
-    levels = [logger.level for logger in _LOGGERS]
-    dtype = torch.get_default_dtype()
     before = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(threads or max(1, before // workers))
-    for logger in _LOGGERS:
-        logger.setLevel(logging.ERROR)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.callback(torch.set_num_threads, before)
+        undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.set_num_threads(threads or max(1, before // workers))
+        for logger in _LOGGERS:
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(before)
-        torch.use_deterministic_algorithms(deterministic)
-        for logger, level in zip(_LOGGERS, levels, strict=True):
-            logger.setLevel(level)

@@ -16,16 +16,8 @@ from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference
-from det_lightning.testing.records.record import (
-    RecordError,
-    RunSettings,
-    TrainingRecord,
-    parse_record,
-    read_record,
-    write_record,
-)
-from det_lightning.testing.records.tolerance import Tolerance
+from det_lightning.testing.records.difference import Difference, Tolerance
+from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
@@ -43,7 +35,7 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     """Train on both sides, or read the record of the reference, and compare them."""
     reference = _reference(options, source, settings)
     if options.record is not None:
-        write_record(reference, options.record)
+        reference.write(options.record)
     if reference.error is not None:
         raise NotChecked(
             f"on the real determined the trial itself fails: {reference.error['type']}: {reference.error['message']}"
@@ -63,18 +55,16 @@ def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings
             raise BadTrial(f"--trial-reference: {e}") from None
         _require_same_hparams(options, reference)
         return reference
-    try:
-        importlib.metadata.distribution("determined")
-    except importlib.metadata.PackageNotFoundError:
+    if not any(importlib.metadata.distributions(name="determined")):
         if options.record is not None:
             raise BadTrial(
                 "--trial-record needs the real determined, which is not installed here (pip install "
                 "determined==0.38.1); or run det_lightning/testing/recorder.py where it is."
-            ) from None
+            )
         raise NotChecked(
             "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
             "record made by det_lightning/testing/recorder.py where it is"
-        ) from None
+        )
     if not isinstance(source, ImportedTrial):
         raise NotChecked(f"{source.name} is not given by the name of its module")
     try:
@@ -89,8 +79,7 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
     recorded = reference.settings.hparams
     given = json.loads(json.dumps(options.hparams, default=str))
     names = dict.fromkeys([*recorded, *given])
-    other = [name for name in names if recorded.get(name) != given.get(name)]
-    if other:
+    if other := [name for name in names if recorded.get(name) != given.get(name)]:
         listed = ", ".join(f"{name} {recorded.get(name)!r} and {given.get(name)!r} here" for name in other)
         raise BadTrial(
             f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass those of "
@@ -113,20 +102,19 @@ def record_determined(
     settings: RunSettings,
     *,
     directory: str | os.PathLike[str] = ".",
-    python: str | os.PathLike[str] = sys.executable,
     timeout_s: float = 600,
 ) -> TrainingRecord:
-    """Train a trial on the real determined in a separate process, perhaps with another Python."""
+    """Train a trial on the real determined in a separate process."""
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")
         options.write_text(json.dumps(dataclasses.asdict(settings)))
-        command = [os.fspath(python), recorder.__file__, spec, "--settings", str(options), "--output", str(output)]
+        command = [sys.executable, recorder.__file__, spec, "--settings", str(options), "--output", str(output)]
         try:
             done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            message = f"{spec} did not end on determined within {timeout_s:g} s. Train fewer batches."
-            raise RecordError(message) from None
+            reason = f"did not end on determined within {timeout_s:g} s. Train fewer batches."
+            raise RecordError(f"{spec} {reason}") from None
         if done.returncode != 0:
             reason = done.stderr.strip()[-4000:] or f"it ended with status {done.returncode} and no message"
             raise RecordError(f"{spec} cannot be recorded on determined: {reason}")

@@ -32,18 +32,13 @@ def arguments_of(source: TrialSource, hparams: dict[str, Any] | None, given: dic
 
 
 class _RequestedHparams(dict[str, Any]):
-    """Hyperparameters that are 1 where they are missing, and note the missing ones."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        super().__init__(given)
-        self.missing: dict[str, None] = {}
+    """Hyperparameters that are added with the value 1 when they are requested but missing."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
-    def __missing__(self, name: str) -> int:
-        self.missing[name] = None
-        return 1
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, 1)
 
 
 def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure) -> str | None:
@@ -71,39 +66,39 @@ def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure
 def _wrong_arguments(name: str, trial_class: type, settings: RunSettings, text: str) -> str | None:
     parameters = list(inspect.signature(trial_class.__init__).parameters.values())[2:]  # type: ignore[misc]
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in plain if p.default is p.empty and p.name not in settings.arguments]
-    unknown = sorted(settings.arguments.keys() - {p.name for p in plain})
-    if needed:
-        example = "{" + ", ".join(f'"{argument}": ...' for argument in needed) + "}"
+    if needed := [p.name for p in plain if p.default is p.empty and p.name not in settings.arguments]:
         return (
             f"{name} needs arguments beyond its context: {', '.join(needed)}. Pass them with --trial-kwargs "
-            f"'{example}'; if they cannot be JSON, check a subclass whose __init__(self, context) passes them."
+            f"'{_example(needed)}'; if they cannot be JSON, check a subclass whose __init__(self, context) passes them."
         )
-    if unknown:
+    if unknown := sorted(settings.arguments.keys() - {p.name for p in plain}):
         return f"{name} takes no argument {', '.join(unknown)}, which --trial-kwargs has ({text})."
     return None
 
 
 def _missing_hparams(source: TrialSource, settings: RunSettings, suspected: str | None) -> str | None:
     """Return the message on missing hyperparameters; None if none is missing, or the suspected one is not."""
-    hparams = _RequestedHparams({"global_batch_size": 2, **settings.hparams})
+    size = {"global_batch_size": 2}
+    hparams = _RequestedHparams({**size, **settings.hparams})
     with source.imported() as trial_class, isolated_rng():
         problem = _build_all(trial_class, settings, hparams)
         lines = hparams_in(files_of(source), source.directory)
-    requested = list(hparams.missing)
-    if "global_batch_size" in lines and "global_batch_size" not in settings.hparams:
-        requested.append("global_batch_size")
+    names = [*(name for name in hparams if name not in size), *(name for name in size if name in lines)]
+    requested = [name for name in names if name not in settings.hparams]
     if not requested or (suspected is not None and suspected not in requested):
         return None
     missing = [*requested, *(name for name in lines if name not in requested and name not in settings.hparams)]
     named = "\n".join(f"  - {name}" + (f" ({lines[name]})" if name in lines else "") for name in missing)
-    example = "{" + ", ".join(f'"{name}": ...' for name in missing) + "}"
     more = f"\nThere may be more: with each of them set to 1 it fails with {problem}." if problem else ""
     return (
         f"{source.name} needs hyperparameters that were not passed (passed: "
         f"{', '.join(sorted(settings.hparams)) or 'none'}):\n{named}\n"
-        f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{example}'.{more}"
+        f"Add them to the hyperparameters of --trial-config, or pass --trial-hparams '{_example(missing)}'.{more}"
     )
+
+
+def _example(names: list[str]) -> str:
+    return "{" + ", ".join(f'"{name}": ...' for name in names) + "}"
 
 
 def _build_all(trial_class: type, settings: RunSettings, hparams: _RequestedHparams) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
-from det_lightning.testing.observation.observer import AttributeAccess, Observer
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
@@ -43,15 +43,13 @@ class Boundaries:
     def applied_to(self, plan: RunPlan) -> RunPlan:
         """Return the plan with these boundaries, and with a checkpoint within an aggregation if it has one."""
         within = self.mid_aggregation(plan.settings.aggregation_frequency)
-        checkpoints = (self.mid_epoch, self.epoch_end, self.after_validation, within)
-        limits = {"limit_val_batches": 4}
-        if self.epoch_limit is not None:
-            limits["limit_train_batches"] = self.epoch_limit
+        checkpoints = {self.mid_epoch, self.epoch_end, self.after_validation, within}
+        limits = {} if self.epoch_limit is None else {"limit_train_batches": self.epoch_limit}
         return dataclasses.replace(
             plan,
             validate_after=frozenset({self.after_validation}),
             checkpoint_after=frozenset(batch for batch in checkpoints if batch is not None),
-            limits=limits,
+            limits={"limit_val_batches": 4, **limits},
         )
 
     def mid_aggregation(self, frequency: int) -> int | None:
@@ -67,8 +65,6 @@ class TrialRuns:
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
         self.source = source or ImportedTrial(options.spec, options.directory)
-        #: Where the trial clears gradients that an update still needs, as :attr:`aggregated` found.
-        self.cleared_gradients: dict[str, None] = {}
         self._resumed: dict[tuple[int, int], Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
@@ -86,13 +82,18 @@ class TrialRuns:
             seed=options.seed,
             validation_period=max(1, options.batches // 2),
             reporting_period=100,
-            aggregation_frequency=options.aggregation_frequency,
+            aggregation_frequency=int(options.configured("optimizations").get("aggregation_frequency") or 1),
         )
 
     @property
     def reference_settings(self) -> RunSettings:
         """The settings of the runs that are compared with a reference."""
         return dataclasses.replace(self.settings, reporting_period=5)
+
+    @property
+    def aggregation_frequency(self) -> int:
+        """Number of batches per update in :attr:`aggregated`: as configured, but at least two."""
+        return max(2, self.settings.aggregation_frequency)
 
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
         """Return the plan of a run, with its own directory."""
@@ -118,38 +119,33 @@ class TrialRuns:
         run, _ = self.probe
         return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
+    def _trained(self, plan: RunPlan) -> Run:
+        return train(self.source, self.boundaries.applied_to(plan), Observer(self.source.modules))
+
     @functools.cached_property
     def straight(self) -> Run:
         """An uninterrupted run."""
-        plan = self.boundaries.applied_to(self.plan("the first run"))
-        return train(self.source, plan, Observer(self.source.modules))
+        return self._trained(self.plan("the first run"))
 
     @functools.cached_property
     def again(self) -> Run:
         """The same run, repeated."""
-        plan = self.boundaries.applied_to(self.plan("the second run"))
-        return train(self.source, plan, Observer(self.source.modules))
+        return self._trained(self.plan("the second run"))
 
     @functools.cached_property
     def under_lightning(self) -> Run:
         return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
 
-    @property
-    def aggregation_frequency(self) -> int:
-        """Number of batches per update in :attr:`aggregated`: as configured, but at least two."""
-        return max(2, self.options.aggregation_frequency)
-
     @functools.cached_property
-    def aggregated(self) -> Run:
-        """A run with several batches per update; fills :attr:`cleared_gradients`."""
+    def aggregated(self) -> tuple[Run, dict[str, None]]:
+        """A run with several batches per update, and where the trial clears gradients that an update still needs."""
+        cleared: dict[str, None] = {}
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
-        noted = functools.partial(
-            cleared_gradients_noted, self.source.directory, observer, frequency, self.cleared_gradients
-        )
-        plan = self.plan("the uninterrupted run", settings, around=noted)
-        return train(self.source, self.boundaries.applied_to(plan), observer)
+        noted = functools.partial(cleared_gradients_noted, self.source.directory, observer, frequency, cleared)
+        plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=noted))
+        return train(self.source, plan, observer), cleared
 
     def resumed(self, run: Run, batches: int) -> Run:
         """Return a run that resumes from the checkpoint of ``run`` after ``batches`` batches."""
@@ -163,8 +159,7 @@ class TrialRuns:
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
             )
-            observer = Observer(self.source.modules, AttributeAccess())
-            self._resumed[key] = train(self.source, plan, observer)
+            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches_access=True))
         return self._resumed[key]
 
     @functools.cached_property
@@ -181,8 +176,10 @@ class TrialRuns:
             raise NotChecked(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
-    def explained(self, run: Run) -> Exception:
-        assert run.failure is not None
+    def succeeded(self, run: Run) -> Run:
+        """Return the run; raises BadTrial or CheckFailed, which explain the failure, if it failed."""
+        if run.failure is None:
+            return run
         if explanation := explain_failure(self.source, self.settings, run.failure):
-            return BadTrial(explanation)
-        return CheckFailed(f"{self.source.name} fails {run.failure.description}")
+            raise BadTrial(explanation)
+        raise CheckFailed(f"{self.source.name} fails {run.failure.description}")

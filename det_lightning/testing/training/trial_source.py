@@ -116,13 +116,14 @@ class ImportedTrial:
         found: Any = module
         for name in self._class_name.split("."):
             found = getattr(found, name, None)
-        if _is_estimator_trial(found):
+        base = _base_of(found)
+        if base is PyTorchTrial:
+            return found  # type: ignore[no-any-return]
+        if base is not None:
             from det_lightning.estimator._adapter import adapter_of
 
             return adapter_of(found)
-        if _is_trial(found):
-            return found  # type: ignore[no-any-return]
-        trials = [name for name, value in vars(module).items() if _is_trial(value) or _is_estimator_trial(value)]
+        trials = [name for name, value in vars(module).items() if _base_of(value) is not None]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
@@ -134,15 +135,13 @@ class ImportedTrial:
 TrialSource = GivenTrial | ImportedTrial
 
 
-def _is_trial(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
-
-
-def _is_estimator_trial(value: Any) -> bool:
-    # TensorFlow is slow to import, and only a module that has such a trial has imported this.
+def _base_of(value: Any) -> type | None:
+    """Return the base class of a trial, PyTorchTrial or EstimatorTrial; None if it is not the class of a trial."""
+    # TensorFlow is slow to import, and only a module that has an EstimatorTrial has imported this.
     estimator = sys.modules.get("det_lightning.estimator")
-    kind = getattr(estimator, "EstimatorTrial", None)
-    return kind is not None and isinstance(value, type) and issubclass(value, kind) and value is not kind
+    bases = (getattr(estimator, "EstimatorTrial", PyTorchTrial), PyTorchTrial)
+    is_trial = isinstance(value, type) and value not in bases
+    return next((base for base in bases if is_trial and issubclass(value, base)), None)
 
 
 def is_own_file(file: str, directory: Path) -> bool:
