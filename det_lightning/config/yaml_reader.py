@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -30,8 +31,9 @@ _BOOLEANS_OF_YAML_1_1 = {
     **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
 }
 _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
-# Aliases of aliases can stand for any number of values.
-_MOST_VALUES = 100_000
+# Keys count, too. The parser needs most of a minute for as many as fit into a megabyte, and aliases of aliases can stand
+# for any number of values.
+_MOST_VALUES = 25_000
 _DEEPEST = 100
 # A float cannot have more, and Python does not print integers with more than a few thousand.
 _MOST_DIGITS = 300
@@ -59,6 +61,7 @@ class YamlDocument:
         self._values = 0
         # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
+        self._yaml.Composer = _BoundedComposer
         self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
@@ -75,7 +78,10 @@ class YamlDocument:
         except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
-            self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
+            message = (
+                f"more than {_MOST_VALUES:,} keys and values, or {_DEEPEST} levels; keep data in a file of their own"
+            )
+            self.mistakes.append(ConfigMistake(None, "", message))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
         self._values += 1
@@ -179,3 +185,13 @@ class YamlDocument:
 
 class _TooLarge(Exception):
     pass
+
+
+class _BoundedComposer(Composer):
+    _composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._composed += 1
+        if self._composed > _MOST_VALUES:
+            raise _TooLarge
+        return super().compose_node(parent, index)
