@@ -31,7 +31,7 @@ _BOOLEANS_OF_YAML_1_1 = {
     **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
 }
 _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
-# Keys count, too. The parser needs most of a minute for as many as fit into a megabyte, and aliases of aliases can stand
+# Keys count, too. A parser needs long for as many as fit into a megabyte, and aliases of aliases can stand
 # for any number of values.
 _MOST_VALUES = 25_000
 _DEEPEST = 100
