@@ -129,6 +129,5 @@ class TrialBuilder:
         return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
-        """Notify the other ranks of an error, if the context was created here."""
         if self._owns_context and self._context is not None:
             self._context.distributed.abandon(error)

@@ -11,13 +11,9 @@ from det_lightning.core._task import TrialTask
 
 
 def experiment_loggers(task: TrialTask) -> list[Logger]:
-    """Return the loggers that a task names. A restarted trial logs to new ones.
+    """Return new loggers for a task; a package that is missing raises a ModuleNotFoundError.
 
-    Files go to the trial's directory, or in the case of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI``
-    names a server.
-
-    Raises:
-        ModuleNotFoundError: a package is not installed.
+    Files go to the trial's directory; those of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI`` is set.
     """
     builders = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
     return [builders[name](task) for name in task.loggers]

@@ -114,7 +114,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
 
 def _uncompile(module: pl.LightningModule) -> bool:
-    """Undo ``torch.compile`` on a module; return whether it was compiled."""
     try:
         to_uncompiled(module)
     except ValueError:  # it was not compiled
@@ -144,14 +143,12 @@ class TakenFlags:
         trainer.accumulate_grad_batches = 1
 
     def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
-        """Return a timer for validations if ``val_check_interval`` is a time; otherwise None."""
         if self._validation_interval_s is None:
             return None
         every_epochs = self._trainer.check_val_every_n_epoch
         return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
-        """Restore the trainer's flags as the user had set them."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
@@ -216,19 +213,16 @@ def _warn_of_default_length(trainer: pl.Trainer) -> None:
 
 
 def _limits_training(trainer: pl.Trainer) -> bool:
-    """Return whether ``pl.Trainer`` was told how long to train."""
     return trainer.max_steps != -1 or trainer.max_epochs not in (-1, None, _DEFAULT_MAX_EPOCHS)
 
 
 def _sets_validation(trainer: pl.Trainer) -> bool:
-    """Return whether ``pl.Trainer`` was told when to validate, or not to."""
     return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
 
 
 def _validation_period_of(
     trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
 ) -> TrainUnit | None:
-    """Return the validation period that the flags of ``trainer`` ask for; None for no validations."""
     if not trainer.enable_validation:
         return None
     if timer is not None:

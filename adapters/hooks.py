@@ -23,10 +23,9 @@ _UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer
 
 
 class WatchedHooks:
-    """Which of Lightning's hooks are overridden by the trainer's callbacks, or by a module derived from ``base``.
+    """Which of Lightning's hooks are overridden by callbacks, or by a module derived from ``base``.
 
-    Hooks set on an instance count too, since ``LambdaCallback`` sets them there. ``taken`` has the flags for gradient
-    clipping.
+    Hooks set on an instance count too, since ``LambdaCallback`` sets them there.
     """
 
     def __init__(
@@ -46,22 +45,17 @@ class WatchedHooks:
         return by_callback or overrides(self._module, self._base, hook)
 
     def needs_each_batch(self, stage: str) -> bool:
-        """Return whether steps of ``stage`` ("train" or "validation") must be single batches.
-
-        Progress bars do not require it, nor does a ``ModelCheckpoint`` that saves by neither steps nor time.
-        """
+        """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
         if self._profiles or (stage == "train" and self._of_updates):
             return True
         callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
         return any(self._is_overridden(hook, callbacks) for hook in _BATCH_HOOKS[stage])
 
     def may_end_run(self, hook: str) -> bool:
-        """Return whether ``hook`` is overridden by something that may ask to end the run."""
         cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
-        """Make a context call the overridden hooks, and let a profiler see its backward passes and optimizer steps."""
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)

@@ -48,7 +48,6 @@ class Predictor:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the predictions for whatever inputs the trial or its model takes."""
         return (self._predict_batch or self._models[0])(*args, **kwargs)
 
     def predict(self, batch: Any, batch_idx: int) -> Any:
@@ -86,7 +85,6 @@ class GivenEvaluation:
             self._evaluation.evaluate_full_dataset(loaders)
 
     def evaluate(self, batch: Any) -> None:
-        """Evaluate a batch, which is on the device, unless the full dataset is already evaluated."""
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
@@ -163,11 +161,6 @@ class InferenceModule(pl.LightningModule):
         return module
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
-        """Build the trial without a trainer, with the weights of a checkpoint.
-
-        Raises:
-            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
-        """
         device = saved.device()
         runnable, context = self.builder.build_alone(device)
         saved.load_into(context, strict)
@@ -176,10 +169,7 @@ class InferenceModule(pl.LightningModule):
         self.to(device)
 
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a trial that is built, adapted if it is a legacy one, and its context.
-
-        If it replaces the trial that :meth:`build_from` built, it gets the weights of that trial.
-        """
+        """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
         if self._loaded is not None and self._loaded is not context:
             weights = [model.state_dict() for model in self._loaded.models]
             load_models(context, {"models_state_dict": weights}, "The module that was loaded from a checkpoint")
@@ -203,7 +193,6 @@ class InferenceModule(pl.LightningModule):
         return self.runnable, self.context
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizers and schedulers that the trial wrapped and steps itself."""
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
@@ -238,33 +227,27 @@ class InferenceModule(pl.LightningModule):
         return self._predictor()(*args, **kwargs)
 
     def on_predict_start(self) -> None:
-        """Refuse a trial that cannot predict."""
         self._predictor()
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the predictions for a batch; if it is a list or tuple, a model gets its first entry."""
         return self._predictor().predict(self._on_device(batch), batch_idx)
 
     def on_predict_end(self) -> None:
-        """Make the models ready for training again."""
         self.built()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
     def on_test_start(self) -> None:
-        """Begin to evaluate data that are not the trial's own."""
         runnable, context = self.built()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate a batch as a validation would."""
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
     def on_test_epoch_end(self) -> None:
-        """Log the metrics, reduced by the trial's ``evaluation_reducer``."""
         assert self._tested is not None
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
 

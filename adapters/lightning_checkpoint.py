@@ -97,8 +97,7 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
 class TrialCheckpointIO(CheckpointIO):
     """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``.
 
-    If one of the checkpoints in ``newest_first`` is damaged, the next one is read. For the other arguments see
-    :class:`TrialModule`.
+    For the arguments see :class:`TrialModule`.
     """
 
     def __init__(
@@ -173,15 +172,12 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write one of Lightning's files."""
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove one of Lightning's files."""
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Tell ``inner`` that the run is over."""
         self.inner.teardown()
 
 
@@ -239,7 +235,6 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
             writer.write(files, name)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the directory at ``path``, or Lightning's file or link."""
         storage, name = self._storage_of(path)
         location = checkpoint_path(storage.root, name)
         if location.is_local and location.link_target() is not None:

@@ -164,7 +164,6 @@ def has_data(trainer: pl.Trainer) -> bool:
 
 
 def _data_source_of(loop: Any) -> Any:
-    """Return Lightning's record of where a loop gets its data: from the call, a data module or the module."""
     return loop._data_source
 
 

@@ -92,7 +92,6 @@ class SavedTrial:
         return {name: value for name, value in known.items() if value is not None}
 
     def device(self) -> torch.device:
-        """Return the device for the weights."""
         if isinstance(self._map_location, str | torch.device):
             return torch.device(self._map_location)
         models = self._content.state["models_state_dict"]
@@ -100,11 +99,6 @@ class SavedTrial:
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def load_into(self, context: PyTorchTrialContext, strict: bool = True) -> None:
-        """Load the weights into the models of a trial.
-
-        Raises:
-            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
-        """
         content = self._content
         load_models(context, content.state, self._source, content.trial_class, strict=strict)
 

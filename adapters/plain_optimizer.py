@@ -20,20 +20,16 @@ class PlainOptimizer:
         self.state: Any = getattr(optimizer, "state", {})
 
     def step(self, closure: Any = None) -> Any:
-        """Step the optimizer."""
         return self._optimizer.step() if closure is None else self._optimizer.step(closure)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Zero the gradients."""
         self._optimizer.zero_grad(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer."""
         state: dict[str, Any] = self._optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of the optimizer."""
         self._optimizer.load_state_dict(state_dict)
 
 

@@ -33,7 +33,6 @@ class LightningReporter:
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Log the averages of a workload."""
         trainer = self._module.trainer
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
@@ -75,7 +74,6 @@ class BarRefresh:
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
 
     def is_due(self) -> bool:
-        """Return whether it is time to draw."""
         return time.monotonic() >= self._next_s
 
     def draw(self, hook: str, batches: int) -> None:

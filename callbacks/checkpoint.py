@@ -129,11 +129,7 @@ class DeterminedCheckpoint(pl.Callback):
         return self._plan.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
-        """Return a text that says what was saved of an interrupted run, and how to go on.
-
-        Args:
-            resumed_from: path or URL of the checkpoint that the run resumed from.
-        """
+        """Return what was saved of an interrupted run, which resumed from a path or URL, and how to go on."""
         if self._plan.complete is not None:
             checkpoint_id, batches = self._plan.complete
             return (
@@ -160,13 +156,9 @@ class DeterminedCheckpoint(pl.Callback):
             self.protect(trainer.ckpt_path)
 
     def protect(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint until this run ends; return False if one is already deleting it.
+        """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
 
-        Args:
-            path: path or URL of its directory.
-
-        Raises:
-            StorageError: the storage refuses.
+        Returns False if one is already deleting it; raises a StorageError if the storage refuses.
         """
         return self._run_storage.claims.use(path)
 
@@ -194,18 +186,15 @@ class DeterminedCheckpoint(pl.Callback):
             self._run_storage.begin(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reserve memory for copies of the state that are written in the background."""
         context = require_trial_module(self, pl_module).trial_run.context
         if trainer.is_global_zero and not context.backend.states.is_sharded:
             self._run_storage.saver.reserve_memory(context.models, context.optimizers)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Release the trial's name if the run failed before it began; otherwise the end of the run does so."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget the run, because another one may use the storage."""
         self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:

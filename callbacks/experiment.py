@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
-    """End the process with one line and a successful status: a search replaces the trial.
-
-    Raises:
-        SystemExit: always, with status 0.
-    """
+    """End the process with one line and status 0, a ``SystemExit``: a search replaces the trial."""
     # Logged on each rank, because possibly only one raised it.
     logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
     if rank == 0 and task is not None:
@@ -46,25 +42,16 @@ class ExperimentReporter(pl.Callback):
         self._progress_at = 0.0
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this callback, and the one that writes the hyperparameters to TensorBoard files.
-
-        They come before the callback that writes checkpoints.
-        """
+        """Return this callback and the one for TensorBoard's HParams, to come before that which writes checkpoints."""
         from det_lightning.callbacks.hparams import HParamsSummary  # imports tensorboard
 
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[Logger]:
-        """Return new loggers, of the kinds that were chosen when the experiment began.
-
-        Raises:
-            ModuleNotFoundError: a package is not installed.
-        """
         self._loggers = experiment_loggers(self._task)
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Return the arguments of a :class:`DeterminedCheckpoint` that this trial determines."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
@@ -73,11 +60,6 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module, on the chief; log the hyperparameters.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         self._module = require_trial_module(self, pl_module)
         if trainer.is_global_zero:
             self._module.reporters.append(self)
@@ -95,7 +77,6 @@ class ExperimentReporter(pl.Callback):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Report the averages of a workload, and how much of the run is done."""
         self._task.report("training", steps_completed, avg_metrics)
         self._report_progress(steps_completed)
 
@@ -116,5 +97,4 @@ class ExperimentReporter(pl.Callback):
         self._task.report("validation", steps_completed, {**progress, **metrics})
 
     def report_checkpoint(self, checkpoint_id: str, steps_completed: int) -> None:
-        """Report a checkpoint that is complete."""
         self._task.report("checkpoint", steps_completed, {"checkpoint_id": checkpoint_id})

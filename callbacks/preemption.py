@@ -107,11 +107,9 @@ class PreemptionHandler(pl.Callback):
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restore the user's handlers."""
         self._signals.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Restore the user's handlers."""
         self._signals.restore()
 
     def _on_first(self, signum: int) -> None:
@@ -130,11 +128,7 @@ def interrupts_in_one_line(
     preemption: PreemptionHandler | None,
     resumed_from: str | None,
 ) -> Iterator[None]:
-    """Say in one line what was saved of a run that Ctrl-C ended, without Lightning's frames or a traceback.
-
-    Raises:
-        KeyboardInterrupt: even if ``preemption`` has saved the run.
-    """
+    """Raise a ``KeyboardInterrupt`` after Ctrl-C, even if the run is saved; say in one line what was saved."""
     try:
         with interrupts_come_through():
             yield

@@ -43,11 +43,9 @@ class TorchProfiler(pl.Callback):
         self._runs = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop profiling."""
         self._stop()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Stop profiling."""
         self._stop()
 
     def _stop(self) -> None:

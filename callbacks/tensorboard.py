@@ -45,11 +45,9 @@ class DeterminedTensorBoard(pl.Callback):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Write the metrics of each batch, and the reducers' metrics."""
         if self._output.enabled:
             self._output.add_training(steps_completed, avg_metrics, batch_metrics)
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a validation."""
         if self._output.enabled:
             self._output.add_validation(steps_completed, metrics)

@@ -110,7 +110,6 @@ class PerModelFSDPStrategy(PerModelStrategy):
         return gather_optimizer(lightning_internals.unwrapped_optimizer(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the whole states of all optimizers."""
         # A checkpoint in Determined's format has none here; the trial's run loads its own.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             load_into_optimizer(optimizer, state)

@@ -62,7 +62,6 @@ class HorovodStrategy(ParallelStrategy):
     # Processes and devices
 
     def set_world_ranks(self) -> None:
-        """Set which process may print and log."""
         lightning_internals.set_printing_rank(self.global_rank)
 
     @property
@@ -88,11 +87,9 @@ class HorovodStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return the backend for a trial's context."""
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
-        """Return the processes that Horovod connects."""
         return horovod_context()
 
     def setup(self, trainer: pl.Trainer) -> None:

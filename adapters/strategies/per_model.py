@@ -80,7 +80,6 @@ class PerModelStrategy(DDPStrategy):
         """Leave the message alone: Lightning's hint names settings that a trial does not have."""
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return the backend for a trial's context."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:

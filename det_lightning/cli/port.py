@@ -132,7 +132,6 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
 
 
 def _written(port: FilePort) -> FilePort:
-    """Write a file if it changes; return it, with a finding if writing fails."""
     if port.changed and port.may_be_written:
         try:
             port.write()

@@ -163,14 +163,9 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
 def without_effect_in_calls(
     config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
 ) -> list[str]:
-    """Return the names of the given fields that are ignored by a call that trains one trial in its own processes.
+    """Return the names of given fields that a call which trains one trial ignores, unless they have their defaults.
 
-    A field with its default value changes nothing, and is left out.
-
-    Args:
-        config: the configuration.
-        idle: sections that this call ignores, in addition to those that every call ignores.
-        read: fields that the trial itself reads.
+    This call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
     """
     paths = {path_text(path): path for path in _given(config, ())}
     return sorted(
@@ -198,11 +193,7 @@ def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
 
 
 def rule_for(path: KeyPath) -> FieldRule:
-    """Return the row of the table that applies to a field.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the row of the table that applies to a field; raise a KeyError if there is none."""
     names = [key for key in path if isinstance(key, str)]
     for end in range(len(names), 0, -1):
         if (rule := _BY_FIELD.get(".".join(names[:end]))) is not None:

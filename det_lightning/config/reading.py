@@ -107,13 +107,7 @@ def _text(path: Path) -> str:
 
 
 class _Reader:
-    """Reads one configuration, and collects what it finds on the way.
-
-    Args:
-        name: what is being read, for messages.
-        data: its content, which is modified.
-        lines: the lines of the keys.
-    """
+    """Reads one configuration, which it modifies, and collects what it finds on the way."""
 
     def __init__(self, name: str, data: Any, lines: SourceLines) -> None:
         self._name = name
@@ -132,7 +126,6 @@ class _Reader:
         return section
 
     def read(self, overrides: Sequence[str], *, partial: bool, forgiving: bool = False) -> ExperimentConfig:
-        """Return the configuration, or raise everything that is wrong with it."""
         data = {} if self._data is None and overrides else self._data
         if not isinstance(data, dict):
             message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(data)}"

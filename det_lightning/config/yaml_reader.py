@@ -40,10 +40,7 @@ _MOST_DIGITS = 300
 
 
 class YamlDocument:
-    """The content of a YAML text.
-
-    Args:
-        text: one YAML document.
+    """The content of one YAML document.
 
     Attributes:
         data: dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read.
