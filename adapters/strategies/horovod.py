@@ -21,14 +21,7 @@ from det_lightning.distributed.horovod_processes import connect_horovod, horovod
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]
 
-_OPERATIONS = {
-    "mean": "Average",
-    "avg": "Average",
-    "sum": "Sum",
-    "min": "Min",
-    "max": "Max",
-    "product": "Product",
-}
+_OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
 
 
 class HorovodStrategy(ParallelStrategy):
