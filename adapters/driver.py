@@ -25,10 +25,6 @@ from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_proc
 logger = logging.getLogger(__name__)
 
 
-def _always() -> bool:
-    return True
-
-
 class StopIterationGuard:
     """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning takes it for the end of the data.
 
@@ -129,7 +125,7 @@ class RunDriver:
         if self._shows_each_training_batch:
             fetched = self._fetched
             self._fetched = []
-            trained = run.train(iter(fetched), _always)
+            trained = run.train(iter(fetched), lambda: True)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
             trained = run.train(run.prepared(run.data.training.batches), self._ends_training_step)
@@ -177,7 +173,7 @@ class RunDriver:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
         elif self._shows_each_validation_batch:
             batch = lightning_loops.shown_batch(dataloader_iter)
-            over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
+            over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than anything else done per batch.
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)

@@ -69,6 +69,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     """
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
+    module_name = type(module).__name__
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
@@ -94,16 +95,15 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
+        f"torch.compile({module_name})": (
+            is_compiled,
+            f"compile the models in the trial's __init__, before wrap_model(), and train the {module_name} itself",
+        ),
     }
-    module_name = type(module).__name__
-    wrong[f"torch.compile({module_name})"] = (
-        is_compiled,
-        f"compile the models in the trial's __init__, before wrap_model(), and train the {module_name} itself",
-    )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
         f"{type(callback).__name__}: {instead}"
-        for callback in _callbacks_of(trainer)
+        for callback in flags.callbacks
         for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, unsupported)
     ]
@@ -234,8 +234,3 @@ def _validation_period_of(
     if interval == 1.0 and isinstance(interval, float):
         return Epoch(every_epochs)
     return Batch(_InEpochSchedule(position, interval, every_epochs))
-
-
-def _callbacks_of(trainer: Any) -> list[pl.Callback]:
-    callbacks: list[pl.Callback] = trainer.callbacks
-    return callbacks

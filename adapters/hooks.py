@@ -19,7 +19,13 @@ _BATCH_HOOKS = {
     "train": ("on_train_batch_start", "on_train_batch_end"),
     "validation": ("on_validation_batch_start", "on_validation_batch_end"),
 }
-_UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+# By Lightning's name of a hook, that of the list in which a context keeps it.
+_UPDATE_HOOKS = {
+    "on_before_backward": "before_backward",
+    "on_after_backward": "after_backward",
+    "on_before_optimizer_step": "before_step",
+    "on_before_zero_grad": "before_zero_grad",
+}
 
 
 class WatchedHooks:
@@ -59,17 +65,12 @@ class WatchedHooks:
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)
-        by_name: dict[str, list[Any]] = {
-            "on_before_backward": hooks.before_backward,
-            "on_after_backward": hooks.after_backward,
-            "on_before_optimizer_step": hooks.before_step,
-            "on_before_zero_grad": hooks.before_zero_grad,
-        }
         if self._profiles:
             hooks.before_backward.append(lambda loss: self._profiler.start("backward"))
             hooks.before_step.append(lambda optimizer: self._profiler.start("optimizer_step"))
         for name in self._of_updates:
-            by_name[name].append(functools.partial(lightning_internals.call_hook, self._trainer, name))
+            call = functools.partial(lightning_internals.call_hook, self._trainer, name)
+            getattr(hooks, _UPDATE_HOOKS[name]).append(call)
         if self._profiles:
             hooks.after_backward.append(lambda: self._profiler.stop("backward"))
             hooks.after_step.append(lambda: self._profiler.stop("optimizer_step"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import IO, Any
 
 import pytorch_lightning as pl
@@ -15,7 +15,6 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
-from det_lightning.adapters.plain_optimizer import as_torch_optimizer
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
@@ -26,37 +25,6 @@ from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
-
-
-class Predictor:
-    """Predicts with a trial: with its ``predict_batch`` if it has one, otherwise with its only model.
-
-    Raises:
-        InvalidExperimentException: it has no ``predict_batch``, and none or several models.
-    """
-
-    def __init__(self, trial: PyTorchTrial, models: Sequence[torch.nn.Module]) -> None:
-        self._predict_batch = getattr(trial, "predict_batch", None)
-        if self._predict_batch is None and len(models) != 1:
-            raise errors.InvalidExperimentException(
-                f"{type(trial).__name__} wraps {len(models)} models, so that only the trial can say what a prediction "
-                "is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
-            )
-        self._models = models
-        self._takes_batch_idx = self._predict_batch is not None and (
-            "batch_idx" in inspect.signature(self._predict_batch).parameters
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._predict_batch or self._models[0])(*args, **kwargs)
-
-    def predict(self, batch: Any, batch_idx: int) -> Any:
-        """Return the predictions for a batch of a loader. If it is a list or tuple, a model gets its first entry."""
-        if self._takes_batch_idx:
-            return self(batch, batch_idx=batch_idx)
-        if self._predict_batch is None and isinstance(batch, list | tuple) and batch:
-            return self(batch[0])
-        return self(batch)
 
 
 class GivenEvaluation:
@@ -100,6 +68,32 @@ class GivenEvaluation:
             to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
         )
         return scalars_of(metrics)
+
+
+class PlainOptimizer:
+    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
+
+    The trial steps the optimizer itself; Lightning only saves and loads its state.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
+        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
+        self.state: Any = getattr(optimizer, "state", {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        self._optimizer.zero_grad(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
 
 
 class InferenceModule(pl.LightningModule):
@@ -196,7 +190,11 @@ class InferenceModule(pl.LightningModule):
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
-        return [as_torch_optimizer(optimizer) for optimizer in context.optimizers], schedulers
+        optimizers = [
+            optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
+            for optimizer in context.optimizers
+        ]
+        return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value from any hook, as ``LightningModule.log`` does; a step need not give its ``batch_size``."""
@@ -204,9 +202,17 @@ class InferenceModule(pl.LightningModule):
             kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
-    def _predictor(self) -> Predictor:
-        runnable, context = self.built()
-        return Predictor(original_trial(runnable), context.models)
+    def _predictor(self) -> Callable[..., Any]:
+        _, context = self.built()
+        predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
+        if predict_batch is not None:
+            return predict_batch
+        if len(context.models) != 1:
+            raise errors.InvalidExperimentException(
+                f"{type(self.trial).__name__} wraps {len(context.models)} models, so that only the trial can say what "
+                "a prediction is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
+            )
+        return context.models[0]
 
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
@@ -231,7 +237,12 @@ class InferenceModule(pl.LightningModule):
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return self._predictor().predict(self._on_device(batch), batch_idx)
+        predict = self._predictor()
+        batch = self._on_device(batch)
+        if getattr(self.trial, "predict_batch", None) is None:
+            return predict(batch[0] if isinstance(batch, list | tuple) and batch else batch)
+        takes_batch_idx = "batch_idx" in inspect.signature(predict).parameters
+        return predict(batch, batch_idx=batch_idx) if takes_batch_idx else predict(batch)
 
     def on_predict_end(self) -> None:
         self.built()[1].backend.placement.end_validation()

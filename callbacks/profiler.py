@@ -42,13 +42,9 @@ class TorchProfiler(pl.Callback):
         self._profiler.start()
         self._runs = True
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_exception: BaseException) -> None:
         if self._runs:
             self._runs = False
             self._profiler.stop()
+
+    on_exception = on_train_end
