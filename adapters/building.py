@@ -54,10 +54,7 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`.
-
-    ``said`` holds arguments of the context that are not in ``configuration``.
-    """
+    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`."""
 
     def __init__(
         self,

@@ -64,8 +64,7 @@ _OWN_DATA = {
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
     """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
 
-    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, or None. Which data the call was given
-    is not yet known ``before_launch``.
+    ``aggregation`` is the trial's ``aggregation_frequency``. The data of the call are unknown ``before_launch``.
     """
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
@@ -122,14 +121,7 @@ def _uncompile(module: pl.LightningModule) -> bool:
 
 
 class TakenFlags:
-    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`.
-
-    Attributes:
-        accumulated_batches: number of batches whose gradients make one update; 1 if not set on the trainer.
-        clip_val: where the gradients of an update are clipped; None if not set on the trainer.
-        clip_algorithm: Lightning's name for the clipping algorithm; None for its default.
-        precision: the precision for each wrapped model; None for float32.
-    """
+    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
@@ -184,7 +176,6 @@ def complete_schedule(
     """Return the schedule of a run.
 
     What is ``given`` comes first, then flags set on ``trainer``, then what is ``configured``, then the flags' defaults.
-    ``timer`` is given if ``val_check_interval`` is a time.
     """
     max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
     if max_length is None and trainer.state.fn is TrainerFn.FITTING:

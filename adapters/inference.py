@@ -28,12 +28,7 @@ from det_lightning.pytorch._weights import load_models
 
 
 class GivenEvaluation:
-    """Evaluates a trial on data that are not its own, without calling its callbacks.
-
-    Raises:
-        UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, but several processes
-            share the data.
-    """
+    """Evaluates a trial on data that are not its own, without calling its callbacks."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
         self._trial = trial
@@ -174,11 +169,7 @@ class InferenceModule(pl.LightningModule):
         self.models = torch.nn.ModuleList(context.models)
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context.
-
-        Raises:
-            InternalException: it is not built yet.
-        """
+        """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
                 "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "

@@ -95,10 +95,7 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
 
 
 class TrialCheckpointIO(CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``.
-
-    For the arguments see :class:`TrialModule`.
-    """
+    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
 
     def __init__(
         self,
@@ -115,11 +112,7 @@ class TrialCheckpointIO(CheckpointIO):
         self._newest_first = list(newest_first)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the file or directory at a path or URL. ``weights_only=False`` trusts it.
-
-        Raises:
-            CheckpointError: it is missing, torn, damaged or unsafe.
-        """
+        """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
         location = Location.parse(path, self.options)
         with explain_errors(f"looking for {location}"):
             is_directory = location.is_dir()

@@ -26,10 +26,7 @@ from det_lightning.pytorch._weights import load_models
 class SavedTrial:
     """A trial in a checkpoint, which is a ``.ckpt`` file or a directory in Determined's format.
 
-    The arguments are those of ``TrialModule.load_from_checkpoint``.
-
-    Raises:
-        CheckpointError: it is missing, damaged, unsafe, or from another ``LightningModule``.
+    The arguments, and what is raised, are those of ``TrialModule.load_from_checkpoint``.
     """
 
     def __init__(
@@ -58,11 +55,7 @@ class SavedTrial:
         modernize(self._content.state, self._source)
 
     def arguments(self, module_class: type, given: dict[str, Any], hparams_file: Any = None) -> dict[str, Any]:
-        """Return the arguments of a module: those that are given, and the settings that the checkpoint has.
-
-        Raises:
-            TypeError: ``trial`` is missing; the message names the trial that wrote the checkpoint.
-        """
+        """Return the arguments of a module: those that are given, and the settings that the checkpoint has."""
         parameters = inspect.signature(module_class).parameters
         if "trial" in parameters and parameters["trial"].default is inspect.Parameter.empty and "trial" not in given:
             written_by = self._content.trial_class

@@ -198,11 +198,7 @@ class TrialModule(InferenceModule):
         self._driving().finish()
 
     def teardown(self, stage: str) -> None:
-        """End the run of the trial.
-
-        Raises:
-            Preempted: a process of the run was asked to end; everything is saved.
-        """
+        """End the run; raise ``Preempted`` if a process of it was asked to end, and everything is saved."""
         self.restore_flags()
         if self.driver is not None:
             self.driver.close()

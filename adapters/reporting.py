@@ -20,9 +20,7 @@ _BAR_INTERVAL_S = 0.1
 class LightningReporter:
     """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
-    All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``
-    prefix. If the module's class overrides ``log`` or ``log_dict`` of ``base``, they see the metrics of each
-    validation.
+    A validation metric with the name of a training metric gets a ``val_`` prefix.
     """
 
     def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:

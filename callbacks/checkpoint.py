@@ -117,10 +117,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The directory of the checkpoint that followed the best validation.
-
-        None before the first one, or with a policy other than ``"best"``.
-        """
+        """The directory of the checkpoint after the best validation; None before, or by other policies."""
         return self._path_of(self._plan.best_id)
 
     @property
@@ -145,12 +142,6 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach the checkpoint plan; keep other runs from deleting the checkpoint that the run resumes from.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-            StorageError: the storage refuses.
-        """
         require_trial_module(self, pl_module).checkpoint_plan = self._plan
         if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
             self.protect(trainer.ckpt_path)

@@ -77,11 +77,6 @@ class PreemptionHandler(pl.Callback):
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the module the request to end, which a signal sets.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         module = require_trial_module(self, pl_module)
         if stage == "fit":
             self._stop_request.requested = False
@@ -95,11 +90,7 @@ class PreemptionHandler(pl.Callback):
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals in place of Lightning, which would raise in the middle of a step.
-
-        Raises:
-            Preempted: SIGTERM came while Lightning was handling it; Lightning would exit with status 0.
-        """
+        """Handle the signals in place of Lightning, which would exit with status 0 for a SIGTERM that came before."""
         context = require_trial_module(self, pl_module).trial_run.context
         if any(context.distributed.allgather(trainer.received_sigterm)):
             raise Preempted(exit_code_of(trainer, self.exit_code))

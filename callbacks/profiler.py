@@ -33,11 +33,6 @@ class TorchProfiler(pl.Callback):
         self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start profiling.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         require_trial_module(self, pl_module).trial_run.training.profile(self._profiler.step)
         self._profiler.start()
         self._runs = True

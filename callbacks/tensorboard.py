@@ -35,11 +35,6 @@ class DeterminedTensorBoard(pl.Callback):
         self._output = output
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         require_trial_module(self, pl_module).reporters.append(self)
 
     def report_training(

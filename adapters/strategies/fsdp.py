@@ -73,11 +73,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         return FSDPBackend(device, self._policy, **self._options)
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run.
-
-        Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are already sharded.
-        """
+        """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm``: modules are already sharded."""
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer cannot train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "

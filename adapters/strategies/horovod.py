@@ -86,12 +86,7 @@ class HorovodStrategy(ParallelStrategy):
         return horovod_context()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run.
-
-        Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is
-                not a ``TrialModule``, and nothing would exchange its gradients.
-        """
+        """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm`` or a module without a trial."""
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer cannot train with sync_batchnorm=True and strategy='horovod'; use "
@@ -119,11 +114,7 @@ class HorovodStrategy(ParallelStrategy):
         return found
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged.
-
-        Raises:
-            ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.
-        """
+        """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged."""
         name = str(reduce_op).rpartition(".")[2].lower()
         if name not in _OPERATIONS:
             raise ValueError(f"Horovod reduces by {', '.join(_OPERATIONS)}; got reduce_op={reduce_op!r}.")

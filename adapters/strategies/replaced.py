@@ -18,11 +18,7 @@ REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
 
 
 def use_trial_strategy(trainer: pl.Trainer) -> None:
-    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with the same options and a notice.
-
-    Raises:
-        UnsupportedTrainerFlags: it has options that a trial's models cannot be trained with.
-    """
+    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with its options and a notice."""
     given = trainer.strategy
     if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
         return

@@ -51,9 +51,7 @@ class GivenConfig:
 
 
 def read_given(source: Source) -> GivenConfig:
-    """Read the configuration that a call was given: a file, or a dict that may have only some keys.
-
-    No key is required, and keys that no release knows are allowed; see ``ExperimentConfig.unknown_keys``.
+    """Read the configuration that a call was given: a file, or a dict that may have only some keys, also unknown ones.
 
     Raises:
         ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
