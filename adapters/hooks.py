@@ -15,10 +15,6 @@ from det_lightning.adapters.flags import TakenFlags
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-_BATCH_HOOKS = {
-    "train": ("on_train_batch_start", "on_train_batch_end"),
-    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
-}
 # By Lightning's name of a hook, that of the list in which a context keeps it.
 _UPDATE_HOOKS = {
     "on_before_backward": "before_backward",
@@ -55,7 +51,7 @@ class WatchedHooks:
         if self._profiles or (stage == "train" and self._of_updates):
             return True
         callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
-        return any(self._is_overridden(hook, callbacks) for hook in _BATCH_HOOKS[stage])
+        return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
         cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)

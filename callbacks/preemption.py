@@ -97,10 +97,11 @@ class PreemptionHandler(pl.Callback):
         if not self._signals.install():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str | BaseException) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._signals.restore()
 
-    on_exception = teardown
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._signals.restore()
 
     def _on_first(self, signum: int) -> None:
         self._stop_request.requested = True

@@ -37,9 +37,10 @@ class TorchProfiler(pl.Callback):
         self._profiler.start()
         self._runs = True
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_exception: BaseException) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._runs:
             self._runs = False
             self._profiler.stop()
 
-    on_exception = on_train_end
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
