@@ -106,30 +106,12 @@ class YamlDocument:
         return items
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
-        sources = [self._merged(value, path) for key, value in node.value if key.tag == f"{_TAG}merge"]
-        merged: dict[str, Any] = {}
-        for source in reversed(sources):
-            merged.update(source)
-        own: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
-        for key, value in node.value:
-            if key.tag == f"{_TAG}merge":
-                continue
-            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
-                self._wrong(key, path, "a key must be a string")
-                continue
-            line = key.start_mark.line + 1
-            name = self._joined(key, path, key.value)
-            if name in own:
-                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_lines[name]}")
-                continue
-            first_lines[name] = line
-            self.lines.set((*path, name), line)
-            own[name] = self._convert(value, (*path, name))
-        return {**merged, **own}
-
-    def _merged(self, node: Node, path: KeyPath) -> dict[str, Any]:
-        sources = node.value if isinstance(node, SequenceNode) else [node]
+        sources = [
+            source
+            for key, value in node.value
+            if key.tag == f"{_TAG}merge"
+            for source in (value.value if isinstance(value, SequenceNode) else [value])
+        ]
         merged: dict[str, Any] = {}
         for source in reversed(sources):
             entries = self._convert(source, path)
@@ -137,7 +119,21 @@ class YamlDocument:
                 merged.update(entries)
             else:
                 self._wrong(source, path, "<< takes a mapping, or a list of mappings")
-        return merged
+        own: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                continue
+            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
+                self._wrong(key, path, "a key must be a string")
+                continue
+            name = self._joined(key, path, key.value)
+            if name in own:
+                first_line = self.lines.find((*path, name))
+                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_line}")
+                continue
+            self.lines.set((*path, name), key.start_mark.line + 1)
+            own[name] = self._convert(value, (*path, name))
+        return {**merged, **own}
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)

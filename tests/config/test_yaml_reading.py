@@ -70,6 +70,12 @@ def test_anchors_aliases_and_merge_keys_work() -> None:
     assert data["c"] == {"x": 1, "y": 2, "z": 4}
 
 
+def test_a_merged_value_has_the_line_where_it_is_written() -> None:
+    document = YamlDocument("base: &b {x: 1}\nother: &o {x: 2}\nc: {<<: *b, <<: *o}")
+    assert document.data["c"] == {"x": 1}
+    assert document.lines.find(("c", "x")) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "line", "path", "message"),
     [
