@@ -54,10 +54,7 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`.
-
-    ``said`` holds arguments of the context that are not in ``configuration``.
-    """
+    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`."""
 
     def __init__(
         self,
@@ -129,6 +126,5 @@ class TrialBuilder:
         return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
-        """Notify the other ranks of an error, if the context was created here."""
         if self._owns_context and self._context is not None:
             self._context.distributed.abandon(error)

@@ -25,12 +25,8 @@ from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_proc
 logger = logging.getLogger(__name__)
 
 
-def _always() -> bool:
-    return True
-
-
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code, which Lightning takes for the end of the data, into a ``RuntimeError``.
+    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning takes it for the end of the data.
 
     ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
@@ -39,7 +35,6 @@ class StopIterationGuard:
         """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise a ``RuntimeError`` in place of a ``StopIteration``."""
         if isinstance(error, StopIteration):
             raise RuntimeError(
                 "The trial or one of its callbacks raised StopIteration (a next() on an iterator that has ended?); "
@@ -83,7 +78,6 @@ class RunDriver:
         self._max_steps = sys.maxsize
 
     def start_up(self) -> None:
-        """Begin the run, and prepare what callbacks see of it."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
@@ -101,7 +95,6 @@ class RunDriver:
         )
 
     def begin_training(self, step_zero_validation: bool) -> None:
-        """Load the checkpoint into the trial; validate if that is due before the first batch."""
         trainer = self._trainer
         run = self.run
         run.begin_training()
@@ -132,7 +125,7 @@ class RunDriver:
         if self._shows_each_training_batch:
             fetched = self._fetched
             self._fetched = []
-            trained = run.train(iter(fetched), _always)
+            trained = run.train(iter(fetched), lambda: True)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
             trained = run.train(run.prepared(run.data.training.batches), self._ends_training_step)
@@ -153,10 +146,7 @@ class RunDriver:
         return outputs
 
     def _ends_training_step(self) -> bool:
-        """Return, after each batch, whether the step ends here although no boundary was reached.
-
-        Unless the process is asked to end, this depends only on the data and the flags: equal runs take equal steps.
-        """
+        """Return whether the step ends after this batch, which is no boundary. Equal runs take equal steps."""
         run = self.run
         if self._bars.any_drawn and self._bars.is_due():
             self._bars.draw("on_train_batch_end", run.state.batches_trained % run.data.epoch_len)
@@ -168,7 +158,6 @@ class RunDriver:
         return self._trainer.received_sigterm
 
     def _lightning_ends_here(self) -> bool:
-        """Return whether ``max_steps``, ``max_epochs`` or a callback ends the training after this step."""
         trainer = self._trainer
         run = self.run
         steps_done = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
@@ -184,7 +173,7 @@ class RunDriver:
             run.evaluation.evaluate_full_dataset(run.data.validation_loader)
         elif self._shows_each_validation_batch:
             batch = lightning_loops.shown_batch(dataloader_iter)
-            over = run.evaluation.evaluate(iter([batch]), _always) or dataloader_iter.done
+            over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than anything else done per batch.
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
@@ -219,12 +208,10 @@ class RunDriver:
         return False
 
     def end_validation_epoch(self) -> None:
-        """Reduce and report the metrics of a validation."""
         self._validation_metrics = self.run.end_validation()
 
     @_invalid_hp_ends_the_run()
     def act_after_validation(self) -> None:
-        """Save if the policy asks for it, then do what is left at the boundary."""
         if self._checkpoints is not None:
             self._checkpoints.save_after_validation(self._validation_metrics)
         # Lightning's validation is not over yet. A checkpoint by policy is part of it; the other actions are not.
@@ -235,14 +222,12 @@ class RunDriver:
 
     @_invalid_hp_ends_the_run()
     def finish(self) -> None:
-        """Report and save what is left, whatever ended the training."""
         self.run.end_workload()
         if self._checkpoints is not None:
             self._checkpoints.save_unless_current()
             self._checkpoints.finish()
 
     def abandon(self, exception: BaseException) -> None:
-        """End the run after an exception; save what was trained if the trial itself wanted to end."""
         saves = isinstance(exception, errors.InvalidHP) or (
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
@@ -258,7 +243,6 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
-        """End the run, and restore the trainer's flags as the user had set them."""
         self._trainer.check_val_every_n_epoch = self._users_flag
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)

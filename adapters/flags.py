@@ -64,11 +64,11 @@ _OWN_DATA = {
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
     """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
 
-    ``aggregation`` is the ``aggregation_frequency`` that the trial was given, or None. Which data the call was given
-    is not yet known ``before_launch``.
+    ``aggregation`` is the trial's ``aggregation_frequency``. The data of the call are unknown ``before_launch``.
     """
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
+    module_name = type(module).__name__
     flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
@@ -94,16 +94,15 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),
+        f"torch.compile({module_name})": (
+            is_compiled,
+            f"compile the models in the trial's __init__, before wrap_model(), and train the {module_name} itself",
+        ),
     }
-    module_name = type(module).__name__
-    wrong[f"torch.compile({module_name})"] = (
-        is_compiled,
-        f"compile the models in the trial's __init__, before wrap_model(), and train the {module_name} itself",
-    )
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
     found += [
         f"{type(callback).__name__}: {instead}"
-        for callback in _callbacks_of(trainer)
+        for callback in flags.callbacks
         for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, unsupported)
     ]
@@ -114,7 +113,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
 
 def _uncompile(module: pl.LightningModule) -> bool:
-    """Undo ``torch.compile`` on a module; return whether it was compiled."""
     try:
         to_uncompiled(module)
     except ValueError:  # it was not compiled
@@ -123,14 +121,7 @@ def _uncompile(module: pl.LightningModule) -> bool:
 
 
 class TakenFlags:
-    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`.
-
-    Attributes:
-        accumulated_batches: number of batches whose gradients make one update; 1 if not set on the trainer.
-        clip_val: where the gradients of an update are clipped; None if not set on the trainer.
-        clip_algorithm: Lightning's name for the clipping algorithm; None for its default.
-        precision: the precision for each wrapped model; None for float32.
-    """
+    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
@@ -144,14 +135,12 @@ class TakenFlags:
         trainer.accumulate_grad_batches = 1
 
     def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
-        """Return a timer for validations if ``val_check_interval`` is a time; otherwise None."""
         if self._validation_interval_s is None:
             return None
         every_epochs = self._trainer.check_val_every_n_epoch
         return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
-        """Restore the trainer's flags as the user had set them."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
@@ -187,7 +176,6 @@ def complete_schedule(
     """Return the schedule of a run.
 
     What is ``given`` comes first, then flags set on ``trainer``, then what is ``configured``, then the flags' defaults.
-    ``timer`` is given if ``val_check_interval`` is a time.
     """
     max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
     if max_length is None and trainer.state.fn is TrainerFn.FITTING:
@@ -216,19 +204,16 @@ def _warn_of_default_length(trainer: pl.Trainer) -> None:
 
 
 def _limits_training(trainer: pl.Trainer) -> bool:
-    """Return whether ``pl.Trainer`` was told how long to train."""
     return trainer.max_steps != -1 or trainer.max_epochs not in (-1, None, _DEFAULT_MAX_EPOCHS)
 
 
 def _sets_validation(trainer: pl.Trainer) -> bool:
-    """Return whether ``pl.Trainer`` was told when to validate, or not to."""
     return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
 
 
 def _validation_period_of(
     trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
 ) -> TrainUnit | None:
-    """Return the validation period that the flags of ``trainer`` ask for; None for no validations."""
     if not trainer.enable_validation:
         return None
     if timer is not None:
@@ -240,8 +225,3 @@ def _validation_period_of(
     if interval == 1.0 and isinstance(interval, float):
         return Epoch(every_epochs)
     return Batch(_InEpochSchedule(position, interval, every_epochs))
-
-
-def _callbacks_of(trainer: Any) -> list[pl.Callback]:
-    callbacks: list[pl.Callback] = trainer.callbacks
-    return callbacks

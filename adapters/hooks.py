@@ -15,18 +15,19 @@ from det_lightning.adapters.flags import TakenFlags
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-_BATCH_HOOKS = {
-    "train": ("on_train_batch_start", "on_train_batch_end"),
-    "validation": ("on_validation_batch_start", "on_validation_batch_end"),
+# By Lightning's name of a hook, that of the list in which a context keeps it.
+_UPDATE_HOOKS = {
+    "on_before_backward": "before_backward",
+    "on_after_backward": "after_backward",
+    "on_before_optimizer_step": "before_step",
+    "on_before_zero_grad": "before_zero_grad",
 }
-_UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 
 class WatchedHooks:
-    """Which of Lightning's hooks are overridden by the trainer's callbacks, or by a module derived from ``base``.
+    """Which of Lightning's hooks are overridden by callbacks, or by a module derived from ``base``.
 
-    Hooks set on an instance count too, since ``LambdaCallback`` sets them there. ``taken`` has the flags for gradient
-    clipping.
+    Hooks set on an instance count too, since ``LambdaCallback`` sets them there.
     """
 
     def __init__(
@@ -46,36 +47,26 @@ class WatchedHooks:
         return by_callback or overrides(self._module, self._base, hook)
 
     def needs_each_batch(self, stage: str) -> bool:
-        """Return whether steps of ``stage`` ("train" or "validation") must be single batches.
-
-        Progress bars do not require it, nor does a ``ModelCheckpoint`` that saves by neither steps nor time.
-        """
+        """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
         if self._profiles or (stage == "train" and self._of_updates):
             return True
         callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
-        return any(self._is_overridden(hook, callbacks) for hook in _BATCH_HOOKS[stage])
+        return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
-        """Return whether ``hook`` is overridden by something that may ask to end the run."""
         cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
-        """Make a context call the overridden hooks, and let a profiler see its backward passes and optimizer steps."""
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)
-        by_name: dict[str, list[Any]] = {
-            "on_before_backward": hooks.before_backward,
-            "on_after_backward": hooks.after_backward,
-            "on_before_optimizer_step": hooks.before_step,
-            "on_before_zero_grad": hooks.before_zero_grad,
-        }
         if self._profiles:
             hooks.before_backward.append(lambda loss: self._profiler.start("backward"))
             hooks.before_step.append(lambda optimizer: self._profiler.start("optimizer_step"))
         for name in self._of_updates:
-            by_name[name].append(functools.partial(lightning_internals.call_hook, self._trainer, name))
+            call = functools.partial(lightning_internals.call_hook, self._trainer, name)
+            getattr(hooks, _UPDATE_HOOKS[name]).append(call)
         if self._profiles:
             hooks.after_backward.append(lambda: self._profiler.stop("backward"))
             hooks.after_step.append(lambda: self._profiler.stop("optimizer_step"))

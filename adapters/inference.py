@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import IO, Any
 
 import pytorch_lightning as pl
@@ -15,7 +15,6 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
-from det_lightning.adapters.plain_optimizer import as_torch_optimizer
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
@@ -28,45 +27,8 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
 
 
-class Predictor:
-    """Predicts with a trial: with its ``predict_batch`` if it has one, otherwise with its only model.
-
-    Raises:
-        InvalidExperimentException: it has no ``predict_batch``, and none or several models.
-    """
-
-    def __init__(self, trial: PyTorchTrial, models: Sequence[torch.nn.Module]) -> None:
-        self._predict_batch = getattr(trial, "predict_batch", None)
-        if self._predict_batch is None and len(models) != 1:
-            raise errors.InvalidExperimentException(
-                f"{type(trial).__name__} wraps {len(models)} models, so that only the trial can say what a prediction "
-                "is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
-            )
-        self._models = models
-        self._takes_batch_idx = self._predict_batch is not None and (
-            "batch_idx" in inspect.signature(self._predict_batch).parameters
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the predictions for whatever inputs the trial or its model takes."""
-        return (self._predict_batch or self._models[0])(*args, **kwargs)
-
-    def predict(self, batch: Any, batch_idx: int) -> Any:
-        """Return the predictions for a batch of a loader. If it is a list or tuple, a model gets its first entry."""
-        if self._takes_batch_idx:
-            return self(batch, batch_idx=batch_idx)
-        if self._predict_batch is None and isinstance(batch, list | tuple) and batch:
-            return self(batch[0])
-        return self(batch)
-
-
 class GivenEvaluation:
-    """Evaluates a trial on data that are not its own, without calling its callbacks.
-
-    Raises:
-        UnsupportedTrainerFlags: there are several loaders; or the trial evaluates full datasets, but several processes
-            share the data.
-    """
+    """Evaluates a trial on data that are not its own, without calling its callbacks."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
         self._trial = trial
@@ -86,7 +48,6 @@ class GivenEvaluation:
             self._evaluation.evaluate_full_dataset(loaders)
 
     def evaluate(self, batch: Any) -> None:
-        """Evaluate a batch, which is on the device, unless the full dataset is already evaluated."""
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
@@ -102,6 +63,32 @@ class GivenEvaluation:
             to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
         )
         return scalars_of(metrics)
+
+
+class PlainOptimizer:
+    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
+
+    The trial steps the optimizer itself; Lightning only saves and loads its state.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
+        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
+        self.state: Any = getattr(optimizer, "state", {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        self._optimizer.zero_grad(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)
 
 
 class InferenceModule(pl.LightningModule):
@@ -163,11 +150,6 @@ class InferenceModule(pl.LightningModule):
         return module
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
-        """Build the trial without a trainer, with the weights of a checkpoint.
-
-        Raises:
-            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
-        """
         device = saved.device()
         runnable, context = self.builder.build_alone(device)
         saved.load_into(context, strict)
@@ -176,10 +158,7 @@ class InferenceModule(pl.LightningModule):
         self.to(device)
 
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a trial that is built, adapted if it is a legacy one, and its context.
-
-        If it replaces the trial that :meth:`build_from` built, it gets the weights of that trial.
-        """
+        """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
         if self._loaded is not None and self._loaded is not context:
             weights = [model.state_dict() for model in self._loaded.models]
             load_models(context, {"models_state_dict": weights}, "The module that was loaded from a checkpoint")
@@ -190,11 +169,7 @@ class InferenceModule(pl.LightningModule):
         self.models = torch.nn.ModuleList(context.models)
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context.
-
-        Raises:
-            InternalException: it is not built yet.
-        """
+        """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
                 "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "
@@ -203,11 +178,14 @@ class InferenceModule(pl.LightningModule):
         return self.runnable, self.context
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizers and schedulers that the trial wrapped and steps itself."""
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
-        return [as_torch_optimizer(optimizer) for optimizer in context.optimizers], schedulers
+        optimizers = [
+            optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
+            for optimizer in context.optimizers
+        ]
+        return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value from any hook, as ``LightningModule.log`` does; a step need not give its ``batch_size``."""
@@ -215,9 +193,17 @@ class InferenceModule(pl.LightningModule):
             kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
-    def _predictor(self) -> Predictor:
-        runnable, context = self.built()
-        return Predictor(original_trial(runnable), context.models)
+    def _predictor(self) -> Callable[..., Any]:
+        _, context = self.built()
+        predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
+        if predict_batch is not None:
+            return predict_batch
+        if len(context.models) != 1:
+            raise errors.InvalidExperimentException(
+                f"{type(self.trial).__name__} wraps {len(context.models)} models, so that only the trial can say what "
+                "a prediction is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
+            )
+        return context.models[0]
 
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
@@ -238,33 +224,32 @@ class InferenceModule(pl.LightningModule):
         return self._predictor()(*args, **kwargs)
 
     def on_predict_start(self) -> None:
-        """Refuse a trial that cannot predict."""
         self._predictor()
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Return the predictions for a batch; if it is a list or tuple, a model gets its first entry."""
-        return self._predictor().predict(self._on_device(batch), batch_idx)
+        predict = self._predictor()
+        batch = self._on_device(batch)
+        if getattr(self.trial, "predict_batch", None) is None:
+            return predict(batch[0] if isinstance(batch, list | tuple) and batch else batch)
+        takes_batch_idx = "batch_idx" in inspect.signature(predict).parameters
+        return predict(batch, batch_idx=batch_idx) if takes_batch_idx else predict(batch)
 
     def on_predict_end(self) -> None:
-        """Make the models ready for training again."""
         self.built()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
     def on_test_start(self) -> None:
-        """Begin to evaluate data that are not the trial's own."""
         runnable, context = self.built()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Evaluate a batch as a validation would."""
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
     def on_test_epoch_end(self) -> None:
-        """Log the metrics, reduced by the trial's ``evaluation_reducer``."""
         assert self._tested is not None
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
 

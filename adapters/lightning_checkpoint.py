@@ -95,11 +95,7 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
 
 
 class TrialCheckpointIO(CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``.
-
-    If one of the checkpoints in ``newest_first`` is damaged, the next one is read. For the other arguments see
-    :class:`TrialModule`.
-    """
+    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
 
     def __init__(
         self,
@@ -116,11 +112,7 @@ class TrialCheckpointIO(CheckpointIO):
         self._newest_first = list(newest_first)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the file or directory at a path or URL. ``weights_only=False`` trusts it.
-
-        Raises:
-            CheckpointError: it is missing, torn, damaged or unsafe.
-        """
+        """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
         location = Location.parse(path, self.options)
         with explain_errors(f"looking for {location}"):
             is_directory = location.is_dir()
@@ -173,15 +165,12 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write one of Lightning's files."""
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove one of Lightning's files."""
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
-        """Tell ``inner`` that the run is over."""
         self.inner.teardown()
 
 
@@ -239,7 +228,6 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
             writer.write(files, name)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the directory at ``path``, or Lightning's file or link."""
         storage, name = self._storage_of(path)
         location = checkpoint_path(storage.root, name)
         if location.is_local and location.link_target() is not None:

@@ -55,11 +55,7 @@ def skip_sanity_check(trainer: pl.Trainer) -> None:
 
 
 def allow_validation(trainer: pl.Trainer, due: bool) -> None:
-    """Let Lightning's fit loop validate after the current step, or keep it from doing so.
-
-    The loop validates after every step if the interval is one step and no epochs are counted, and never if the
-    interval is ``sys.maxsize`` epochs.
-    """
+    """Let Lightning's fit loop validate after the current step, or not: by one step without epochs, or never."""
     trainer.val_check_batch = 1
     trainer.check_val_every_n_epoch = None if due else sys.maxsize
 
@@ -109,10 +105,7 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's ``global_step``, ``batch_idx`` and logging step agree with the trial's.
-
-    The current step has ``extra_batches`` beyond the one that Lightning counts.
-    """
+    """Make Lightning's counters agree with the trial's; this step has ``extra_batches`` beyond the one it counts."""
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
@@ -164,7 +157,6 @@ def has_data(trainer: pl.Trainer) -> bool:
 
 
 def _data_source_of(loop: Any) -> Any:
-    """Return Lightning's record of where a loop gets its data: from the call, a data module or the module."""
     return loop._data_source
 
 

@@ -22,7 +22,6 @@ class TrialOutputs(ManualResult):
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any) -> TrialOutputs:
-        """Return the outputs of a step; a loss that is a tensor is detached, as Lightning does."""
         if not isinstance(training_step_output, Mapping):
             return super().from_training_step_output(training_step_output)  # type: ignore[return-value]
         outputs = dict(training_step_output)
@@ -72,7 +71,6 @@ class TrialEpochLoop(_TrainingEpochLoop):
         """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
 
     def advance(self, data_fetcher: Any) -> None:
-        """Run one step."""
         if self.next_batch is None:
             super().advance(data_fetcher)
             return
@@ -111,7 +109,6 @@ class TrialEvaluationLoop(_EvaluationLoop):
 
     @classmethod
     def like(cls, loop: _EvaluationLoop) -> TrialEvaluationLoop:
-        """Return a loop with the state of another one: its stage, its source of data."""
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made

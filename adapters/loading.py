@@ -26,10 +26,7 @@ from det_lightning.pytorch._weights import load_models
 class SavedTrial:
     """A trial in a checkpoint, which is a ``.ckpt`` file or a directory in Determined's format.
 
-    The arguments are those of ``TrialModule.load_from_checkpoint``.
-
-    Raises:
-        CheckpointError: it is missing, damaged, unsafe, or from another ``LightningModule``.
+    The arguments, and what is raised, are those of ``TrialModule.load_from_checkpoint``.
     """
 
     def __init__(
@@ -49,26 +46,16 @@ class SavedTrial:
             self._source = "the open file"
             with safe_load.allow_safe_values():
                 checkpoint = safe_load.finish(torch.load(path, where, weights_only=weights_only))
-        self._content = self._content_of(checkpoint)
-        modernize(self._content.state, self._source)
-
-    def _content_of(self, checkpoint: dict[str, Any]) -> CheckpointContent:
-        content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
-        if content is not None:
-            return content
-        if TRIAL_KEY not in checkpoint:
+        if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
                 f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
                 "makes a checkpoint for a trial of that of another LightningModule."
             )
-        return from_lightning(checkpoint)
+        self._content: CheckpointContent = checkpoint.get(DETERMINED_KEY) or from_lightning(checkpoint)
+        modernize(self._content.state, self._source)
 
     def arguments(self, module_class: type, given: dict[str, Any], hparams_file: Any = None) -> dict[str, Any]:
-        """Return the arguments of a module: those that are given, and the settings that the checkpoint has.
-
-        Raises:
-            TypeError: ``trial`` is missing; the message names the trial that wrote the checkpoint.
-        """
+        """Return the arguments of a module: those that are given, and the settings that the checkpoint has."""
         parameters = inspect.signature(module_class).parameters
         if "trial" in parameters and parameters["trial"].default is inspect.Parameter.empty and "trial" not in given:
             written_by = self._content.trial_class
@@ -76,23 +63,21 @@ class SavedTrial:
                 f"{module_class.__name__}.load_from_checkpoint(path, trial=...) needs the class of the trial"
                 + (f"; {self._source} was written by {written_by}." if written_by else ".")
             )
-        known = self._settings()
-        if hparams_file is not None:
-            known["hparams"] = dict(load_hparams_from_yaml(hparams_file))
-        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        taken = {name: value for name, value in known.items() if takes_any or name in parameters}
-        return {**taken, **given}
-
-    def _settings(self) -> dict[str, Any]:
         content = self._content
         settings = read_settings(content.resume, content.load_data)
-        known = {"hparams": settings["hparams"], "exp_conf": settings["experiment_config"]}
-        if known["hparams"] is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
-            known["hparams"] = (content.lightning or {}).get("hyper_parameters")
-        return {name: value for name, value in known.items() if value is not None}
+        hparams = settings["hparams"]
+        if hparams_file is not None:
+            hparams = dict(load_hparams_from_yaml(hparams_file))
+        elif hparams is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
+            hparams = (content.lightning or {}).get("hyper_parameters")
+        known = {"hparams": hparams, "exp_conf": settings["experiment_config"]}
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        taken = {
+            name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)
+        }
+        return {**taken, **given}
 
     def device(self) -> torch.device:
-        """Return the device for the weights."""
         if isinstance(self._map_location, str | torch.device):
             return torch.device(self._map_location)
         models = self._content.state["models_state_dict"]
@@ -100,11 +85,6 @@ class SavedTrial:
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def load_into(self, context: PyTorchTrialContext, strict: bool = True) -> None:
-        """Load the weights into the models of a trial.
-
-        Raises:
-            InvalidCheckpointException: they do not fit. Unless ``strict``, weights may be missing or left over.
-        """
         content = self._content
         load_models(context, content.state, self._source, content.trial_class, strict=strict)
 

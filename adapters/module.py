@@ -140,11 +140,9 @@ class TrialModule(InferenceModule):
         self.resume_content: CheckpointContent | None = None
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
-        """Refuse flags that cannot work, before other processes are started."""
         flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Refuse flags that cannot work; attach the callback that ends a trial's run after an exception."""
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
         use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
@@ -153,7 +151,6 @@ class TrialModule(InferenceModule):
         return [_RunGuard()]
 
     def setup(self, stage: str) -> None:
-        """Make ``ckpt_path=`` accept checkpoints in Determined's format."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
@@ -161,7 +158,6 @@ class TrialModule(InferenceModule):
         lightning_internals.skip_sanity_check(self.trainer)
 
     def configure_model(self) -> None:
-        """Build the trial, on the device that Lightning chose."""
         assert self._taken is not None
         taken = self._taken
         runnable, context = self.builder.build(self.trainer.strategy, taken.precision, taken.accumulated_batches)
@@ -171,11 +167,9 @@ class TrialModule(InferenceModule):
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
     def train_dataloader(self) -> Any:
-        """Return the endless training data, divided into epochs."""
         return self.trial_run.data.training
 
     def val_dataloader(self) -> Any:
-        """Return the validation data."""
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self._start_run()
         return self.trial_run.data.validation
@@ -204,11 +198,7 @@ class TrialModule(InferenceModule):
         self._driving().finish()
 
     def teardown(self, stage: str) -> None:
-        """End the run of the trial.
-
-        Raises:
-            Preempted: a process of the run was asked to end; everything is saved.
-        """
+        """End the run; raise ``Preempted`` if a process of it was asked to end, and everything is saved."""
         self.restore_flags()
         if self.driver is not None:
             self.driver.close()
@@ -219,7 +209,6 @@ class TrialModule(InferenceModule):
                 raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
 
     def restore_flags(self) -> None:
-        """Restore the trainer's flags as the user had set them."""
         if self._taken is not None:
             self._taken.restore()
             self._taken = None

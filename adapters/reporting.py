@@ -20,9 +20,7 @@ _BAR_INTERVAL_S = 0.1
 class LightningReporter:
     """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
-    All metrics keep their names, except that a validation metric with the name of a training metric gets a ``val_``
-    prefix. If the module's class overrides ``log`` or ``log_dict`` of ``base``, they see the metrics of each
-    validation.
+    A validation metric with the name of a training metric gets a ``val_`` prefix.
     """
 
     def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
@@ -33,7 +31,6 @@ class LightningReporter:
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Log the averages of a workload."""
         trainer = self._module.trainer
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
@@ -75,7 +72,6 @@ class BarRefresh:
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
 
     def is_due(self) -> bool:
-        """Return whether it is time to draw."""
         return time.monotonic() >= self._next_s
 
     def draw(self, hook: str, batches: int) -> None:

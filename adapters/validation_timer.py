@@ -33,7 +33,6 @@ class ValidationTimer(Container[int]):
         self._since = clock()
 
     def restart(self) -> None:
-        """Measure from now."""
         self._since = clock()
 
     def __contains__(self, batches_trained: object) -> bool:

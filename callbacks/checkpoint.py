@@ -117,10 +117,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The directory of the checkpoint that followed the best validation.
-
-        None before the first one, or with a policy other than ``"best"``.
-        """
+        """The directory of the checkpoint after the best validation; None before, or by other policies."""
         return self._path_of(self._plan.best_id)
 
     @property
@@ -129,11 +126,7 @@ class DeterminedCheckpoint(pl.Callback):
         return self._plan.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
-        """Return a text that says what was saved of an interrupted run, and how to go on.
-
-        Args:
-            resumed_from: path or URL of the checkpoint that the run resumed from.
-        """
+        """Return what was saved of an interrupted run, which resumed from a path or URL, and how to go on."""
         if self._plan.complete is not None:
             checkpoint_id, batches = self._plan.complete
             return (
@@ -149,24 +142,14 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Attach the checkpoint plan; keep other runs from deleting the checkpoint that the run resumes from.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-            StorageError: the storage refuses.
-        """
         require_trial_module(self, pl_module).checkpoint_plan = self._plan
         if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
             self.protect(trainer.ckpt_path)
 
     def protect(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint until this run ends; return False if one is already deleting it.
+        """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
 
-        Args:
-            path: path or URL of its directory.
-
-        Raises:
-            StorageError: the storage refuses.
+        Returns False if one is already deleting it; raises a StorageError if the storage refuses.
         """
         return self._run_storage.claims.use(path)
 
@@ -194,18 +177,15 @@ class DeterminedCheckpoint(pl.Callback):
             self._run_storage.begin(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reserve memory for copies of the state that are written in the background."""
         context = require_trial_module(self, pl_module).trial_run.context
         if trainer.is_global_zero and not context.backend.states.is_sharded:
             self._run_storage.saver.reserve_memory(context.models, context.optimizers)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Release the trial's name if the run failed before it began; otherwise the end of the run does so."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget the run, because another one may use the storage."""
         self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:

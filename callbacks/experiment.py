@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from det_lightning import errors
-from det_lightning.adapters.experiment_loggers import experiment_loggers
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
@@ -24,11 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
-    """End the process with one line and a successful status: a search replaces the trial.
-
-    Raises:
-        SystemExit: always, with status 0.
-    """
+    """End the process with one line and status 0, a ``SystemExit``: a search replaces the trial."""
     # Logged on each rank, because possibly only one raised it.
     logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
     if rank == 0 and task is not None:
@@ -46,25 +42,20 @@ class ExperimentReporter(pl.Callback):
         self._progress_at = 0.0
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this callback, and the one that writes the hyperparameters to TensorBoard files.
-
-        They come before the callback that writes checkpoints.
-        """
+        """Return this callback and the one for TensorBoard's HParams, to come before that which writes checkpoints."""
         from det_lightning.callbacks.hparams import HParamsSummary  # imports tensorboard
 
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[Logger]:
-        """Return new loggers, of the kinds that were chosen when the experiment began.
+        """Return new loggers; a package that is missing raises a ModuleNotFoundError.
 
-        Raises:
-            ModuleNotFoundError: a package is not installed.
+        Files go to the trial's directory; those of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI`` is set.
         """
-        self._loggers = experiment_loggers(self._task)
+        self._loggers = [_LOGGERS[name](self._task) for name in self._task.loggers]
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Return the arguments of a :class:`DeterminedCheckpoint` that this trial determines."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
@@ -73,11 +64,6 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module, on the chief; log the hyperparameters.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         self._module = require_trial_module(self, pl_module)
         if trainer.is_global_zero:
             self._module.reporters.append(self)
@@ -95,7 +81,6 @@ class ExperimentReporter(pl.Callback):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Report the averages of a workload, and how much of the run is done."""
         self._task.report("training", steps_completed, avg_metrics)
         self._report_progress(steps_completed)
 
@@ -116,5 +101,54 @@ class ExperimentReporter(pl.Callback):
         self._task.report("validation", steps_completed, {**progress, **metrics})
 
     def report_checkpoint(self, checkpoint_id: str, steps_completed: int) -> None:
-        """Report a checkpoint that is complete."""
         self._task.report("checkpoint", steps_completed, {"checkpoint_id": checkpoint_id})
+
+
+def _csv(task: TrialTask) -> Logger:
+    return CSVLogger(task.directory, name="csv", version=_run(task))
+
+
+def _tensorboard(task: TrialTask) -> Logger:
+    return TensorBoardLogger(task.directory, name="lightning", version=_run(task), default_hp_metric=False)
+
+
+def _mlflow(task: TrialTask) -> Logger:
+    tags = {"experiment": str(task.experiment_id), "trial": str(task.trial_id), "run": str(task.run_id)}
+    experiment = task.config["name"]
+    directory = task.directory.parent.parent
+    server = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}"
+    _create_mlflow_experiment(experiment, server, directory / "mlruns")
+    name = f"trial-{task.trial_id}-{_run(task)}"
+    return MLFlowLogger(experiment, run_name=name, tracking_uri=server, tags=tags)
+
+
+def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
+    """Create the experiment unless it exists. The logger itself would fail if another trial did so at the same time."""
+    import mlflow
+
+    client = mlflow.MlflowClient(server)
+    if client.get_experiment_by_name(name) is not None:
+        return
+    location = artifacts.as_uri() if server.startswith("sqlite:") else None
+    try:
+        client.create_experiment(name, artifact_location=location)
+    except mlflow.MlflowException:
+        if client.get_experiment_by_name(name) is None:
+            raise
+
+
+def _wandb(task: TrialTask) -> Logger:
+    name = task.config["name"]
+    return WandbLogger(
+        name=f"trial-{task.trial_id}-{_run(task)}",
+        save_dir=task.directory,
+        project=name,
+        group=f"{name}-{task.experiment_id}",
+    )
+
+
+def _run(task: TrialTask) -> str:
+    return f"run-{task.run_id}"
+
+
+_LOGGERS = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}

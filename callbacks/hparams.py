@@ -51,7 +51,6 @@ def _parameters(
 
 
 def _domain(entry: Mapping[str, Any], value: Any) -> summary_v2.Domain:
-    """Return the values that a hyperparameter may have."""
     kind = "const" if is_masked(value) else entry["type"]
     if kind == "int":
         return summary_v2.IntInterval(entry["minval"], entry["maxval"])

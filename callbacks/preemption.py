@@ -77,11 +77,6 @@ class PreemptionHandler(pl.Callback):
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the module the request to end, which a signal sets.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         module = require_trial_module(self, pl_module)
         if stage == "fit":
             self._stop_request.requested = False
@@ -95,11 +90,7 @@ class PreemptionHandler(pl.Callback):
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals in place of Lightning, which would raise in the middle of a step.
-
-        Raises:
-            Preempted: SIGTERM came while Lightning was handling it; Lightning would exit with status 0.
-        """
+        """Handle the signals in place of Lightning, which would exit with status 0 for a SIGTERM that came before."""
         context = require_trial_module(self, pl_module).trial_run.context
         if any(context.distributed.allgather(trainer.received_sigterm)):
             raise Preempted(exit_code_of(trainer, self.exit_code))
@@ -107,11 +98,9 @@ class PreemptionHandler(pl.Callback):
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restore the user's handlers."""
         self._signals.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Restore the user's handlers."""
         self._signals.restore()
 
     def _on_first(self, signum: int) -> None:
@@ -130,11 +119,7 @@ def interrupts_in_one_line(
     preemption: PreemptionHandler | None,
     resumed_from: str | None,
 ) -> Iterator[None]:
-    """Say in one line what was saved of a run that Ctrl-C ended, without Lightning's frames or a traceback.
-
-    Raises:
-        KeyboardInterrupt: even if ``preemption`` has saved the run.
-    """
+    """Raise a ``KeyboardInterrupt`` after Ctrl-C, even if the run is saved; say in one line what was saved."""
     try:
         with interrupts_come_through():
             yield

@@ -33,24 +33,14 @@ class TorchProfiler(pl.Callback):
         self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start profiling.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         require_trial_module(self, pl_module).trial_run.training.profile(self._profiler.step)
         self._profiler.start()
         self._runs = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop profiling."""
-        self._stop()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Stop profiling."""
-        self._stop()
-
-    def _stop(self) -> None:
         if self._runs:
             self._runs = False
             self._profiler.stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)

@@ -18,12 +18,10 @@ class TrialProgressBar(TQDMProgressBar):
         super().__init__(leave=True)
 
     def init_train_tqdm(self) -> Tqdm:
-        """Return the bar for training."""
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_train_tqdm()
 
     def init_validation_tqdm(self) -> Tqdm:
-        """Return the bar for a validation."""
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_validation_tqdm()
 

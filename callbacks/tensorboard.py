@@ -35,21 +35,14 @@ class DeterminedTensorBoard(pl.Callback):
         self._output = output
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe to the metrics of the module.
-
-        Raises:
-            TypeError: the module is not a :class:`TrialModule`.
-        """
         require_trial_module(self, pl_module).reporters.append(self)
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Write the metrics of each batch, and the reducers' metrics."""
         if self._output.enabled:
             self._output.add_training(steps_completed, avg_metrics, batch_metrics)
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a validation."""
         if self._output.enabled:
             self._output.add_validation(steps_completed, metrics)

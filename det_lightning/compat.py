@@ -40,11 +40,7 @@ class _AliasLoader(importlib.abc.Loader):
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of our module, which ``python -m`` runs.
-
-        Raises:
-            ImportError: the module has no code.
-        """
+        """Return the code of our module, which ``python -m`` runs."""
         found = importlib.util.find_spec(self._name)
         loader = None if found is None else found.loader
         if not isinstance(loader, importlib.abc.InspectLoader):

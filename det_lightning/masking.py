@@ -25,11 +25,19 @@ _URL = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
 _WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
 _USER_IS_TOKEN = re.compile(r"(https?://)[A-Za-z0-9_-]{16,}@")
 _QUERY = re.compile(r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s'\"]+")
-_ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]*)(\s?=\s?)(\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)")
-_FLAG = re.compile(r"(?<!\S)(--[A-Za-z][\w-]*)(\s+)(?!-)(\S+)")
-_ENTRY = re.compile(r"([\"'])([A-Za-z_][\w.-]*)\1(\s*:\s*)(b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)")
+# A name and its value, from the end of ``head``.
+_ASSIGNED = re.compile(
+    r"(?<![\w.$-])(?P<head>(?P<name>-{0,2}[A-Za-z_][\w.-]*)\s?=\s?)(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)"
+)
+_FLAG = re.compile(r"(?<!\S)(?P<head>(?P<name>--[A-Za-z][\w-]*)\s+)(?!-)(?P<value>\S+)")
 # As in a line of YAML, which a YAML parser's error shows.
-_UNQUOTED = re.compile(r"(?m)(^[ \t-]*|[{,]\s*)([A-Za-z_][\w.-]*)(:[ \t]+)(?![\s'\"])([^\s,}][^,}\n]*)")
+_UNQUOTED = re.compile(
+    r"(?m)(?P<head>(?:^[ \t-]*|[{,]\s*)(?P<name>[A-Za-z_][\w.-]*):[ \t]+)(?![\s'\"])(?P<value>[^\s,}][^,}\n]*)"
+)
+_ENTRY = re.compile(
+    r"(?P<head>(?P<quote>[\"'])(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*)"
+    r"(?P<value>b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)"
+)
 _ENVIRONMENT = re.compile(r"([A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
 _HEADER = re.compile(r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}")
 _FORMATS = re.compile(
@@ -97,25 +105,15 @@ def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
     text = _USER_IS_TOKEN.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(rf"\1{MASK}", text)
     text = _HEADER.sub(rf"\1{MASK}", text)
-    text = _ASSIGNED.sub(_mask_assigned, text)
-    text = _FLAG.sub(_mask_assigned, text)
-    text = _UNQUOTED.sub(_mask_unquoted, text)
-    return _ENTRY.sub(_mask_entry, text)
+    for named_value in (_ASSIGNED, _FLAG, _UNQUOTED, _ENTRY):
+        text = named_value.sub(_mask_named, text)
+    return text
 
 
-def _mask_assigned(found: re.Match[str]) -> str:
-    name, sign, value = found.groups()
-    return f"{name}{sign}{MASK}" if is_secret_name(name) and value.strip("'\"") else found.group()
-
-
-def _mask_unquoted(found: re.Match[str]) -> str:
-    before, name, colon, _ = found.groups()
-    return f"{before}{name}{colon}{MASK}" if is_secret_name(name) else found.group()
-
-
-def _mask_entry(found: re.Match[str]) -> str:
-    quote, name, colon, _ = found.groups()
-    return f"{quote}{name}{quote}{colon}{quote}{MASK}{quote}" if is_secret_name(name) else found.group()
+def _mask_named(found: re.Match[str]) -> str:
+    quote = found.groupdict().get("quote", "")
+    is_secret = is_secret_name(found["name"]) and (quote or found["value"].strip("'\""))
+    return f"{found['head']}{quote}{MASK}{quote}" if is_secret else found.group()
 
 
 def describe_masked(value: object) -> str:

@@ -73,11 +73,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         return FSDPBackend(device, self._policy, **self._options)
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run.
-
-        Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which would replace modules that are already sharded.
-        """
+        """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm``: modules are already sharded."""
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer cannot train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
@@ -110,7 +106,6 @@ class PerModelFSDPStrategy(PerModelStrategy):
         return gather_optimizer(lightning_internals.unwrapped_optimizer(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the whole states of all optimizers."""
         # A checkpoint in Determined's format has none here; the trial's run loads its own.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             load_into_optimizer(optimizer, state)

@@ -21,14 +21,7 @@ from det_lightning.distributed.horovod_processes import connect_horovod, horovod
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]
 
-_OPERATIONS = {
-    "mean": "Average",
-    "avg": "Average",
-    "sum": "Sum",
-    "min": "Min",
-    "max": "Max",
-    "product": "Product",
-}
+_OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
 
 
 class HorovodStrategy(ParallelStrategy):
@@ -62,7 +55,6 @@ class HorovodStrategy(ParallelStrategy):
     # Processes and devices
 
     def set_world_ranks(self) -> None:
-        """Set which process may print and log."""
         lightning_internals.set_printing_rank(self.global_rank)
 
     @property
@@ -88,20 +80,13 @@ class HorovodStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return the backend for a trial's context."""
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
-        """Return the processes that Horovod connects."""
         return horovod_context()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Prepare a run.
-
-        Raises:
-            UnsupportedTrainerFlags: ``sync_batchnorm`` is set, which needs ``torch.distributed``; or the module is
-                not a ``TrialModule``, and nothing would exchange its gradients.
-        """
+        """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm`` or a module without a trial."""
         if lightning_internals.converts_batch_norms(self):
             raise errors.UnsupportedTrainerFlags(
                 "pl.Trainer cannot train with sync_batchnorm=True and strategy='horovod'; use "
@@ -129,11 +114,7 @@ class HorovodStrategy(ParallelStrategy):
         return found
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged.
-
-        Raises:
-            ValueError: ``reduce_op`` is not the mean, sum, minimum, maximum or product.
-        """
+        """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged."""
         name = str(reduce_op).rpartition(".")[2].lower()
         if name not in _OPERATIONS:
             raise ValueError(f"Horovod reduces by {', '.join(_OPERATIONS)}; got reduce_op={reduce_op!r}.")

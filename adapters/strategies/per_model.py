@@ -45,11 +45,7 @@ class PerModelStrategy(DDPStrategy):
         self._starts_by = kwargs.get("start_method", "popen")
 
     def setup_environment(self) -> None:
-        """Connect the processes.
-
-        Raises:
-            ValueError: torch was built without ``process_group_backend``, or that backend needs GPUs.
-        """
+        """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""
         backend = self.process_group_backend
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
         if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _names_in(backend)))):
@@ -80,7 +76,6 @@ class PerModelStrategy(DDPStrategy):
         """Leave the message alone: Lightning's hint names settings that a trial does not have."""
 
     def make_backend(self, device: torch.device) -> Backend:
-        """Return the backend for a trial's context."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:

@@ -37,10 +37,7 @@ class TrainingProcesses:
 
     @classmethod
     def of_script(cls, distributed: DistributedContext | None, strategy: str | Strategy) -> TrainingProcesses:
-        """Return the processes of a run, which its script has launched.
-
-        ``distributed`` and ``strategy`` are arguments of ``init``, which documents their values and what is raised.
-        """
+        """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
         if _is_horovod(strategy):
             return _of_horovod(distributed)
         chosen = _chosen(strategy)

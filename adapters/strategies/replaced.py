@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
 from pytorch_lightning.plugins import Precision
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, Strategy
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
@@ -20,11 +18,7 @@ REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
 
 
 def use_trial_strategy(trainer: pl.Trainer) -> None:
-    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with the same options and a notice.
-
-    Raises:
-        UnsupportedTrainerFlags: it has options that a trial's models cannot be trained with.
-    """
+    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with its options and a notice."""
     given = trainer.strategy
     if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
         return
@@ -40,20 +34,18 @@ def use_trial_strategy(trainer: pl.Trainer) -> None:
 
 def counterpart_of(strategy: DDPStrategy | FSDPStrategy) -> PerModelStrategy:
     """Return the strategy for trials with the options of one of ``REPLACED_STRATEGIES``."""
+    kind: type[PerModelStrategy] = PerModelDDPStrategy
     if isinstance(strategy, FSDPStrategy):
+        kind = PerModelFSDPStrategy
         options, others = lightning_strategies.fsdp_options(strategy)
-        return _make(PerModelFSDPStrategy, strategy, others, **options)
-    options, others = lightning_strategies.ddp_options(strategy)
-    return _make(PerModelDDPStrategy, strategy, others, **options)
-
-
-def _make(kind: type[PerModelStrategy], given: Strategy, others: list[str], **arguments: Any) -> PerModelStrategy:
+    else:
+        options, others = lightning_strategies.ddp_options(strategy)
     if not others:
         try:
-            return kind(**arguments)
+            return kind(**options)
         except TypeError as e:
             others = [str(e)]
     raise errors.UnsupportedTrainerFlags(
-        f"pl.Trainer cannot train a trial with these options of {type(given).__name__}: {'; '.join(others)}. Use "
+        f"pl.Trainer cannot train a trial with these options of {type(strategy).__name__}: {'; '.join(others)}. Use "
         f"{kind.__name__} of det_lightning.adapters.strategies, with its own options."
     )

@@ -290,10 +290,9 @@ def _describe(plan: PrunePlan) -> list[str]:
     ]
     lines += [f"delete {checkpoint_id}  incomplete" for checkpoint_id in plan.incomplete]
     lines.append(f"{len(plan.kept)} kept by the rule.")
-    if plan.in_use:
-        lines.append(f"{len(plan.in_use)} in use by active runs: left alone.")
-    if plan.perhaps_being_written:
-        lines.append(f"{len(plan.perhaps_being_written)} incomplete, and perhaps still being written: left alone.")
-    if plan.unknown:
-        lines.append(f"{len(plan.unknown)} written by another program, of a trial that is not known: left alone.")
-    return lines
+    left_alone = {
+        "in use by active runs": plan.in_use,
+        "incomplete, and perhaps still being written": plan.perhaps_being_written,
+        "written by another program, of a trial that is not known": plan.unknown,
+    }
+    return lines + [f"{len(ids)} {why}: left alone." for why, ids in left_alone.items() if ids]

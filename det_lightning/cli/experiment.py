@@ -178,32 +178,24 @@ def show(
 
     directory = Path(experiment)
     is_run_here = html is not None or (directory / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
-    if stored:
-        _print_stored(stored, json)
-        return
+    shown = [] if is_run_here else stored_experiments(experiment, parse_options(option))
+    content: dict[str, Any] = {"experiments": shown}
     if html is not None:
         from det_lightning.experiments.report import write_report
 
         write_report(ExperimentDirectory.existing(directory), html)
         warn(f"Wrote {html}.")
         return
-    from det_lightning.experiments.overview import details_of
+    if not shown:
+        from det_lightning.experiments.overview import details_of
 
-    details = details_of(ExperimentDirectory.existing(directory))
+        content = details_of(ExperimentDirectory.existing(directory))
+        shown = [content]
     if json:
-        print_json(details)
-    else:
-        _print_details(details)
-
-
-def _print_stored(stored: list[dict[str, Any]], json: bool) -> None:
-    if json:
-        print_json({"experiments": stored})
+        print_json(content)
         return
-    for index, details in enumerate(stored):
-        if index > 0:
-            print_lines([""])
+    for index, details in enumerate(shown):
+        print_lines([""] if index > 0 else [])
         _print_details(details)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import importlib.util
 import pathlib
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,33 +86,29 @@ def port(
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
     if checks and report is None:
         raise ValueError("--checks goes with --report only.")
-    page = None if report is None else _Page(report, checks or [])
-    if not _port_project(paths, write, diff or not (write or check), json, page) and check:
+    write_page = None if report is None else _page_writer(report, checks or [])
+    project, is_done = _port_project(paths, write, diff or not (write or check), json)
+    if write_page is not None:
+        write_page(project, written=write)
+        warn(f"Wrote {report}.")
+    if check and not is_done:
         raise typer.Exit(1)
 
 
-class _Page:
-    """The page that ``--report`` asks for; its options are checked before anything is written."""
+def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callable[..., None]:
+    """Return what writes the page of ``--report``, whose options are checked before anything is written."""
+    from det_lightning.porting import move_report
 
-    def __init__(self, file: pathlib.Path, check_files: list[pathlib.Path]) -> None:
-        from det_lightning.porting import move_report
-
-        if file.suffix not in move_report.FORMATS:
-            raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
-        if importlib.util.find_spec("jinja2") is None:
-            raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
-        self._file = file
-        self._checks = [check for checks in check_files for check in move_report.read_checks(checks)]
-
-    def write(self, project: ProjectPort, *, written: bool) -> None:
-        from det_lightning.porting import move_report
-
-        move_report.write_report(self._file, project, self._checks, written=written)
-        warn(f"Wrote {self._file}.")
+    if file.suffix not in move_report.FORMATS:
+        raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
+    if importlib.util.find_spec("jinja2") is None:
+        raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
+    checks = [check for found in check_files for check in move_report.read_checks(found)]
+    return functools.partial(move_report.write_report, file, checks=checks)
 
 
-def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, page: _Page | None) -> bool:
-    """Port the files below ``paths``; return whether nothing is left to change or do."""
+def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> tuple[ProjectPort, bool]:
+    """Port the files below ``paths``; also return whether nothing is left to change or do."""
     project = port_project(paths)
     if write:
         project = dataclasses.replace(project, files=[_written(port) for port in project.files])
@@ -125,14 +123,11 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
             print_lines(f"{'ported' if write else 'to port'}: {port.path}" for port in changed)
         print_findings(ports)
         print_summary(project, paths, len(changed), written=write)
-    if page is not None:
-        page.write(project, written=write)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
-    return not left and not changed
+    return project, not left and not changed
 
 
 def _written(port: FilePort) -> FilePort:
-    """Write a file if it changes; return it, with a finding if writing fails."""
     if port.changed and port.may_be_written:
         try:
             port.write()

@@ -30,110 +30,105 @@ _CONTAINERS = "There are no containers."
 _SCHEDULER = "There is no cluster scheduler."
 _LOOP = "A loop of one's own reads it from its configuration."
 
-FIELD_RULES = (
-    FieldRule("name", "used", "Names the experiment's directory."),
-    FieldRule("description", "used", "Kept with the experiment."),
-    FieldRule("labels", "used", "Kept with the experiment."),
-    FieldRule("workspace", "ignored", "There are no workspaces."),
-    FieldRule("project", "ignored", "There are no projects."),
-    FieldRule("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
-    FieldRule("data", "used", "Given to trials; secrets are masked where it is displayed."),
-    FieldRule("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
-    FieldRule(
+_ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
+    ("name", "used", "Names the experiment's directory."),
+    ("description", "used", "Kept with the experiment."),
+    ("labels", "used", "Kept with the experiment."),
+    ("workspace", "ignored", "There are no workspaces."),
+    ("project", "ignored", "There are no projects."),
+    ("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
+    ("data", "used", "Given to trials; secrets are masked where it is displayed."),
+    ("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
+    (
         "searcher.name",
         "used",
         "`single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.",
     ),
-    FieldRule("searcher.name: adaptive_simple", "used", "Read as `adaptive_asha`."),
-    FieldRule("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
-    FieldRule("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
-    FieldRule("searcher.name: pbt", "refused", "Population-based training was removed in 0.18."),
-    FieldRule("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
-    FieldRule("searcher.metric", "used", "The validation metric to search by. Needed."),
-    FieldRule("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    FieldRule("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
-    FieldRule(
+    ("searcher.name: adaptive_simple", "used", "Read as `adaptive_asha`."),
+    ("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
+    ("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
+    ("searcher.name: pbt", "refused", "Population-based training was removed in 0.18."),
+    ("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
+    ("searcher.metric", "used", "The validation metric to search by. Needed."),
+    ("searcher.smaller_is_better", "used", "Which way the metric is compared."),
+    ("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
+    (
         "searcher.source_checkpoint_uuid",
         "used",
         "Every trial starts from this checkpoint; its id, path or URL.",
         "ignored",
     ),
-    FieldRule("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
-    FieldRule("searcher.max_trials", "used", "How many trials there are.", "ignored"),
-    FieldRule("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit.", "ignored"),
-    FieldRule("searcher.max_time", "used", "What `time_metric` is when a trial is complete."),
-    FieldRule("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
-    FieldRule("searcher.divisor", "used", "One of so many trials goes on at each rung.", "ignored"),
-    FieldRule("searcher.mode", "used", "How early `adaptive_asha` stops trials.", "ignored"),
-    FieldRule("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`.", "ignored"),
-    FieldRule(
-        "searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`.", "ignored"
-    ),
-    FieldRule("searcher.num_rungs", "used", "The rungs of `async_halving`.", "ignored"),
-    FieldRule("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
-    FieldRule("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
-    FieldRule("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
-    FieldRule(
+    ("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
+    ("searcher.max_trials", "used", "How many trials there are.", "ignored"),
+    ("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit.", "ignored"),
+    ("searcher.max_time", "used", "What `time_metric` is when a trial is complete."),
+    ("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
+    ("searcher.divisor", "used", "One of so many trials goes on at each rung.", "ignored"),
+    ("searcher.mode", "used", "How early `adaptive_asha` stops trials.", "ignored"),
+    ("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`.", "ignored"),
+    ("searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`.", "ignored"),
+    ("searcher.num_rungs", "used", "The rungs of `async_halving`.", "ignored"),
+    ("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
+    ("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
+    ("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
+    (
         "records_per_epoch",
         "ignored",
         "An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs it.",
     ),
-    FieldRule("min_validation_period", "used", f"0 is never. {_LOOP}"),
-    FieldRule("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
-    FieldRule("perform_initial_validation", "used", "Validate before the first batch."),
-    FieldRule("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
-    FieldRule("checkpoint_storage", "used", "Where the storage is, and access to it."),
-    FieldRule("checkpoint_storage.type", "used", "Without one, `checkpoints` in the experiment's directory."),
-    FieldRule("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
-    FieldRule("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
-    FieldRule("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
-    FieldRule("checkpoint_storage.propagation", "ignored", _CONTAINERS),
-    FieldRule("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
-    FieldRule("optimizations.aggregation_frequency", "used", "Batches for one update."),
-    FieldRule("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
-    FieldRule("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
-    FieldRule("optimizations.gradient_compression", "used", "Half precision between processes, where Horovod trains."),
-    FieldRule(
+    ("min_validation_period", "used", f"0 is never. {_LOOP}"),
+    ("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
+    ("perform_initial_validation", "used", "Validate before the first batch."),
+    ("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
+    ("checkpoint_storage", "used", "Where the storage is, and access to it."),
+    ("checkpoint_storage.type", "used", "Without one, `checkpoints` in the experiment's directory."),
+    ("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
+    ("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
+    ("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
+    ("checkpoint_storage.propagation", "ignored", _CONTAINERS),
+    ("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
+    ("optimizations.aggregation_frequency", "used", "Batches for one update."),
+    ("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
+    ("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
+    ("optimizations.gradient_compression", "used", "Half precision between processes, where Horovod trains."),
+    (
         "optimizations.mixed_precision",
         "warned",
         "Applied to trials with `build_model`; others call `context.configure_apex_amp` or use torch.amp.",
         "used",
     ),
-    FieldRule("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
-    FieldRule("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
-    FieldRule("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
-    FieldRule("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
-    FieldRule("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
-    FieldRule(
-        "resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without.", "ignored"
-    ),
-    FieldRule("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
-    FieldRule("resources", "ignored", _SCHEDULER),
-    FieldRule("resources.shm_size", "ignored", _CONTAINERS),
-    FieldRule("resources.devices", "ignored", _CONTAINERS),
-    FieldRule(
-        "environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on.", "ignored"
-    ),
-    FieldRule("environment", "ignored", _CONTAINERS),
-    FieldRule("bind_mounts", "ignored", f"{_CONTAINERS} Warned where `container_path` is another path and missing."),
-    FieldRule("profiling", "warned", "Determined's profiler needs its master; use `context.set_profiler()`."),
-    FieldRule("debug", "used", "Logs more.", "ignored"),
-    FieldRule(
+    ("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
+    ("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
+    ("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
+    ("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
+    ("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
+    ("resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without.", "ignored"),
+    ("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
+    ("resources", "ignored", _SCHEDULER),
+    ("resources.shm_size", "ignored", _CONTAINERS),
+    ("resources.devices", "ignored", _CONTAINERS),
+    ("environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on.", "ignored"),
+    ("environment", "ignored", _CONTAINERS),
+    ("bind_mounts", "ignored", f"{_CONTAINERS} Warned where `container_path` is another path and missing."),
+    ("profiling", "warned", "Determined's profiler needs its master; use `context.set_profiler()`."),
+    ("debug", "used", "Logs more.", "ignored"),
+    (
         "log_policies",
         "used",
         "Searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.",
         "ignored",
     ),
-    FieldRule("retention_policy", "ignored", "Logs are files; nothing deletes them."),
-    FieldRule("preemption_timeout", "used", "Seconds from asking a trial to end to killing it.", "ignored"),
-    FieldRule("slurm", "ignored", _SCHEDULER),
-    FieldRule("pbs", "ignored", _SCHEDULER),
-    FieldRule("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
-    FieldRule("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
-    FieldRule("security", "ignored", "Nobody reads it since 0.12."),
-    FieldRule("data_layer", "ignored", "Nobody reads it since 0.18, except the dataset caches of an EstimatorTrial."),
-    FieldRule("internal", "ignored", "Of the platform itself."),
-)
+    ("retention_policy", "ignored", "Logs are files; nothing deletes them."),
+    ("preemption_timeout", "used", "Seconds from asking a trial to end to killing it.", "ignored"),
+    ("slurm", "ignored", _SCHEDULER),
+    ("pbs", "ignored", _SCHEDULER),
+    ("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
+    ("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
+    ("security", "ignored", "Nobody reads it since 0.12."),
+    ("data_layer", "ignored", "Nobody reads it since 0.18, except the dataset caches of an EstimatorTrial."),
+    ("internal", "ignored", "Of the platform itself."),
+]
+FIELD_RULES = tuple(FieldRule(*row) for row in _ROWS)
 _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 
 
@@ -163,14 +158,9 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
 def without_effect_in_calls(
     config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
 ) -> list[str]:
-    """Return the names of the given fields that are ignored by a call that trains one trial in its own processes.
+    """Return the names of given fields that a call which trains one trial ignores, unless they have their defaults.
 
-    A field with its default value changes nothing, and is left out.
-
-    Args:
-        config: the configuration.
-        idle: sections that this call ignores, in addition to those that every call ignores.
-        read: fields that the trial itself reads.
+    This call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
     """
     paths = {path_text(path): path for path in _given(config, ())}
     return sorted(
@@ -198,11 +188,7 @@ def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
 
 
 def rule_for(path: KeyPath) -> FieldRule:
-    """Return the row of the table that applies to a field.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the row of the table that applies to a field; raise a KeyError if there is none."""
     names = [key for key in path if isinstance(key, str)]
     for end in range(len(names), 0, -1):
         if (rule := _BY_FIELD.get(".".join(names[:end]))) is not None:

@@ -143,7 +143,6 @@ class ExperimentConfig(Section):
     _unknown: tuple[ConfigMistake, ...] = PrivateAttr(default=())
 
     def model_post_init(self, context: Any, /) -> None:
-        """Keep what the reader knows about the source."""
         if context is not None:
             self._lines = context["lines"]
             self._notes = tuple(context["notes"])
@@ -180,11 +179,7 @@ class ExperimentConfig(Section):
         return found[1] if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
-        """Return the configuration with all its defaults, as Determined gave it to trials.
-
-        Args:
-            masked: mask the secrets, for display.
-        """
+        """Return the configuration with all its defaults, as Determined gave it to trials; ``masked`` for display."""
         plain = self.model_dump()
         displayed: dict[str, Any] = mask(plain) if masked else plain
         return displayed

@@ -37,7 +37,6 @@ class SourceLines:
         self._lines: dict[KeyPath, int | None] = {}
 
     def set(self, path: KeyPath, line: int | None) -> None:
-        """Record the line of ``path``, replacing an earlier one."""
         self._lines[path] = line
 
     def find(self, path: KeyPath) -> int | None:
@@ -48,5 +47,4 @@ class SourceLines:
         return None
 
     def mistake(self, path: KeyPath, message: str) -> ConfigMistake:
-        """Return a mistake at ``path`` with its line."""
         return ConfigMistake(self.find(path), path_text(path), message)

@@ -29,11 +29,7 @@ class Length:
     def train_unit(self, global_batch_size: int | None = None) -> TrainUnit:
         """Return the length or period as ``Trainer.fit`` takes it; 0 means never, as in a configuration.
 
-        Args:
-            global_batch_size: converts records to batches, to at least one.
-
-        Raises:
-            ValueError: the length has no unit, or is in records and there is no ``global_batch_size``.
+        Raises a ValueError if it has no unit, or is in records and there is no ``global_batch_size`` to convert them.
         """
         if self.unit == "records" and self.units and global_batch_size is None:
             raise ValueError(f"{self.units} records cannot be converted to batches without global_batch_size.")

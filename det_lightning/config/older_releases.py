@@ -23,15 +23,9 @@ _OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
 
 
 class OlderSpellings:
-    """Rewrites a configuration in place.
+    """Rewrites a configuration in place; a rewritten key has the line of the old one.
 
-    Args:
-        data: the configuration.
-        lines: the lines of its keys; a rewritten key has the line of the old one.
-
-    Attributes:
-        notes: what was rewritten.
-        mistakes: what could not be rewritten.
+    ``notes`` says what was rewritten, and ``mistakes`` what could not be.
     """
 
     def __init__(self, data: dict[str, Any], lines: SourceLines) -> None:

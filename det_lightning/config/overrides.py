@@ -18,12 +18,8 @@ _DEEPEST = 50
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a configuration with some values replaced; ``data`` stays as it is.
 
-    Args:
-        data: a configuration, as in a file.
-        overrides: each ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one.
-
-    Raises:
-        ConfigError: overrides cannot be read; the message lists all of them.
+    Each override is ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one.
+    Raises a ConfigError that lists all that cannot be read.
     """
     merged = dict(data)
     for path, value in read_overrides(overrides):
@@ -34,11 +30,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """Return the path and value of each override.
-
-    Raises:
-        ConfigError: overrides cannot be read; the message lists all of them.
-    """
+    """Return the path and value of each override; raise a ConfigError that lists all that cannot be read."""
     mistakes: list[ConfigMistake] = []
     found: list[tuple[KeyPath, Any]] = []
     for override in overrides:

@@ -51,9 +51,7 @@ class GivenConfig:
 
 
 def read_given(source: Source) -> GivenConfig:
-    """Read the configuration that a call was given: a file, or a dict that may have only some keys.
-
-    No key is required, and keys that no release knows are allowed; see ``ExperimentConfig.unknown_keys``.
+    """Read the configuration that a call was given: a file, or a dict that may have only some keys, also unknown ones.
 
     Raises:
         ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
@@ -80,7 +78,7 @@ def _plain(value: Any) -> Any:
 
 def _reader_of(source: Source) -> _Reader:
     if isinstance(source, Mapping):
-        return _Reader("the configuration", copy.deepcopy(dict(source)), SourceLines())
+        return _Reader("the configuration", copy.deepcopy(dict(source)), SourceLines(), [], [])
     if isinstance(source, str) and "\n" in source:
         name = "the configuration"
         text = source
@@ -90,10 +88,7 @@ def _reader_of(source: Source) -> _Reader:
     document = YamlDocument(text)
     if document.data is None and document.mistakes:
         raise ConfigError(name, document.mistakes)
-    reader = _Reader(name, document.data, document.lines)
-    reader.mistakes += document.mistakes
-    reader.notes += document.notes
-    return reader
+    return _Reader(name, document.data, document.lines, document.mistakes, document.notes)
 
 
 def _text(path: Path) -> str:
@@ -107,21 +102,17 @@ def _text(path: Path) -> str:
 
 
 class _Reader:
-    """Reads one configuration, and collects what it finds on the way.
+    """Reads one configuration, which it modifies, and collects what it finds on the way."""
 
-    Args:
-        name: what is being read, for messages.
-        data: its content, which is modified.
-        lines: the lines of the keys.
-    """
-
-    def __init__(self, name: str, data: Any, lines: SourceLines) -> None:
+    def __init__(
+        self, name: str, data: Any, lines: SourceLines, mistakes: list[ConfigMistake], notes: list[ConfigMistake]
+    ) -> None:
         self._name = name
         self._data = data
         self._lines = lines
-        self.mistakes: list[ConfigMistake] = []
-        self.notes: list[ConfigMistake] = []
-        self.unknown: list[ConfigMistake] = []
+        self._mistakes = mistakes
+        self._notes = notes
+        self._unknown: list[ConfigMistake] = []
 
     def take_storage(self) -> dict[str, Any] | None:
         """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
@@ -132,27 +123,26 @@ class _Reader:
         return section
 
     def read(self, overrides: Sequence[str], *, partial: bool, forgiving: bool = False) -> ExperimentConfig:
-        """Return the configuration, or raise everything that is wrong with it."""
         data = {} if self._data is None and overrides else self._data
         if not isinstance(data, dict):
             message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(data)}"
-            raise ConfigError(self._name, [*self.mistakes, ConfigMistake(None, "", message)])
+            raise ConfigError(self._name, [*self._mistakes, ConfigMistake(None, "", message)])
         data = with_overrides(data, overrides)
         for path, value in read_overrides(overrides):
             for leaf in leaf_paths(value, path):
                 self._lines.set(leaf, None)
         older = OlderSpellings(data, self._lines)
-        self.mistakes += older.mistakes
-        self.notes += older.notes
+        self._mistakes += older.mistakes
+        self._notes += older.notes
         if partial and isinstance(data.get("searcher"), dict):
             data["searcher"].setdefault("name", "single")
         config = self._validated(data, partial=partial, forgiving=forgiving)
-        if self.mistakes:
-            raise ConfigError(self._name, sorted(set(self.mistakes), key=ConfigMistake.position))
+        if self._mistakes:
+            raise ConfigError(self._name, sorted(set(self._mistakes), key=ConfigMistake.position))
         return config
 
     def _validated(self, data: dict[str, Any], *, partial: bool, forgiving: bool) -> ExperimentConfig:
-        context = {"lines": self._lines, "notes": self.notes, "unknown": self.unknown, "forgiving": forgiving}
+        context = {"lines": self._lines, "notes": self._notes, "unknown": self._unknown, "forgiving": forgiving}
         unreadable: set[str] = set()
         try:
             config = ExperimentConfig.model_validate(data, context=context)
@@ -164,18 +154,18 @@ class _Reader:
                     self._leave_out(data, error["loc"], error["msg"])
                 return self._validated(data, partial=partial, forgiving=forgiving)
             # Values that could not be read from the text are null by now, and already reported.
-            reported = {mistake.path for mistake in self.mistakes}
+            reported = {mistake.path for mistake in self._mistakes}
             mistakes = [self._lines.mistake(error["loc"], error["msg"]) for error in found]
-            self.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
+            self._mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
             unreadable = {str(error["loc"][0]) for error in found}
             readable = {name: value for name, value in data.items() if name not in unreadable}
             config = ExperimentConfig.model_validate(readable, context=context)
         broken = broken_rules(config, unreadable, partial=partial, forgiving=forgiving)
-        self.mistakes += [self._lines.mistake(path, message) for path, message in broken]
+        self._mistakes += [self._lines.mistake(path, message) for path, message in broken]
         return config
 
     def _leave_out(self, data: Any, path: KeyPath, message: str) -> None:
         for key in path[:-1]:
             data = data[key]
         del data[path[-1]]
-        self.unknown.append(self._lines.mistake(path, message))
+        self._unknown.append(self._lines.mistake(path, message))

@@ -16,13 +16,10 @@ _PERIODS = ("min_validation_period", "min_checkpoint_period")
 def broken_rules(
     config: ExperimentConfig, unreadable: set[str], *, partial: bool, forgiving: bool
 ) -> Iterator[_Mistake]:
-    """Yield each mistake of a configuration, with its path.
+    """Yield each mistake of the sections that could be read, with its path; none about ``unreadable`` ones.
 
-    Args:
-        config: the sections that could be read.
-        unreadable: names of those that could not, about which no further mistakes are reported.
-        partial: the configuration may lack what only an experiment needs.
-        forgiving: a call may supply the training length and the hyperparameters.
+    A ``partial`` configuration may lack what only an experiment needs; if ``forgiving``, a call may supply the
+    training length and the hyperparameters.
     """
     if not partial:
         yield from _incomplete(config, unreadable)

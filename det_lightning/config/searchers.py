@@ -27,6 +27,10 @@ class SearcherConfig(Section):
     @property
     def training_length(self) -> Length | None:
         """How long a trial class trains; None if the section does not say."""
+        max_time: int | None = getattr(self, "max_time", None)
+        unit: str | None = getattr(self, "time_metric", None)
+        if self.max_length is None and max_time is not None and unit in ("batches", "epochs"):
+            return Length(max_time, "epochs" if unit == "epochs" else "batches")
         return self.max_length
 
     def doubts(self) -> Iterator[tuple[str, str]]:
@@ -88,10 +92,6 @@ class HalvingSearcher(SearcherConfig):
                 yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
 
     @property
-    def training_length(self) -> Length | None:
-        return self.max_length or _as_length(self.max_time, self.time_metric)
-
-    @property
     def full_time(self) -> int:
         """The value of ``time_metric`` when a trial is complete; files up to 0.37 give it as ``max_length``."""
         return self.max_time or (self.max_length.units if self.max_length else 0)
@@ -136,18 +136,6 @@ class GivenSearcher(SearcherConfig):
     max_rungs: Positive | None = None
     bracket_rungs: list[Positive] | None = None
     num_rungs: Positive | None = None
-
-    @property
-    def training_length(self) -> Length | None:
-        return self.max_length or _as_length(self.max_time, self.time_metric)
-
-
-def _as_length(max_time: int | None, time_metric: str | None) -> Length | None:
-    if max_time is not None and time_metric == "batches":
-        return Length(max_time, "batches")
-    if max_time is not None and time_metric == "epochs":
-        return Length(max_time, "epochs")
-    return None
 
 
 SEARCHERS: dict[str, type[SearcherConfig]] = variants(

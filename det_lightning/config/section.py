@@ -50,19 +50,16 @@ class Mistakes:
         self._found: list[InitErrorDetails] = []
 
     def add(self, path: KeyPath, message: str, kind: _Kind = _OURS) -> None:
-        """Add one mistake."""
         self._found.append(
             InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
         )
 
     def include(self, error: ValidationError, below: KeyPath = ()) -> None:
-        """Add the mistakes of a part, which is at ``below``."""
         for found in error.errors(include_url=False):
             kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
             self.add((*below, *found["loc"]), _message(found), kind)
 
     def raise_if_any(self) -> None:
-        """Raise the mistakes as one ``ValidationError``, if there are any."""
         if self._found:
             raise ValidationError.from_exception_data("configuration", self._found)
 
@@ -126,16 +123,9 @@ def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
 def read_variant(
     value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
 ) -> SectionT:
-    """Return the section in a mapping, whose entry ``key`` selects the model.
+    """Return the section in a mapping, whose entry ``key`` selects one of ``models``; raise a ValidationError.
 
-    Args:
-        value: the value, which should be such a mapping.
-        key: ``name`` or ``type``.
-        models: the models by the value of that entry.
-        refused: what to write in place of values that older releases knew.
-
-    Raises:
-        ValidationError: the mapping fits none of the models.
+    ``refused`` says what to write in place of values that older releases knew.
     """
     if not isinstance(value, dict):
         refuse((), f"must be a mapping; got {shown(value)}")

@@ -19,7 +19,6 @@ class StorageConfig(Section):
     save_trial_latest: Count = 1
 
     def location(self) -> dict[str, Any]:
-        """Return what :func:`~det_lightning.checkpoint.storage.storage_config.storage_from_config` takes."""
         return self.model_dump(
             exclude_none=True, exclude={"save_experiment_best", "save_trial_best", "save_trial_latest"}
         )

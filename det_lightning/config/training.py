@@ -15,19 +15,8 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 class TrainingSettings:
     """What a configuration supplies for arguments that ``init`` and ``fit`` were not given; None if it does not.
 
-    Args:
-        config: the configuration.
-        hparams: the hyperparameters of the trial; their ``global_batch_size`` converts records to batches.
-        trial_seed: a seed in place of the experiment's.
-        checkpoint_storage: where to store checkpoints: a directory, or a section of a configuration.
-        rungs: lengths, in units of the search, at which the search needs a validation.
-
-    Attributes:
-        trial_seed: the seed of the trial; the experiment's if a call trains it alone.
-        aggregation_frequency: number of batches per optimizer update.
-        average_aggregated_gradients: whether the gradients of aggregated batches are averaged, not added.
-        checkpoint_policy: after which validations to checkpoint.
-        step_zero_validation: whether to validate before the first batch.
+    ``global_batch_size`` among ``hparams`` converts records to batches. ``trial_seed`` replaces the experiment's seed.
+    ``rungs`` are lengths, in units of the search, at which the search needs a validation.
     """
 
     def __init__(
@@ -53,36 +42,22 @@ class TrainingSettings:
 
     @property
     def max_length(self) -> TrainUnit | None:
-        """How long to train.
-
-        Raises:
-            ValueError: it has no unit, or is in records and there is no ``global_batch_size``.
-        """
+        """How long to train; a ValueError if it has no unit, or is in records without ``global_batch_size``."""
         length = self._config.searcher.training_length
         return None if length is None else self._unit("searcher.max_length", length)
 
     @property
     def validation_period(self) -> list[TrainUnit] | None:
-        """When validations are due; if there are several periods, after each of them.
-
-        Raises:
-            ValueError: as for :attr:`max_length`.
-        """
+        """When validations are due; if there are several periods, after each of them."""
         periods = [self._period("min_validation_period"), self._validations_for_search()]
         return [period for period in periods if period is not None] or None
 
     @property
     def checkpoint_period(self) -> TrainUnit | None:
-        """When checkpoints are due.
-
-        Raises:
-            ValueError: as for :attr:`max_length`.
-        """
         return self._period("min_checkpoint_period")
 
     @property
     def reporting_period(self) -> TrainUnit | None:
-        """When training metrics are reported."""
         unit = _said(self._config, "scheduling_unit")
         return None if unit is None else Batch(unit)
 

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -30,18 +31,16 @@ _BOOLEANS_OF_YAML_1_1 = {
     **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
 }
 _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
-# Aliases of aliases can stand for any number of values.
-_MOST_VALUES = 100_000
+# Keys count, too. A parser needs long for as many as fit into a megabyte, and aliases of aliases can stand
+# for any number of values.
+_MOST_VALUES = 25_000
 _DEEPEST = 100
 # A float cannot have more, and Python does not print integers with more than a few thousand.
 _MOST_DIGITS = 300
 
 
 class YamlDocument:
-    """The content of a YAML text.
-
-    Args:
-        text: one YAML document.
+    """The content of one YAML document.
 
     Attributes:
         data: dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read.
@@ -59,6 +58,7 @@ class YamlDocument:
         self._values = 0
         # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
+        self._yaml.Composer = _BoundedComposer
         self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
@@ -75,7 +75,10 @@ class YamlDocument:
         except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
-            self.mistakes.append(ConfigMistake(None, "", f"more than {_MOST_VALUES} values, or {_DEEPEST} levels"))
+            message = (
+                f"more than {_MOST_VALUES:,} keys and values, or {_DEEPEST} levels; keep data in a file of their own"
+            )
+            self.mistakes.append(ConfigMistake(None, "", message))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
         self._values += 1
@@ -103,30 +106,12 @@ class YamlDocument:
         return items
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
-        sources = [self._merged(value, path) for key, value in node.value if key.tag == f"{_TAG}merge"]
-        merged: dict[str, Any] = {}
-        for source in reversed(sources):
-            merged.update(source)
-        own: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
-        for key, value in node.value:
-            if key.tag == f"{_TAG}merge":
-                continue
-            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
-                self._wrong(key, path, "a key must be a string")
-                continue
-            line = key.start_mark.line + 1
-            name = self._joined(key, path, key.value)
-            if name in own:
-                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_lines[name]}")
-                continue
-            first_lines[name] = line
-            self.lines.set((*path, name), line)
-            own[name] = self._convert(value, (*path, name))
-        return {**merged, **own}
-
-    def _merged(self, node: Node, path: KeyPath) -> dict[str, Any]:
-        sources = node.value if isinstance(node, SequenceNode) else [node]
+        sources = [
+            source
+            for key, value in node.value
+            if key.tag == f"{_TAG}merge"
+            for source in (value.value if isinstance(value, SequenceNode) else [value])
+        ]
         merged: dict[str, Any] = {}
         for source in reversed(sources):
             entries = self._convert(source, path)
@@ -134,7 +119,21 @@ class YamlDocument:
                 merged.update(entries)
             else:
                 self._wrong(source, path, "<< takes a mapping, or a list of mappings")
-        return merged
+        own: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.tag == f"{_TAG}merge":
+                continue
+            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
+                self._wrong(key, path, "a key must be a string")
+                continue
+            name = self._joined(key, path, key.value)
+            if name in own:
+                first_line = self.lines.find((*path, name))
+                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_line}")
+                continue
+            self.lines.set((*path, name), key.start_mark.line + 1)
+            own[name] = self._convert(value, (*path, name))
+        return {**merged, **own}
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
@@ -179,3 +178,13 @@ class YamlDocument:
 
 class _TooLarge(Exception):
     pass
+
+
+class _BoundedComposer(Composer):
+    _composed = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._composed += 1
+        if self._composed > _MOST_VALUES:
+            raise _TooLarge
+        return super().compose_node(parent, index)

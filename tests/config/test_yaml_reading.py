@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def test_anchors_aliases_and_merge_keys_work() -> None:
     assert data["c"] == {"x": 1, "y": 2, "z": 4}
 
 
+def test_a_merged_value_has_the_line_where_it_is_written() -> None:
+    document = YamlDocument("base: &b {x: 1}\nother: &o {x: 2}\nc: {<<: *b, <<: *o}")
+    assert document.data["c"] == {"x": 1}
+    assert document.lines.find(("c", "x")) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "line", "path", "message"),
     [
@@ -114,8 +121,37 @@ def test_aliases_cannot_fill_the_memory() -> None:
 
 @pytest.mark.slow
 def test_many_merge_keys_take_no_longer_than_many_keys() -> None:
-    rows = [f"  <<: {{k{number}: 1}}" for number in range(10_000)]
-    assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 10_000
+    rows = [f"  <<: {{k{number}: 1}}" for number in range(5_000)]
+    assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 5_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"k{i:05}: 1" for i in range(100_000)),
+        "? a\n" * 250_000,
+        "a: [" + "1," * 500_000 + "]",
+        "- a\n" * 250_000,
+    ],
+    ids=["unknown keys", "duplicate keys", "values of a list", "a list"],
+)
+def test_a_large_text_is_refused_before_all_of_it_is_parsed(text: str) -> None:
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        with pytest.raises(ConfigError, match="more than 25,000 keys and values") as caught:
+            read_config(f"{text}\n")
+    finally:
+        sys.setprofile(before)
+    assert len(caught.value.mistakes) == 1
+    assert calls < 8_000_000
 
 
 @pytest.mark.parametrize("number", ["0" * 5000, "1" * 5000, "0x" + "f" * 5000], ids=["zeros", "ones", "hexadecimal"])
