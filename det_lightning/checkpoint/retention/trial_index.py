@@ -135,13 +135,11 @@ class TrialIndex:
         """Return the content of the file; rebuild it if it is damaged."""
         with explain_errors("reading", self._file):
             try:
-                content = self._file.read()
+                return _parse(self._file.read())
             except (FileNotFoundError, NotADirectoryError):
                 return _Content(None, True, {})
-        try:
-            return _parse(content)
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
-            logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
+            except (ValueError, TypeError, KeyError, RecursionError) as e:
+                logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
         with explain_errors("reading", self._root):
             return self._rebuild()
 

@@ -37,6 +37,8 @@ _PAUSE_S = 0.02
 _ABANDONED_AFTER_S = 24 * 3600.0
 
 _MOST_ATTEMPTS = 100
+# Far more than a lease needs.
+_MAX_BYTES = 64 * 1024
 
 # What reading a truncated or damaged lease file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -69,7 +71,7 @@ class Lease:
         if is_claimed(file, lasts_s):
             return None
         file.write(json.dumps(content).encode())
-        if json.loads(file.read()).get("token") != content["token"]:
+        if json.loads(_read(file)).get("token") != content["token"]:
             return None
         _own_tokens.add(content["token"])
         return cls(file, None, content)
@@ -162,7 +164,7 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
                 Lease(file, lock, {"token": ""}).release()
             return lock is None
     try:
-        content = file.read()
+        content = _read(file)
         seen = modified(file)
     except FileNotFoundError:
         return False
@@ -177,10 +179,17 @@ def is_abandoned(mark: Location) -> bool:
                 lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
-        age_s = time.time() - float(json.loads(mark.read())["started"])
+        age_s = time.time() - float(json.loads(_read(mark))["started"])
     except (FileNotFoundError, PermissionError, IsADirectoryError, *_DAMAGED):  # finished, another user's, or no mark
         return False
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
+def _read(file: Location) -> bytes:
+    try:
+        return file.read(_MAX_BYTES)
+    except ValueError as e:
+        raise ValueError(f"{e}. It is not a lease that det_lightning wrote: remove it") from e
 
 
 class _NoLocks(Exception):

@@ -140,7 +140,7 @@ def glance(checkpoint: Location) -> CheckpointInfo | None:
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum."""
     try:
-        content = json.loads((checkpoint / METADATA_FILE).read(MAX_SMALL_FILE_BYTES))
+        content = json.loads((checkpoint / METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict) or not is_shallow(content):

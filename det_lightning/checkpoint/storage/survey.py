@@ -47,6 +47,8 @@ _LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
 _MOST_UNINDEXED = 4
 # The largest size that file systems support.
 _MAX_BYTES = 2**63 - 1
+# An index for some 100,000 checkpoints. A larger one is neither written nor read.
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
 
 
 def survey(root: Location) -> list[CheckpointInfo]:
@@ -120,7 +122,7 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
     """Return what the index says; empty if there is none, or it is damaged."""
     file = bookkeeping_path(root, _INDEX_FILE)
     try:
-        return _parse(file.read())
+        return _parse(file.read(_MAX_INDEX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
@@ -174,7 +176,10 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
     ]
     file = bookkeeping_path(root, _INDEX_FILE)
     try:
-        file.write(json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii"))
+        content = json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii")
+        if len(content) > _MAX_INDEX_BYTES:
+            raise ValueError(f"it would have {len(content):,} bytes, and no more than {_MAX_INDEX_BYTES:,} are read")
+        file.write(content)
     except Exception as e:  # each file system has errors of its own
         logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
 
