@@ -211,10 +211,11 @@ class CheckpointStorage:
         A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
         complete.
         """
+        if self.is_local:
+            with explain_errors("looking for checkpoints in", self):
+                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
 
         def find() -> list[str]:
-            if self.is_local:
-                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
             names = {*self.root.list_names()} if checkpoint_ids else set()
             torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
             return [name for name in checkpoint_ids if name not in names or name in torn]

@@ -95,7 +95,7 @@ class Lease:
         unnamed = path.with_suffix(".new")
         content = new_content()
         while True:
-            lock = _create(unnamed, os.O_TRUNC)
+            lock = _open(unnamed, flags=os.O_TRUNC)
             try:
                 lock.write(json.dumps(content).encode())
                 if try_to_lock(lock) is not False:
@@ -175,7 +175,7 @@ def is_abandoned(mark: Location) -> bool:
     """Return whether the process that marked a checkpoint as being written is known to have ended."""
     try:
         if mark.is_local:
-            with _open(mark.local_path) as file:
+            with _open(mark.local_path, create=False) as file:
                 lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
@@ -199,7 +199,7 @@ class _NoLocks(Exception):
 def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
     """Return the file at a path, locked; None if another process has locked it."""
     while True:
-        file = _create(path) if create else _open(path)
+        file = _open(path, create)
         locked = try_to_lock(file)
         with contextlib.suppress(FileNotFoundError):
             if locked and os.path.samestat(path.stat(), os.fstat(file.fileno())):
@@ -212,22 +212,19 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
         # Its holder removed the file before it was locked here.
 
 
-def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
-    """Open a file for reading and writing; do not follow a link."""
-    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
-
-
-def _create(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
-    """Open a file, creating it if necessary; other processes may create its directory, or remove it while empty."""
+def _open(path: pathlib.Path, create: bool = True, flags: int = 0) -> IO[bytes]:
+    """Open a file for reading and writing, but not through a link."""
+    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | (os.O_CREAT if create else 0)
     attempts = 0
     while True:
         attempts += 1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return _open(path, flags | os.O_CREAT)
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
         except (FileExistsError, FileNotFoundError):
-            if attempts == _MOST_ATTEMPTS or path.parent.is_file():
+            # Other processes may create the directory, or remove it while it is empty.
+            if not create or attempts == _MOST_ATTEMPTS or path.parent.is_file():
                 raise
 
 

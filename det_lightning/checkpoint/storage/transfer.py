@@ -81,8 +81,7 @@ class RetryPolicy:
                 random.setstate(before)
 
     def _retry(self, what: str, action: Callable[[], Any], where: object) -> Any:
-        attempt = 0
-        failures_while_ending = 0
+        attempt = failures_while_ending = 0
         while True:
             attempt += 1
             try:
@@ -91,7 +90,8 @@ class RetryPolicy:
                 failures_while_ending += self.is_ending()
                 if not _may_pass(e) or attempt >= self.attempts or failures_while_ending > 1:
                     raise
-                wait_s = self._wait_after(attempt)
+                longest = min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
+                wait_s = longest * _OWN_RANDOM.uniform(0.5, 1.0)
                 logger.warning(
                     "Failed while %s %s: %s: %s. Trying again in %.1f s.",
                     *(what, escape(where), type(e).__name__, mask_text(str(e)), wait_s),
@@ -103,10 +103,6 @@ class RetryPolicy:
         while (slept := time.monotonic() - since) < wait_s and not (slept > _LAST_WAIT_S and self.is_ending()):
             time.sleep(min(_POLL_S, wait_s - slept))
 
-    def _wait_after(self, attempt: int) -> float:
-        longest = min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
-        return longest * _OWN_RANDOM.uniform(0.5, 1.0)
-
 
 def _may_pass(error: Exception) -> bool:
     """Return whether another attempt may succeed."""
@@ -117,16 +113,11 @@ def _may_pass(error: Exception) -> bool:
     )
 
 
-def upload(
-    source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy, progress: Progress | None = None
-) -> None:
-    """Copy files of a local directory to ``target``; call ``progress`` with the name and size of each copied file."""
+def upload(source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy) -> None:
+    """Copy files of a local directory to ``target``."""
     for name in names:
-        local = source / name
         remote = target / name
-        retry.call("writing", functools.partial(remote.fs.put_file, str(local), remote.path), where=remote)
-        if progress is not None:
-            progress(name, local.stat().st_size)
+        retry.call("writing", functools.partial(remote.fs.put_file, str(source / name), remote.path), where=remote)
 
 
 def download(
