@@ -16,9 +16,6 @@ from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausi
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.masking import mask
 
-# Entries that older releases of Determined write into what they download; det_lightning has other names for them.
-_OTHER_NAMES = {"trial": ("trial_id",), "experiment": ("experiment_id",)}
-
 
 @dataclasses.dataclass
 class Annotation:
@@ -134,8 +131,8 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
     """Return where the metadata of a checkpoint, apart from an earlier annotation, contradict the export."""
     expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
     expected |= {name: entries[name] for name in ("trial", "experiment")}
-    for name, others in _OTHER_NAMES.items():
-        expected |= {other: int(entries[name]) for other in others}
+    # Older releases of Determined write them under these names into what they download.
+    expected |= {f"{name}_id": int(entries[name]) for name in ("trial", "experiment")}
     if MASTER_KEY not in present:
         expected |= {name: entries[name] for name in ("metric", "hparams") if name in entries}
     return [

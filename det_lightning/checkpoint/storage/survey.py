@@ -137,19 +137,11 @@ def _parse(content: bytes) -> dict[str, CheckpointInfo]:
         raise ValueError("its checksum differs")
     if parsed["version"] != _VERSION:
         return {}  # another release wrote it
-    return {entry["id"]: _info_of(entry) for entry in parsed["checkpoints"]}
+    return {info.id: info for info in map(_info_of, parsed["checkpoints"])}
 
 
 def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
-    info = CheckpointInfo(
-        id=entry["id"],
-        complete=True,
-        metadata=entry["metadata"],
-        size_bytes=entry["size_bytes"],
-        written=entry["written"],
-        metadata_written=entry["metadata_written"],
-        markers=frozenset({METADATA_FILE}),
-    )
+    info = CheckpointInfo(complete=True, markers=frozenset({METADATA_FILE}), **entry)
     times = [time for time in (info.written, info.metadata_written) if time is not None]
     if (
         not (isinstance(info.id, str) and isinstance(info.metadata, dict))
