@@ -154,11 +154,12 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             is_live = bool(unwanted) and is_trial_live(storage.root, index.experiment, index.trial)
             used = [name for name in unwanted if is_live or name in resumed]
             in_use += used
-            by_rule.append((index, [name for name in unwanted if name not in used]))
+            if left := [name for name in unwanted if name not in used]:
+                by_rule.append((index, left))
     known = kept.union(in_use, *(ids for _, ids in by_rule))
     abandoned, perhaps_being_written = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
-        by_rule=[(index, ids) for index, ids in by_rule if ids],
+        by_rule=by_rule,
         kept=sorted(kept),
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
         perhaps_being_written=perhaps_being_written,

@@ -94,14 +94,12 @@ class CheckpointStorage:
         Raises:
             StorageError: it cannot be written to, or is a file; the message says why.
         """
-        if self.is_local:
-            self._require_writable_directory()
+        content = b"to see whether it can be written"
+        if not self.is_local:
+            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+            self.retry.call("trying to write", lambda: probe.write(content), where=probe)
+            self.retry.call("removing", probe.remove, where=probe)
             return
-        probe = bookkeeping_path(self.root, f"probe-{new_id()}")
-        self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
-        self.retry.call("removing", probe.remove, where=probe)
-
-    def _require_writable_directory(self) -> None:
         root = self.root.local_path
         if root.exists() and not root.is_dir():
             raise errors.StorageError(
@@ -110,8 +108,8 @@ class CheckpointStorage:
             )
         with explain_errors("trying to write to", self):
             root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=root) as probe:
-                probe.write(b"to see whether it can be written")
+            with tempfile.TemporaryFile(dir=root) as file:
+                file.write(content)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
