@@ -172,8 +172,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids.
 
-    Raises:
-        StorageError: the storage refuses; or the checkpoints in a bucket have changed, and nothing was deleted.
+    Raise a ``StorageError`` and delete nothing if the checkpoints in a bucket have changed.
     """
     if plan.by_rule:
         require_current(storage.root, plan.surveyed)

@@ -63,7 +63,7 @@ class RunClaims:
                 if not checkpoint.is_dir() or not (is_own or (root / BOOKKEEPING_DIR).exists()):
                     return True
             file = _use_file(root, checkpoint.name, self.run_id)
-            lease: Lease | None = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
+            lease = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
         except errors.StorageError as e:
             if is_own:
                 raise
@@ -117,7 +117,7 @@ class RunClaims:
     def _claim(self, experiment: str | None, trial: str) -> str | None:
         """Claim the name of a trial; if a live run has it, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
+        lease = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
         if lease is not None:
             self._leases[file.path] = lease
             return None
@@ -174,7 +174,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
-    deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
+    deleting = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:
         return False
     with deleting:

@@ -43,10 +43,8 @@ class Annotation:
 def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotation:
     """Decide what to write; write nothing.
 
-    Raises:
-        StorageError: the storage cannot be read.
-        ValueError: the export contradicts a checkpoint, or has values that cannot be ids; the message lists all
-            mistakes with file, key and value.
+    Raise a ``ValueError`` that lists all mistakes with file, key and value if the export contradicts a checkpoint, or
+    has values that cannot be ids.
     """
     mistakes = [
         f"{one.file}: uuid is {one.checkpoint_id!r:.80}, which cannot be the id of a checkpoint"
@@ -68,11 +66,7 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
 
 
 def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
-    """Write what was planned; each file is written completely or not at all.
-
-    Raises:
-        StorageError: the storage failed for good.
-    """
+    """Write what was planned; each file is written completely or not at all."""
     for file, content in plan.changes:
         with explain_errors("looking for", file):
             if not file.exists():  # another process has just deleted the checkpoint

@@ -17,6 +17,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _Result = TypeVar("_Result")
+_State = TypeVar("_State")
 # Memory for the copy of a storage: its size in bytes, and whether it is pinned.
 _Kind = tuple[int, bool]
 
@@ -139,7 +140,7 @@ class Snapshotter:
             self._reserving[-1].wait()
             self._reserving.pop().result()
 
-    def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
+    def copy(self, state: _State, leave: Iterable[torch.Tensor] = ()) -> _State:
         """Return a copy of ``state``: nested containers, tensors on any device, and whatever can be deep-copied.
 
         Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and

@@ -218,8 +218,7 @@ class CheckpointStorage:
             torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
             return [name for name in checkpoint_ids if name not in names or name in torn]
 
-        missing: list[str] = self.retry.call("looking for checkpoints in", find, where=self)
-        return missing
+        return self.retry.call("looking for checkpoints in", find, where=self)
 
     def _has_metadata(self, checkpoint_id: str) -> bool:
         """Return whether a local checkpoint is complete, and has not been replaced by a link."""

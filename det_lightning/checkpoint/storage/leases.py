@@ -168,7 +168,16 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
         seen = modified(file)
     except FileNotFoundError:
         return False
-    return _may_live(content, seen, lasts_s)
+    if not content:
+        return False
+    try:
+        claim = json.loads(content)
+        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
+            return False
+        renewed = float(claim["renewed"]) if seen is None else seen
+    except _DAMAGED:
+        return seen is not None and time.time() - seen < lasts_s
+    return time.time() - renewed < lasts_s
 
 
 def is_abandoned(mark: Location) -> bool:
@@ -270,20 +279,6 @@ def remove_if_empty(folder: pathlib.Path) -> None:
         if folder.name == BOOKKEEPING_DIR or folder.exists():
             return
         folder = folder.parent
-
-
-def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
-    """Return whether a lease that no lock proves is still valid."""
-    if not content:
-        return False
-    try:
-        claim = json.loads(content)
-        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
-            return False
-        renewed = float(claim["renewed"]) if seen is None else seen
-    except _DAMAGED:
-        return seen is not None and time.time() - seen < lasts_s
-    return time.time() - renewed < lasts_s
 
 
 def _runs(pid: int, token: str) -> bool:

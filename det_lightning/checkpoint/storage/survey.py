@@ -11,7 +11,7 @@ import concurrent.futures
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -58,7 +58,9 @@ def survey(root: Location) -> list[CheckpointInfo]:
     """
     known = read_index(root)
     names = [name for name in root.list_names() if is_name(name) or name == BOOKKEEPING_DIR] if known else []
-    indexed = {name: known[name] for name in _trusted(root, names, known)}
+    # An entry of the index is trusted if its checkpoint exists, and is not being changed.
+    changing = find_marked(root) if BOOKKEEPING_DIR in names else {*names}
+    indexed = {name: known[name] for name in names if name in known and name not in changing}
     missing = [name for name in names if name not in indexed and name != BOOKKEEPING_DIR]
     if len(names) <= 2 * len(missing):
         # Listing everything at once takes fewer requests than listing each directory.
@@ -84,14 +86,6 @@ def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[
         return [function(argument) for argument in arguments]
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
         return list(pool.map(function, arguments))
-
-
-def _trusted(root: Location, names: Collection[str], known: Mapping[str, Any]) -> list[str]:
-    """Return the names of the directories for which the index is trusted: they exist, and none is being changed."""
-    if BOOKKEEPING_DIR not in names:
-        return []
-    marked = find_marked(root)
-    return [name for name in names if name in known and name not in marked]
 
 
 def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:
@@ -182,11 +176,7 @@ def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
-    """Make sure that the metadata of checkpoints are still as :func:`survey` found them.
-
-    Raises:
-        StorageError: the index of the bucket was out of date; it is removed.
-    """
+    """Raise a ``StorageError``, and remove the index, if metadata are no longer as :func:`survey` found them."""
     if not root.is_object_store:
         return
     with explain_errors("reading", root):

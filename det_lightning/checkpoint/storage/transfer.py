@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
@@ -37,6 +37,7 @@ _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore,
 _OWN_RANDOM = random.Random()
 
 Progress = Callable[[str, int], None]
+_Result = TypeVar("_Result")
 
 
 def _never() -> bool:
@@ -64,7 +65,7 @@ class RetryPolicy:
     longest_wait_s: float = 30.0
     is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
-    def call(self, what: str, action: Callable[[], Any], *, where: object = "") -> Any:
+    def call(self, what: str, action: Callable[[], _Result], *, where: object = "") -> _Result:
         """Return the result of ``action``, retrying as necessary; messages name ``what`` and ``where``.
 
         Raise a ``StorageError`` if it fails for good; the last failure is its cause.
@@ -80,7 +81,7 @@ class RetryPolicy:
             if before is not None:
                 random.setstate(before)
 
-    def _retry(self, what: str, action: Callable[[], Any], where: object) -> Any:
+    def _retry(self, what: str, action: Callable[[], _Result], where: object) -> _Result:
         attempt = failures_while_ending = 0
         while True:
             attempt += 1
