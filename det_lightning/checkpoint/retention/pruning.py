@@ -44,9 +44,8 @@ class RunRetention:
                 with contextlib.suppress(errors.CheckpointNotFound):
                     self._storage.delete(record.id)
                 self._index.remove([record.id])
-        if resumed_from is None or any(record.id == resumed_from for record in self._index.records):
-            return
-        if not self._storage.is_complete(resumed_from):
+        is_known = any(record.id == resumed_from for record in self._index.records)
+        if resumed_from is None or is_known or not self._storage.is_complete(resumed_from):
             return
         notes = notes_in(self._storage.read_metadata(resumed_from))
         if notes.trial == self._index.trial:

@@ -132,7 +132,6 @@ class TrialIndex:
         self._file.write(json.dumps(content, indent=1).encode("utf-8"))
 
     def _read(self) -> _Content:
-        """Return the content of the file; rebuild it if it is damaged."""
         with explain_errors("reading", self._file):
             try:
                 return _parse(self._file.read())
@@ -170,7 +169,6 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
 
 
 def _parse(content: bytes) -> _Content:
-    """Return the content of an index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
         raise TypeError("it does not hold an object")

@@ -98,7 +98,7 @@ def _plan_one(
     if not has_load_data and (config := export.config_of(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
     content = _annotated(present, entries, exported, written_s)
-    if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
+    if _as_json(content) == _as_json(present):
         plan.unchanged.append(exported.checkpoint_id)
     else:
         plan.annotated.append(exported.checkpoint_id)

@@ -256,7 +256,6 @@ def _with_password(url: str, options: Mapping[str, Any]) -> str:
 
 
 def _explain(shown: str, error: Exception) -> str:
-    """Return why the file system of a URL could not be opened."""
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(shown.partition("://")[0])
         install = how_to_install(extra) if extra else str(error)

@@ -91,7 +91,6 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
 
     On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
     """
-    aside: list[pathlib.Path] = []
     marks = bookkeeping_path(root, MARKS_DIR)
     removed_ids = []
     for name in marks.list_names():
@@ -105,13 +104,11 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
             if root.is_local:
-                aside.append(_move_aside(root, checkpoint.local_path))
+                _move_aside(root, checkpoint.local_path)
             else:
                 checkpoint.remove()
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
-    for directory in aside:
-        _remove_tree(directory)
     if root.is_local:
         remove_if_empty(marks.local_path)
         _finish_removals(root, own_only)

@@ -125,7 +125,6 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
 
 
 def _parse(content: bytes) -> dict[str, CheckpointInfo]:
-    """Return the content of the index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
         raise ValueError("its checksum differs")
@@ -171,7 +170,6 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
 
 
 def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``metadata.json`` that the index holds."""
     return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
 
 

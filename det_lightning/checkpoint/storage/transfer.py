@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LAST_WAIT_S = 1.0
 
-# Another attempt would not help.
+# Errors after which another attempt would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
@@ -106,7 +106,6 @@ class RetryPolicy:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether another attempt may succeed."""
     return (
         not isinstance(error, _FINAL_ERRORS)
         and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
