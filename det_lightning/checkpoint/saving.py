@@ -153,12 +153,11 @@ class CheckpointSaver:
 
     def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
         try:
-            copied: CheckpointContent = self._snapshotter.copy(content, content.copies)
+            return self._snapshotter.copy(content, content.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
                 f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
             ) from e
-        return copied
 
     def _write_copied(self, copied: CheckpointContent, checkpoint_id: str) -> StagingDirectory:
         self._snapshotter.wait_for_device()

@@ -223,7 +223,10 @@ class RunCheckpoints:
             raise ValueError(f"{e}{saved}") from None
         if value is not None:
             self._metrics = {self._run.state.batches_trained: value}
-        self._take_best_elsewhere()
+        if plan.policy == "best" and plan.best_elsewhere is not None:
+            elsewhere = self._distributed.broadcast(plan.best_elsewhere() if self._distributed.rank == 0 else None)
+            if elsewhere is not None:
+                plan.improves(elsewhere)
         improved = plan.policy == "best" and value is not None and plan.improves(value)
         if (improved or plan.policy == "all") and not self._is_current():
             self.save()
@@ -231,13 +234,6 @@ class RunCheckpoints:
             self._saver.note_metric(self._run.state.batches_trained, value)
         if improved:
             plan.best_id = plan.last_id
-
-    def _take_best_elsewhere(self) -> None:
-        plan = self._plan
-        if plan.policy == "best" and plan.best_elsewhere is not None:
-            value = self._distributed.broadcast(plan.best_elsewhere() if self._distributed.rank == 0 else None)
-            if value is not None:
-                plan.improves(value)
 
     def _is_current(self) -> bool:
         return self._run.state.last_ckpt == self._run.state.batches_trained

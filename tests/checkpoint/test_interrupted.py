@@ -51,7 +51,7 @@ def interrupt_at(instruction: int, counted: Callable[[], Any]) -> int:
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal seen
-        if Path(frame.f_code.co_filename).stem not in ("saver", "background", "threading", "thread"):
+        if Path(frame.f_code.co_filename).stem not in ("saving", "background", "threading", "thread"):
             return trace
         if event == "call":
             frame.f_trace_opcodes = True

@@ -22,6 +22,7 @@ from det_lightning.checkpoint import (
     Retention,
     TrialState,
 )
+from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES
 from det_lightning.checkpoint.retention.pruning import RunRetention, carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
 from tests.trials import SmallTrial, seed_everything
@@ -192,8 +193,9 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
         b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1, "metric": "good"}]}',
         b'{"checkpoints": [{"id": ["x"], "trial": "t", "steps_completed": 1, "order": 1}]}',
         b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1e300}]}',
+        b" " * (MAX_SMALL_FILE_BYTES + 5),
     ],
-    ids=lambda content: content[:60].decode(errors="replace") or "empty",
+    ids=lambda content: content[:60].decode(errors="replace").strip() or f"{len(content)} blanks",
 )
 def test_a_damaged_index_is_rebuilt_from_the_checkpoints(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
@@ -210,6 +212,8 @@ def test_a_damaged_index_is_rebuilt_from_the_checkpoints(
     assert [(record.id, record.metric) for record in index.records] == [*zip(ids, (3.0, 1.0, 2.0), strict=True)]
     assert index.metric_name == "loss"
     assert f"The index {file} is damaged" in caplog.text
+    if len(content) > MAX_SMALL_FILE_BYTES:
+        assert f"({file} has 16,777,221 bytes, and no more than 16,777,216 are read). It is rebuilt" in caplog.text
     retention_of(storage, "trial", Retention()).note_metric(3, 2.0)
     retention_of(storage, "trial", Retention()).note_written(
         CheckpointWriter(storage).write(files_of(4, notes)), 4, None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
@@ -280,6 +281,28 @@ def test_on_a_remote_storage_a_claim_that_is_not_renewed_expires(
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3 * 3600)
     assert RunClaims(in_memory).claim_trial(None, None, "trial") == "trial"
+
+
+def test_a_claim_that_would_fill_the_memory_is_not_read(
+    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunClaims(in_memory).claim_trial(None, "trial", None)
+    (file,) = in_memory.root.find_files()
+    (in_memory.root / file).write(b" " * 2_000_000)
+    read = MemoryFileSystem.cat_file
+    sizes: list[int] = []
+
+    def note_size(*arguments: Any, **options: Any) -> bytes:
+        content: bytes = read(*arguments, **options)
+        sizes.append(len(content))
+        return content
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", note_size)
+    with pytest.raises(errors.StorageError, match=rf"{file} has 2,000,000 bytes, and .* 65,536 .*: remove it"):
+        RunClaims(in_memory).claim_trial(None, "trial", None)
+    assert sizes == [65_537]
+    with pytest.raises(errors.StorageError, match="65,536"):
+        remove_dead_claims(in_memory.root)
 
 
 # Storages that vanish

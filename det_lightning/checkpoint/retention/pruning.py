@@ -44,9 +44,8 @@ class RunRetention:
                 with contextlib.suppress(errors.CheckpointNotFound):
                     self._storage.delete(record.id)
                 self._index.remove([record.id])
-        if resumed_from is None or any(record.id == resumed_from for record in self._index.records):
-            return
-        if not self._storage.is_complete(resumed_from):
+        is_known = any(record.id == resumed_from for record in self._index.records)
+        if resumed_from is None or is_known or not self._storage.is_complete(resumed_from):
             return
         notes = notes_in(self._storage.read_metadata(resumed_from))
         if notes.trial == self._index.trial:
@@ -154,11 +153,12 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             is_live = bool(unwanted) and is_trial_live(storage.root, index.experiment, index.trial)
             used = [name for name in unwanted if is_live or name in resumed]
             in_use += used
-            by_rule.append((index, [name for name in unwanted if name not in used]))
+            if left := [name for name in unwanted if name not in used]:
+                by_rule.append((index, left))
     known = kept.union(in_use, *(ids for _, ids in by_rule))
     abandoned, perhaps_being_written = _find_incomplete(storage, there) if incomplete else ([], [])
     return PrunePlan(
-        by_rule=[(index, ids) for index, ids in by_rule if ids],
+        by_rule=by_rule,
         kept=sorted(kept),
         incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
         perhaps_being_written=perhaps_being_written,
@@ -171,8 +171,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     """Delete the checkpoints that ``plan`` names, and remove them from the indexes; return the ids.
 
-    Raises:
-        StorageError: the storage refuses; or the checkpoints in a bucket have changed, and nothing was deleted.
+    Raise a ``StorageError`` and delete nothing if the checkpoints in a bucket have changed.
     """
     if plan.by_rule:
         require_current(storage.root, plan.surveyed)

@@ -57,10 +57,15 @@ class RunClaims:
         if checkpoint.path in self._leases:
             return True
         root = checkpoint.parent
+        is_own = root.path == self._storage.root.path
         try:
-            lease = self._use(root, checkpoint)
+            with explain_errors("looking for", checkpoint):
+                if not checkpoint.is_dir() or not (is_own or (root / BOOKKEEPING_DIR).exists()):
+                    return True
+            file = _use_file(root, checkpoint.name, self.run_id)
+            lease = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
         except errors.StorageError as e:
-            if root.path == self._storage.root.path:
+            if is_own:
                 raise
             logger.warning("Other runs are not kept from deleting %s while this one resumes from it: %s", checkpoint, e)
             return True
@@ -84,15 +89,6 @@ class RunClaims:
         self.use(str(parent))
         with explain_errors("reading", parent):
             return lineage_notes(self.run_id, parent_id, read_metadata(parent))
-
-    def _use(self, root: Location, checkpoint: Location) -> Lease | None:
-        with explain_errors("looking for", checkpoint):
-            own = root.path == self._storage.root.path
-            if not checkpoint.is_dir() or not (own or (root / BOOKKEEPING_DIR).exists()):
-                return None
-        file = _use_file(root, checkpoint.name, self.run_id)
-        lease: Lease | None = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
-        return lease
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
         """Return the name of this run's trial: ``given`` if there is one, or ``inherited``, or a new one.
@@ -121,11 +117,15 @@ class RunClaims:
     def _claim(self, experiment: str | None, trial: str) -> str | None:
         """Claim the name of a trial; if a live run has it, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        lease: Lease | None = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
-        if lease is None:
-            return _describe_holder(file)
-        self._leases[file.path] = lease
-        return None
+        lease = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
+        if lease is not None:
+            self._leases[file.path] = lease
+            return None
+        try:
+            holder = json.loads(file.read())
+            return f"process {int(holder['pid'])} on {str(holder['host'])!r:.100}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "a process that is not known"
 
     def renew(self) -> None:
         """Renew the claims on storages without locks."""
@@ -174,7 +174,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     mark = _use_file(storage.root, checkpoint_id, _DELETING)
-    deleting: Lease | None = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
+    deleting = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
     if deleting is None:
         return False
     with deleting:
@@ -209,20 +209,16 @@ class BackgroundCleaning:
         self._thread.join(_LAST_WAIT_S)
 
     def _clean(self) -> None:
+        storage = self._storage
         try:
-            storage = _with_own_connection(self._storage)
+            if not (storage.is_local or storage.root.is_object_store):
+                # A connection such as SFTP's serves one thread at a time.
+                options = {**storage.options, "skip_instance_cache": True}
+                storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
             remove_dead_claims(storage.root)
             storage.remove_abandoned(own_only=True)
         except errors.StorageError as e:
             logger.warning("What killed runs have left in %s stays there: %s", escape(self._storage), e)
-
-
-def _with_own_connection(storage: CheckpointStorage) -> CheckpointStorage:
-    """Return the same storage for another thread: a connection such as SFTP's serves one thread at a time."""
-    if storage.is_local or storage.root.is_object_store:
-        return storage
-    options = {**storage.options, "skip_instance_cache": True}
-    return CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:
@@ -233,11 +229,3 @@ def _trial_file(root: Location, experiment: str, trial: str) -> Location:
     # The names themselves need not be valid file names.
     digest = hashlib.sha256(json.dumps([experiment, trial]).encode()).hexdigest()[:32]
     return bookkeeping_path(root, _TRIALS_DIR) / f"{digest}.json"
-
-
-def _describe_holder(file: Location) -> str:
-    try:
-        claim = json.loads(file.read())
-        return f"process {int(claim['pid'])} on {str(claim['host'])!r:.100}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a process that is not known"

@@ -132,16 +132,13 @@ class TrialIndex:
         self._file.write(json.dumps(content, indent=1).encode("utf-8"))
 
     def _read(self) -> _Content:
-        """Return the content of the file; rebuild it if it is damaged."""
         with explain_errors("reading", self._file):
             try:
-                content = self._file.read()
+                return _parse(self._file.read())
             except (FileNotFoundError, NotADirectoryError):
                 return _Content(None, True, {})
-        try:
-            return _parse(content)
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
-            logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
+            except (ValueError, TypeError, KeyError, RecursionError) as e:
+                logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
         with explain_errors("reading", self._root):
             return self._rebuild()
 
@@ -172,7 +169,6 @@ def read_indexes(root: Location, experiment: str | None = None) -> list[TrialInd
 
 
 def _parse(content: bytes) -> _Content:
-    """Return the content of an index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
         raise TypeError("it does not hold an object")

@@ -16,9 +16,6 @@ from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausi
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.masking import mask
 
-# Entries that older releases of Determined write into what they download; det_lightning has other names for them.
-_OTHER_NAMES = {"trial": ("trial_id",), "experiment": ("experiment_id",)}
-
 
 @dataclasses.dataclass
 class Annotation:
@@ -46,10 +43,8 @@ class Annotation:
 def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotation:
     """Decide what to write; write nothing.
 
-    Raises:
-        StorageError: the storage cannot be read.
-        ValueError: the export contradicts a checkpoint, or has values that cannot be ids; the message lists all
-            mistakes with file, key and value.
+    Raise a ``ValueError`` that lists all mistakes with file, key and value if the export contradicts a checkpoint, or
+    has values that cannot be ids.
     """
     mistakes = [
         f"{one.file}: uuid is {one.checkpoint_id!r:.80}, which cannot be the id of a checkpoint"
@@ -71,11 +66,7 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
 
 
 def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
-    """Write what was planned; each file is written completely or not at all.
-
-    Raises:
-        StorageError: the storage failed for good.
-    """
+    """Write what was planned; each file is written completely or not at all."""
     for file, content in plan.changes:
         with explain_errors("looking for", file):
             if not file.exists():  # another process has just deleted the checkpoint
@@ -107,7 +98,7 @@ def _plan_one(
     if not has_load_data and (config := export.config_of(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
     content = _annotated(present, entries, exported, written_s)
-    if json.dumps(content, sort_keys=True) == json.dumps(present, sort_keys=True):
+    if _as_json(content) == _as_json(present):
         plan.unchanged.append(exported.checkpoint_id)
     else:
         plan.annotated.append(exported.checkpoint_id)
@@ -134,8 +125,8 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
     """Return where the metadata of a checkpoint, apart from an earlier annotation, contradict the export."""
     expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
     expected |= {name: entries[name] for name in ("trial", "experiment")}
-    for name, others in _OTHER_NAMES.items():
-        expected |= {other: int(entries[name]) for other in others}
+    # Older releases of Determined write them under these names into what they download.
+    expected |= {f"{name}_id": int(entries[name]) for name in ("trial", "experiment")}
     if MASTER_KEY not in present:
         expected |= {name: entries[name] for name in ("metric", "hparams") if name in entries}
     return [

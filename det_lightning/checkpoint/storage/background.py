@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,6 +17,9 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _Result = TypeVar("_Result")
+_State = TypeVar("_State")
+# Memory for the copy of a storage: its size in bytes, and whether it is pinned.
+_Kind = tuple[int, bool]
 
 #: When a loader's worker dies, torch raises an error in the handler of this signal, so wherever the main thread is: a
 #: writer would take it for its own error. None on Windows.
@@ -137,7 +140,7 @@ class Snapshotter:
             self._reserving[-1].wait()
             self._reserving.pop().result()
 
-    def copy(self, state: Any, leave: Iterable[torch.Tensor] = ()) -> Any:
+    def copy(self, state: _State, leave: Iterable[torch.Tensor] = ()) -> _State:
         """Return a copy of ``state``: nested containers, tensors on any device, and whatever can be deep-copied.
 
         Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
@@ -206,20 +209,14 @@ class Snapshotter:
         return self._streams[device]
 
 
-class _Kind(NamedTuple):
-    """Memory for the copy of a storage."""
-
-    nbytes: int
-    pinned: bool
-
-
 def _kind_of(storage: torch.UntypedStorage) -> _Kind:
     # Only copies into pinned memory are asynchronous.
-    return _Kind(storage.nbytes(), pinned=storage.device.type != "cpu")
+    return storage.nbytes(), storage.device.type != "cpu"
 
 
 def _memory(kind: _Kind) -> torch.Tensor:
-    return torch.empty(kind.nbytes, dtype=torch.uint8, pin_memory=kind.pinned)
+    nbytes, pinned = kind
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
 
 
 def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
@@ -230,16 +227,13 @@ def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a checkpoint's content, or in nested dicts, lists and tuples."""
+    if isinstance(value, CheckpointContent | ResumeState):
+        value = vars(value)
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, CheckpointContent | ResumeState):
-        yield from tensors_in(vars(value))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -94,14 +94,12 @@ class CheckpointStorage:
         Raises:
             StorageError: it cannot be written to, or is a file; the message says why.
         """
-        if self.is_local:
-            self._require_writable_directory()
+        content = b"to see whether it can be written"
+        if not self.is_local:
+            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+            self.retry.call("trying to write", lambda: probe.write(content), where=probe)
+            self.retry.call("removing", probe.remove, where=probe)
             return
-        probe = bookkeeping_path(self.root, f"probe-{new_id()}")
-        self.retry.call("trying to write", lambda: probe.write(b"to see whether it can be written"), where=probe)
-        self.retry.call("removing", probe.remove, where=probe)
-
-    def _require_writable_directory(self) -> None:
         root = self.root.local_path
         if root.exists() and not root.is_dir():
             raise errors.StorageError(
@@ -110,8 +108,8 @@ class CheckpointStorage:
             )
         with explain_errors("trying to write to", self):
             root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=root) as probe:
-                probe.write(b"to see whether it can be written")
+            with tempfile.TemporaryFile(dir=root) as file:
+                file.write(content)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
@@ -211,16 +209,16 @@ class CheckpointStorage:
         A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
         complete.
         """
+        if self.is_local:
+            with explain_errors("looking for checkpoints in", self):
+                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
 
         def find() -> list[str]:
-            if self.is_local:
-                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
             names = {*self.root.list_names()} if checkpoint_ids else set()
             torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
             return [name for name in checkpoint_ids if name not in names or name in torn]
 
-        missing: list[str] = self.retry.call("looking for checkpoints in", find, where=self)
-        return missing
+        return self.retry.call("looking for checkpoints in", find, where=self)
 
     def _has_metadata(self, checkpoint_id: str) -> bool:
         """Return whether a local checkpoint is complete, and has not been replaced by a link."""

@@ -37,6 +37,8 @@ _PAUSE_S = 0.02
 _ABANDONED_AFTER_S = 24 * 3600.0
 
 _MOST_ATTEMPTS = 100
+# Far more than a lease needs.
+_MAX_BYTES = 64 * 1024
 
 # What reading a truncated or damaged lease file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -69,7 +71,7 @@ class Lease:
         if is_claimed(file, lasts_s):
             return None
         file.write(json.dumps(content).encode())
-        if json.loads(file.read()).get("token") != content["token"]:
+        if json.loads(_read(file)).get("token") != content["token"]:
             return None
         _own_tokens.add(content["token"])
         return cls(file, None, content)
@@ -93,7 +95,7 @@ class Lease:
         unnamed = path.with_suffix(".new")
         content = new_content()
         while True:
-            lock = _create(unnamed, os.O_TRUNC)
+            lock = _open(unnamed, flags=os.O_TRUNC)
             try:
                 lock.write(json.dumps(content).encode())
                 if try_to_lock(lock) is not False:
@@ -162,25 +164,41 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
                 Lease(file, lock, {"token": ""}).release()
             return lock is None
     try:
-        content = file.read()
+        content = _read(file)
         seen = modified(file)
     except FileNotFoundError:
         return False
-    return _may_live(content, seen, lasts_s)
+    if not content:
+        return False
+    try:
+        claim = json.loads(content)
+        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
+            return False
+        renewed = float(claim["renewed"]) if seen is None else seen
+    except _DAMAGED:
+        return seen is not None and time.time() - seen < lasts_s
+    return time.time() - renewed < lasts_s
 
 
 def is_abandoned(mark: Location) -> bool:
     """Return whether the process that marked a checkpoint as being written is known to have ended."""
     try:
         if mark.is_local:
-            with _open(mark.local_path) as file:
+            with _open(mark.local_path, create=False) as file:
                 lock_taken = try_to_lock(file)
             if lock_taken is not None:
                 return lock_taken
-        age_s = time.time() - float(json.loads(mark.read())["started"])
+        age_s = time.time() - float(json.loads(_read(mark))["started"])
     except (FileNotFoundError, PermissionError, IsADirectoryError, *_DAMAGED):  # finished, another user's, or no mark
         return False
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
+def _read(file: Location) -> bytes:
+    try:
+        return file.read(_MAX_BYTES)
+    except ValueError as e:
+        raise ValueError(f"{e}. It is not a lease that det_lightning wrote: remove it") from e
 
 
 class _NoLocks(Exception):
@@ -190,7 +208,7 @@ class _NoLocks(Exception):
 def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
     """Return the file at a path, locked; None if another process has locked it."""
     while True:
-        file = _create(path) if create else _open(path)
+        file = _open(path, create)
         locked = try_to_lock(file)
         with contextlib.suppress(FileNotFoundError):
             if locked and os.path.samestat(path.stat(), os.fstat(file.fileno())):
@@ -203,22 +221,19 @@ def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
         # Its holder removed the file before it was locked here.
 
 
-def _open(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
-    """Open a file for reading and writing; do not follow a link."""
-    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
-
-
-def _create(path: pathlib.Path, flags: int = 0) -> IO[bytes]:
-    """Open a file, creating it if necessary; other processes may create its directory, or remove it while empty."""
+def _open(path: pathlib.Path, create: bool = True, flags: int = 0) -> IO[bytes]:
+    """Open a file for reading and writing, but not through a link."""
+    flags |= os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | (os.O_CREAT if create else 0)
     attempts = 0
     while True:
         attempts += 1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return _open(path, flags | os.O_CREAT)
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
         except (FileExistsError, FileNotFoundError):
-            if attempts == _MOST_ATTEMPTS or path.parent.is_file():
+            # Other processes may create the directory, or remove it while it is empty.
+            if not create or attempts == _MOST_ATTEMPTS or path.parent.is_file():
                 raise
 
 
@@ -264,20 +279,6 @@ def remove_if_empty(folder: pathlib.Path) -> None:
         if folder.name == BOOKKEEPING_DIR or folder.exists():
             return
         folder = folder.parent
-
-
-def _may_live(content: bytes, seen: float | None, lasts_s: float) -> bool:
-    """Return whether a lease that no lock proves is still valid."""
-    if not content:
-        return False
-    try:
-        claim = json.loads(content)
-        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
-            return False
-        renewed = float(claim["renewed"]) if seen is None else seen
-    except _DAMAGED:
-        return seen is not None and time.time() - seen < lasts_s
-    return time.time() - renewed < lasts_s
 
 
 def _runs(pid: int, token: str) -> bool:

@@ -17,7 +17,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
@@ -158,31 +158,26 @@ class Location:
             if path.startswith(prefix) and not path.endswith("/")
         }
 
-    def read(self, limit: int | None = None) -> bytes:
+    def read(self, limit: int = MAX_SMALL_FILE_BYTES) -> bytes:
         """Return the content; raise a ValueError for a local path that is neither a file nor a directory.
 
-        With a ``limit``, read at most one byte more, whatever size is listed; raise a ValueError if there are more.
+        At most one byte more than ``limit`` is read, whatever size is listed; raise a ValueError if there are more.
         """
         # Reading a pipe would wait for a writer, and a device may have no end.
         if self.is_local and not (stat.S_ISREG(mode := self.local_path.stat().st_mode) or stat.S_ISDIR(mode)):
             raise ValueError(f"{escape(self.path)} is not a file")
-        if limit is not None:
-            return self._read_beginning(limit)
-        content: bytes = self.fs.cat_file(self.path)
-        return content
-
-    def _read_beginning(self, limit: int) -> bytes:
         try:
             content: bytes = self.fs.cat_file(self.path, end=limit + 1)
         except FileNotFoundError:
             raise
         except Exception:
             # Servers refuse a range of an empty object.
-            if self.fs.size(self.path) != 0:
+            if self.is_local or self.fs.size(self.path) != 0:
                 raise
             return b""
         if len(content) > limit:
-            raise ValueError(f"{escape(self.path)} has more than {limit:,} bytes")
+            size = max(self.fs.size(self.path) or 0, len(content))
+            raise ValueError(f"{escape(self.path)} has {size:,} bytes, and no more than {limit:,} are read")
         return content
 
     def write(self, content: bytes) -> None:
@@ -261,7 +256,6 @@ def _with_password(url: str, options: Mapping[str, Any]) -> str:
 
 
 def _explain(shown: str, error: Exception) -> str:
-    """Return why the file system of a URL could not be opened."""
     if isinstance(error, ImportError):
         extra = _EXTRAS.get(shown.partition("://")[0])
         install = how_to_install(extra) if extra else str(error)

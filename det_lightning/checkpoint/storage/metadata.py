@@ -140,7 +140,7 @@ def glance(checkpoint: Location) -> CheckpointInfo | None:
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum."""
     try:
-        content = json.loads((checkpoint / METADATA_FILE).read(MAX_SMALL_FILE_BYTES))
+        content = json.loads((checkpoint / METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict) or not is_shallow(content):
@@ -248,53 +248,49 @@ def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
     """
     left = {checkpoint.id: checkpoint for checkpoint in checkpoints}
     while left:
-        newest = _newest(left)
+        newest = _Runs(left).newest()
         del left[newest.id]
         yield newest.id
 
 
-def _newest(checkpoints: Mapping[str, Ancestry]) -> Ancestry:
-    runs: dict[Hashable, list[Ancestry]] = {}
-    for checkpoint in checkpoints.values():
-        runs.setdefault(checkpoint.run, []).append(checkpoint)
-    tips = {run: max(members, key=lambda one: one.age) for run, members in runs.items()}
-    continued = set()
-    for tip in tips.values():
-        before = _run_before(tip, checkpoints, tips)
-        if before is not None and tips[before].steps_completed <= tip.parent_steps:
-            continued.add(before)
-    # det_lightning writes no cycles of runs that resume one another; if there are only cycles, the times decide.
-    ends = [tip for run, tip in tips.items() if run not in continued] or [*tips.values()]
+class _Runs:
+    """The runs that wrote some checkpoints; the tip of each is its newest checkpoint."""
 
-    def last_write(tip: Ancestry) -> tuple[float, float, float, int]:
-        own = max(one.written for one in runs[tip.run])
-        return max(_writes_of(tip, checkpoints, runs, tips)), own, tip.time or 0.0, tip.steps_completed
+    def __init__(self, checkpoints: Mapping[str, Ancestry]) -> None:
+        self._checkpoints = checkpoints
+        self._members: dict[Hashable, list[Ancestry]] = {}
+        for checkpoint in checkpoints.values():
+            self._members.setdefault(checkpoint.run, []).append(checkpoint)
+        self._tips = {run: max(members, key=lambda one: one.age) for run, members in self._members.items()}
 
-    return max(ends, key=last_write)
+    def newest(self) -> Ancestry:
+        continued = set()
+        for tip in self._tips.values():
+            before = self._run_before(tip)
+            if before is not None and self._tips[before].steps_completed <= tip.parent_steps:
+                continued.add(before)
+        # det_lightning writes no cycles of runs that resume one another; if there are only cycles, the times decide.
+        ends = [tip for run, tip in self._tips.items() if run not in continued] or [*self._tips.values()]
+        return max(ends, key=self._last_write)
 
+    def _last_write(self, tip: Ancestry) -> tuple[float, float, float, int]:
+        own = max(one.written for one in self._members[tip.run])
+        return max(self._writes_of(tip)), own, tip.time or 0.0, tip.steps_completed
 
-def _writes_of(
-    tip: Ancestry,
-    checkpoints: Mapping[str, Ancestry],
-    runs: Mapping[Hashable, list[Ancestry]],
-    tips: Mapping[Hashable, Ancestry],
-) -> Iterator[float]:
-    """Yield the times at which the checkpoints of a run, and of the runs that it resumed, were written."""
-    run: Hashable | None = tip.run
-    seen: set[Hashable] = set()
-    last_step = tip.steps_completed
-    while run is not None and run not in seen:
-        seen.add(run)
-        yield from (one.written for one in runs[run] if one.steps_completed <= last_step)
-        last_step = tips[run].parent_steps
-        run = _run_before(tips[run], checkpoints, tips)
+    def _writes_of(self, tip: Ancestry) -> Iterator[float]:
+        """Yield the times at which the checkpoints of a run, and of the runs that it resumed, were written."""
+        run: Hashable | None = tip.run
+        seen: set[Hashable] = set()
+        last_step = tip.steps_completed
+        while run is not None and run not in seen:
+            seen.add(run)
+            yield from (one.written for one in self._members[run] if one.steps_completed <= last_step)
+            last_step = self._tips[run].parent_steps
+            run = self._run_before(self._tips[run])
 
-
-def _run_before(
-    tip: Ancestry, checkpoints: Mapping[str, Ancestry], tips: Mapping[Hashable, Ancestry]
-) -> Hashable | None:
-    """Return the run that another run resumed, if anything is left of it."""
-    if tip.parent_run in tips and tip.parent_run != tip.run:
-        return tip.parent_run
-    parent = checkpoints.get(tip.parent or "")
-    return None if parent is None or parent.run == tip.run else parent.run
+    def _run_before(self, tip: Ancestry) -> Hashable | None:
+        """Return the run that another run resumed, if anything is left of it."""
+        if tip.parent_run in self._tips and tip.parent_run != tip.run:
+            return tip.parent_run
+        parent = self._checkpoints.get(tip.parent or "")
+        return None if parent is None or parent.run == tip.run else parent.run

@@ -91,7 +91,6 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
 
     On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
     """
-    aside: list[pathlib.Path] = []
     marks = bookkeeping_path(root, MARKS_DIR)
     removed_ids = []
     for name in marks.list_names():
@@ -105,13 +104,11 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
                 continue
             logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
             if root.is_local:
-                aside.append(_move_aside(root, checkpoint.local_path))
+                _move_aside(root, checkpoint.local_path)
             else:
                 checkpoint.remove()
             removed_ids.append(checkpoint_id)
         (marks / name).remove()
-    for directory in aside:
-        _remove_tree(directory)
     if root.is_local:
         remove_if_empty(marks.local_path)
         _finish_removals(root, own_only)
@@ -176,16 +173,12 @@ def remove_dead_stagings() -> None:
         try:
             if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
                 logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
-                _remove_dead_staging(directory)
+                for path in directory.iterdir():
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                shutil.rmtree(directory)  # with the mark, which identifies it
         except OSError as e:  # another process was faster, or it must not be removed
             logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
-
-
-def _remove_dead_staging(directory: pathlib.Path) -> None:
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-    shutil.rmtree(directory)  # with the mark, which identifies it
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:

@@ -68,7 +68,7 @@ class LocalStaging:
         """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last."""
         folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
         _sync([*map(self.directory.joinpath, names), *folders])
-        write_whole(self.directory / METADATA_FILE, _to_json(metadata))
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         _sync([self.directory, self.directory.parent])
         self._mark.release()
 
@@ -85,7 +85,7 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
     mark = _mark_of(root, checkpoint_id)
-    retry.call("writing", lambda: mark.write(_to_json(new_content())), where=mark)
+    retry.call("writing", lambda: mark.write(json.dumps(new_content()).encode()), where=mark)
     return mark
 
 
@@ -110,7 +110,7 @@ class RemoteStaging:
         """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
         # load_data.json first: an incomplete checkpoint is recognised by it.
         in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
-        write_whole(self.directory / METADATA_FILE, _to_json(metadata))
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
             upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
@@ -145,7 +145,3 @@ def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _to_json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, default=str).encode("utf-8")

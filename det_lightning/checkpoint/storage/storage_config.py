@@ -5,13 +5,21 @@ from __future__ import annotations
 import difflib
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.masking import is_masked, mask, mask_text
 from det_lightning.secret_names import is_secret_name
 
-_Settings = tuple[str, dict[str, Any]]
+# The entries of each type: those that it requires, and the others.
+_TYPES: dict[str, tuple[list[str], list[str]]] = {
+    "shared_fs": (["host_path"], ["storage_path", "checkpoint_path", "tensorboard_path", "container_path"]),
+    "directory": (["container_path"], []),
+    "s3": (["bucket"], ["prefix", "endpoint_url", "access_key", "secret_key", "session_token"]),
+    "gcs": (["bucket"], ["prefix"]),
+    "azure": (["container"], ["connection_string", "account_url", "credential"]),
+}
+_PROTOCOLS = {"s3": "s3", "gcs": "gs", "azure": "az"}
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
 _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}
@@ -31,7 +39,9 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
 }
 
 
-def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> _Settings:
+def storage_from_config(
+    config: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
 
     ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
@@ -41,17 +51,18 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f"checkpoint_storage: type must be one of {', '.join(_TYPES)}; got {mask(kind)!r}.")
-    required, optional, build = _TYPES[kind]
+    required, optional = _TYPES[kind]
+    known = [*required, *optional]
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
     given, mistakes_of_masks = _unmasked(given, options or {})
     mistakes += mistakes_of_masks
-    mistakes += [_unknown(name, [*required, *optional]) for name in given if name not in (*required, *optional)]
+    mistakes += [_unknown(name, known) for name in given if name not in known]
     mistakes += [
         f"{name} must be a string; got {_shown(name, value)}"
         for name, value in given.items()
-        if name in (*required, *optional) and not isinstance(value, str | os.PathLike)
+        if name in known and not isinstance(value, str | os.PathLike)
     ]
     mistakes += [f"{name} must not be empty" for name in required if given.get(name) == ""]
     mistakes += _wrong_paths({name: value for name, value in given.items() if isinstance(value, str | os.PathLike)})
@@ -60,7 +71,7 @@ def storage_from_config(config: Mapping[str, Any], options: Mapping[str, Any] | 
             f"checkpoint_storage of type {kind}: {'; '.join(mistakes)}. It takes {', '.join(required)}"
             + (f", and optionally {', '.join(optional)}." if optional else ".")
         )
-    url, built = build(given)
+    url, built = _url_and_options(kind, given)
     return url, {**built, **(options or {})}
 
 
@@ -115,35 +126,15 @@ def _inside_host_path(given: dict[str, Any]) -> pathlib.PurePosixPath:
     return pathlib.PurePosixPath(os.path.normpath(pathlib.PurePosixPath(given["host_path"]) / _storage_path(given)))
 
 
-def _s3(given: dict[str, Any]) -> _Settings:
-    return _url("s3", given["bucket"], given.get("prefix", "")), _options_of(given)
-
-
-def _azure(given: dict[str, Any]) -> _Settings:
-    options = _options_of(given)
+def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    options = {option: given[name] for name, (option, _) in _OPTIONS.items() if name in given}
     if "account_host" in options:
         host = options["account_host"].partition("://")[2] or options["account_host"]
         options |= {"account_host": host.rstrip("/"), "account_name": host.partition(".")[0]}
-    return _url("az", given["container"], ""), options
-
-
-def _url(protocol: str, bucket: str | os.PathLike[str], prefix: str | os.PathLike[str]) -> str:
-    parts = [part for part in os.fspath(prefix).split("/") if part not in ("", ".")]
-    return "/".join([f"{protocol}://{os.fspath(bucket).strip('/')}", *parts])
-
-
-def _options_of(given: dict[str, Any]) -> dict[str, Any]:
-    return {option: given[name] for name, (option, _) in _OPTIONS.items() if name in given}
-
-
-_TYPES: dict[Any, tuple[tuple[str, ...], tuple[str, ...], Callable[[dict[str, Any]], _Settings]]] = {
-    "shared_fs": (
-        ("host_path",),
-        ("storage_path", "checkpoint_path", "tensorboard_path", "container_path"),
-        lambda given: (str(_inside_host_path(given)), {}),
-    ),
-    "directory": (("container_path",), (), lambda given: (str(given["container_path"]), {})),
-    "s3": (("bucket",), ("prefix", "endpoint_url", "access_key", "secret_key", "session_token"), _s3),
-    "gcs": (("bucket",), ("prefix",), lambda given: (_url("gs", given["bucket"], given.get("prefix", "")), {})),
-    "azure": (("container",), ("connection_string", "account_url", "credential"), _azure),
-}
+    if kind == "shared_fs":
+        return str(_inside_host_path(given)), options
+    if kind == "directory":
+        return str(given["container_path"]), options
+    parts = [part for part in os.fspath(given.get("prefix", "")).split("/") if part not in ("", ".")]
+    bucket = os.fspath(given["container" if kind == "azure" else "bucket"]).strip("/")
+    return "/".join([f"{_PROTOCOLS[kind]}://{bucket}", *parts]), options

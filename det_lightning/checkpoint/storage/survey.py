@@ -11,7 +11,7 @@ import concurrent.futures
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -47,6 +47,8 @@ _LEFT_OUT = {MANIFEST_KEY, CHECKSUM_KEY, "experiment_config"}
 _MOST_UNINDEXED = 4
 # The largest size that file systems support.
 _MAX_BYTES = 2**63 - 1
+# An index for some 100,000 checkpoints. A larger one is neither written nor read.
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
 
 
 def survey(root: Location) -> list[CheckpointInfo]:
@@ -56,7 +58,9 @@ def survey(root: Location) -> list[CheckpointInfo]:
     """
     known = read_index(root)
     names = [name for name in root.list_names() if is_name(name) or name == BOOKKEEPING_DIR] if known else []
-    indexed = {name: known[name] for name in _trusted(root, names, known)}
+    # An entry of the index is trusted if its checkpoint exists, and is not being changed.
+    changing = find_marked(root) if BOOKKEEPING_DIR in names else {*names}
+    indexed = {name: known[name] for name in names if name in known and name not in changing}
     missing = [name for name in names if name not in indexed and name != BOOKKEEPING_DIR]
     if len(names) <= 2 * len(missing):
         # Listing everything at once takes fewer requests than listing each directory.
@@ -82,14 +86,6 @@ def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[
         return [function(argument) for argument in arguments]
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
         return list(pool.map(function, arguments))
-
-
-def _trusted(root: Location, names: Collection[str], known: Mapping[str, Any]) -> list[str]:
-    """Return the names of the directories for which the index is trusted: they exist, and none is being changed."""
-    if BOOKKEEPING_DIR not in names:
-        return []
-    marked = find_marked(root)
-    return [name for name in names if name in known and name not in marked]
 
 
 def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:
@@ -120,7 +116,7 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
     """Return what the index says; empty if there is none, or it is damaged."""
     file = bookkeeping_path(root, _INDEX_FILE)
     try:
-        return _parse(file.read())
+        return _parse(file.read(_MAX_INDEX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
@@ -129,25 +125,16 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
 
 
 def _parse(content: bytes) -> dict[str, CheckpointInfo]:
-    """Return the content of the index; raise an error if it is damaged."""
     parsed = json.loads(content)
     if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
         raise ValueError("its checksum differs")
     if parsed["version"] != _VERSION:
         return {}  # another release wrote it
-    return {entry["id"]: _info_of(entry) for entry in parsed["checkpoints"]}
+    return {info.id: info for info in map(_info_of, parsed["checkpoints"])}
 
 
 def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
-    info = CheckpointInfo(
-        id=entry["id"],
-        complete=True,
-        metadata=entry["metadata"],
-        size_bytes=entry["size_bytes"],
-        written=entry["written"],
-        metadata_written=entry["metadata_written"],
-        markers=frozenset({METADATA_FILE}),
-    )
+    info = CheckpointInfo(complete=True, markers=frozenset({METADATA_FILE}), **entry)
     times = [time for time in (info.written, info.metadata_written) if time is not None]
     if (
         not (isinstance(info.id, str) and isinstance(info.metadata, dict))
@@ -174,22 +161,20 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
     ]
     file = bookkeeping_path(root, _INDEX_FILE)
     try:
-        file.write(json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii"))
+        content = json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii")
+        if len(content) > _MAX_INDEX_BYTES:
+            raise ValueError(f"it would have {len(content):,} bytes, and no more than {_MAX_INDEX_BYTES:,} are read")
+        file.write(content)
     except Exception as e:  # each file system has errors of its own
         logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
 
 
 def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``metadata.json`` that the index holds."""
     return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
 
 
 def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
-    """Make sure that the metadata of checkpoints are still as :func:`survey` found them.
-
-    Raises:
-        StorageError: the index of the bucket was out of date; it is removed.
-    """
+    """Raise a ``StorageError``, and remove the index, if metadata are no longer as :func:`survey` found them."""
     if not root.is_object_store:
         return
     with explain_errors("reading", root):

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LAST_WAIT_S = 1.0
 
-# Another attempt would not help.
+# Errors after which another attempt would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
@@ -37,6 +37,7 @@ _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore,
 _OWN_RANDOM = random.Random()
 
 Progress = Callable[[str, int], None]
+_Result = TypeVar("_Result")
 
 
 def _never() -> bool:
@@ -64,7 +65,7 @@ class RetryPolicy:
     longest_wait_s: float = 30.0
     is_ending: Callable[[], bool] = dataclasses.field(default=_never, repr=False, compare=False)
 
-    def call(self, what: str, action: Callable[[], Any], *, where: object = "") -> Any:
+    def call(self, what: str, action: Callable[[], _Result], *, where: object = "") -> _Result:
         """Return the result of ``action``, retrying as necessary; messages name ``what`` and ``where``.
 
         Raise a ``StorageError`` if it fails for good; the last failure is its cause.
@@ -80,9 +81,8 @@ class RetryPolicy:
             if before is not None:
                 random.setstate(before)
 
-    def _retry(self, what: str, action: Callable[[], Any], where: object) -> Any:
-        attempt = 0
-        failures_while_ending = 0
+    def _retry(self, what: str, action: Callable[[], _Result], where: object) -> _Result:
+        attempt = failures_while_ending = 0
         while True:
             attempt += 1
             try:
@@ -91,7 +91,8 @@ class RetryPolicy:
                 failures_while_ending += self.is_ending()
                 if not _may_pass(e) or attempt >= self.attempts or failures_while_ending > 1:
                     raise
-                wait_s = self._wait_after(attempt)
+                longest = min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
+                wait_s = longest * _OWN_RANDOM.uniform(0.5, 1.0)
                 logger.warning(
                     "Failed while %s %s: %s: %s. Trying again in %.1f s.",
                     *(what, escape(where), type(e).__name__, mask_text(str(e)), wait_s),
@@ -103,13 +104,8 @@ class RetryPolicy:
         while (slept := time.monotonic() - since) < wait_s and not (slept > _LAST_WAIT_S and self.is_ending()):
             time.sleep(min(_POLL_S, wait_s - slept))
 
-    def _wait_after(self, attempt: int) -> float:
-        longest = min(self.first_wait_s * 2.0 ** (attempt - 1), self.longest_wait_s)
-        return longest * _OWN_RANDOM.uniform(0.5, 1.0)
-
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether another attempt may succeed."""
     return (
         not isinstance(error, _FINAL_ERRORS)
         and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
@@ -117,16 +113,11 @@ def _may_pass(error: Exception) -> bool:
     )
 
 
-def upload(
-    source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy, progress: Progress | None = None
-) -> None:
-    """Copy files of a local directory to ``target``; call ``progress`` with the name and size of each copied file."""
+def upload(source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy) -> None:
+    """Copy files of a local directory to ``target``."""
     for name in names:
-        local = source / name
         remote = target / name
-        retry.call("writing", functools.partial(remote.fs.put_file, str(local), remote.path), where=remote)
-        if progress is not None:
-            progress(name, local.stat().st_size)
+        retry.call("writing", functools.partial(remote.fs.put_file, str(source / name), remote.path), where=remote)
 
 
 def download(

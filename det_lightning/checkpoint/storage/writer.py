@@ -9,7 +9,6 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -146,8 +145,11 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     """Write all files but ``metadata.json``; first ``load_data.json``, which marks an incomplete checkpoint."""
-    load_data = json.dumps(_complete_load_data(content), default=describe_masked)
-    (directory / layout.LOAD_DATA_FILE).write_text(load_data, encoding="utf-8")
+    load_data = content.load_data or {}
+    if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
+        load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
+    text = json.dumps(load_data, default=describe_masked)
+    (directory / layout.LOAD_DATA_FILE).write_text(text, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
     if not content.epochs_known:
         del trial_state["epochs_trained"]
@@ -163,11 +165,3 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)
         content.files.rmdir()
-
-
-def _complete_load_data(content: CheckpointContent) -> dict[str, Any]:
-    """Return the content of ``load_data.json`` with all entries that readers need; unknown ones are null."""
-    known = content.load_data or {}
-    if known.keys() >= layout.LOAD_DATA_ENTRIES:
-        return known
-    return {**layout.make_load_data(**read_settings(content.resume, known)), **known}

@@ -15,6 +15,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.format.manifest import with_checksum
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.storage import survey
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import announce
 from tests.checkpoint.storage.backends import QUICK, new_bucket
@@ -200,6 +201,20 @@ def test_an_index_with_impossible_numbers_is_reported_and_rebuilt(
     assert bucket.storage.list_ids() == ids
     assert "checkpoints.json is damaged" in caplog.text
     assert bucket.read(INDEX) == good
+
+
+def test_an_index_that_would_fill_the_memory_is_neither_read_nor_written(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    ids = bucket.fill(10)
+    bucket.storage.survey()
+    content = bucket.read(INDEX)
+    monkeypatch.setattr(survey, "_MAX_INDEX_BYTES", len(content) - 1)
+    assert bucket.storage.list_ids() == ids
+    limits = f"has {len(content):,} bytes, and no more than {len(content) - 1:,} are read"
+    assert f"checkpoints.json {limits}). The checkpoints themselves are read." in caplog.text
+    assert f"each checkpoint is read the next time: it would have {len(content):,} bytes" in caplog.text
 
 
 def test_a_changed_entry_is_noticed_by_the_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
