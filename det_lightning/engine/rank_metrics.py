@@ -8,8 +8,7 @@ import numpy as np
 
 from det_lightning import errors
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.plain_validation import PlainValidation
-from det_lightning.engine.plain_window import PlainWindow
+from det_lightning.engine.plain_metrics import PlainValidation, PlainWindow
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 

@@ -9,20 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.engine.boundary_exchange import BoundaryExchange
-from det_lightning.engine.data_stream import TrialData
-from det_lightning.engine.device_copies import CudaSideStream, copy_aside
+from det_lightning.engine.boundaries import BoundaryExchange, Reporter, WorkloadReports, add_position
+from det_lightning.engine.data_stream import SideStream, TrialData, copy_aside
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.reporter import Reporter
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
-from det_lightning.engine.run_log import RunLog
-from det_lightning.engine.run_warnings import RunWarnings
+from det_lightning.engine.run_log import RunLog, RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.stopping import StopRequest
-from det_lightning.engine.trainable import require_trainable
-from det_lightning.engine.training import Training
-from det_lightning.engine.validation import Evaluation
-from det_lightning.engine.workload_reports import WorkloadReports, add_position
+from det_lightning.engine.trial_calls import Evaluation, Training, require_trainable
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -112,7 +106,7 @@ class TrialRun:
             self.prepare_batch = lambda batch: cast(move(batch))
         self.prepared = functools.partial(map, self.prepare_batch)
         if self.data.copies_aside:
-            stream = CudaSideStream(self.context.device)
+            stream = SideStream(self.context.device)
             self.prepared = functools.partial(copy_aside, move=self.prepare_batch, stream=stream)
 
     def begin_training(self) -> None:

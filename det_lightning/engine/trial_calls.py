@@ -1,0 +1,246 @@
+"""How the methods of a trial are called: on each training batch, in a validation; and whether they can be called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.engine.events import overrides
+from det_lightning.engine.metrics import MetricWindow, to_numpy
+from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+
+
+class Training:
+    """Trains a trial batch by batch; collects the metrics in ``window``.
+
+    Args:
+        trial: the trial.
+        context: its context.
+        count_records: called with each trained batch, if given.
+    """
+
+    def __init__(
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, count_records: Callable[[Any], Any] | None
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._count_records = count_records
+        self._profiled_train_batch: Callable[..., Any] | None = None
+        self.window = MetricWindow()
+
+    def profile(self, step: Callable[[], Any]) -> None:
+        """Call ``step`` right after each ``train_batch``."""
+
+        def train_batch(**arguments: Any) -> Any:
+            metrics = self._trial.train_batch(**arguments)
+            step()
+            return metrics
+
+        self._profiled_train_batch = train_batch
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
+        """Train on a batch that is already on the device; the indices count from 0.
+
+        Raises:
+            TypeError: the trial's ``train_batch`` returned neither a dict nor a tensor.
+        """
+        context = self._context
+        precision = context.precision
+        if precision.path.exchanges:
+            precision.path.begin_batch(context.is_update_batch())
+        call_trial = self._profiled_train_batch or self._trial.train_batch
+        metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        if precision.scales_losses:
+            precision.scaling.end_batch()
+        if type(metrics) is not dict:
+            metrics = self._as_mapping(metrics, batch_idx)
+        if context.lr_schedulers:
+            self._step_lr_schedulers(batch_idx)
+        self.window.add(metrics)
+        if self._count_records is not None:
+            self._count_records(batch)
+
+    def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
+        """Return the metrics that ``train_batch`` returned for a batch; a tensor alone is the loss."""
+        if isinstance(metrics, torch.Tensor):
+            return {"loss": metrics}
+        if not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
+                f"{metrics!r} for batch {batch_idx}."
+            )
+        return metrics
+
+    def _step_lr_schedulers(self, batch_idx: int) -> None:
+        context = self._context
+        if not context.is_update_batch():
+            return
+        epoch_len = context.position.epoch_length()
+        for scheduler in context.lr_schedulers:
+            for _ in range(scheduler.steps_after(batch_idx, epoch_len, context.aggregation_frequency)):
+                scheduler.step()
+
+
+class Evaluation:
+    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
+        self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
+        self._trial_name = type(original_trial(trial)).__name__
+        self._trial = trial
+        self._context = context
+        self._single_batch = single_batch
+        self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
+        self.window = MetricWindow()
+        #: Numbers of records in the batches of the current validation, if they are counted.
+        self.lengths: list[Any] = []
+        self._length_of: Callable[[Any], Any] | None = None
+        self._names: set[str] | None = None
+        self.full_metrics: dict[str, Any] = {}
+
+    def begin(self, length_of: Callable[[Any], Any] | None = None) -> None:
+        """Forget the previous validation; ``length_of`` is called with each batch of this one, for ``lengths``."""
+        self.window.clear()
+        self.lengths = []
+        self._length_of = length_of
+        self._names = None
+
+    @property
+    def batches_evaluated(self) -> int:
+        """Number of batches that this rank has evaluated in the current validation."""
+        return len(self.window)
+
+    def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None = None) -> bool:
+        """Evaluate batches, which are on the device, until they end; return whether the validation is over.
+
+        ``yields``, if given, is called after each batch; if it returns True, this returns before they end.
+        """
+        trial: Any = self._trial  # takes batch_idx, or does not
+        length_of = self._length_of
+        for index, batch in enumerate(batches, start=len(self.window)):
+            if length_of is not None:
+                self.lengths.append(length_of(batch))
+            elif index == 0:
+                # Determined counts the records of every batch, and so refuses batches of unknown types.
+                trial.get_batch_length(batch)
+            if self._takes_batch_idx:
+                metrics = trial.evaluate_batch(batch=batch, batch_idx=index)
+            else:
+                metrics = trial.evaluate_batch(batch=batch)
+            if type(metrics) is not dict or metrics.keys() != self._names:
+                self._check(metrics, index)
+            self.window.add(metrics)
+            if self._single_batch:
+                return True
+            if yields is not None and yields():
+                return False
+        return True
+
+    def _check(self, metrics: Any, index: int) -> None:
+        """Raise an error unless the metrics of a batch are a dict with the same names as before."""
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
+                f"{metrics!r} for validation batch {index}."
+            )
+        if self._names is None:
+            self._names = set(metrics)
+        elif metrics.keys() != self._names:
+            raise ValueError(
+                "evaluate_batch() must return the same metrics for every batch; for validation batch "
+                f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."
+            )
+
+    def evaluate_full_dataset(self, data_loader: Any) -> None:
+        """Evaluate all of the data on the chief."""
+        self.full_metrics = {}
+        if self._context.distributed.rank == 0:
+            metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
+            if not isinstance(metrics, dict):
+                raise TypeError(
+                    f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; it "
+                    f"returned {metrics!r}."
+                )
+            self.full_metrics = to_numpy(metrics)
+
+    def close(self) -> list[dict[str, Any]]:
+        """Return the metrics of each batch of this rank; raise a RuntimeError if it is the only rank and has none."""
+        batches = self.window.close()
+        if not batches and self._context.distributed.size == 1:
+            raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
+        return batches
+
+
+def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
+    """Return whether ``evaluate_batch`` takes ``batch_idx``: a parameter of that name, or a second positional one.
+
+    An optional keyword-only ``batch_idx`` does not count. For a decorated function the decorator's parameters count,
+    unless they include ``**kwargs``.
+    """
+    parameters = inspect.signature(evaluate_batch, follow_wrapped=False).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        parameters = inspect.signature(evaluate_batch).parameters
+    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    return "batch_idx" in (*positional, *by_name) or len(positional) > 1
+
+
+def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
+    mistakes = [*_of_interface(trial), *_of_wrapping(trial, context), *_of_evaluation(trial)]
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
+
+
+def _of_interface(trial: PyTorchTrial) -> list[str]:
+    return interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", ["batch", "epoch_idx", "batch_idx"])
+
+
+def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
+    if isinstance(trial, SelfSavingTrial):
+        return
+    name = type(original_trial(trial)).__name__
+    if not context.models:
+        yield f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__"
+    if not context.optimizers:
+        yield f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
+
+
+def _of_evaluation(trial: PyTorchTrial) -> list[str]:
+    original = original_trial(trial)
+    arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
+    overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
+    if len(overridden) != 1:
+        return [
+            f"{type(original).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it "
+            f"overrides {' and '.join(overridden) or 'neither'}"
+        ]
+    (method,) = overridden
+    if method == "evaluate_batch" and trial is original and takes_batch_idx(original.evaluate_batch):
+        arguments[method].append("batch_idx")
+    return _mistakes_of_call(trial, method, arguments[method])
+
+
+def _mistakes_of_call(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
+    """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
+    original = original_trial(trial)
+    names = [*arguments] if trial is original else [*arguments, "model"]
+    try:
+        # A wrapper may pass on different arguments than it takes.
+        signature = inspect.signature(getattr(original, method), follow_wrapped=False)
+    except ValueError:  # compiled code may have no signature
+        return []
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as e:
+        return [
+            f"{type(original).__name__}.{method}{signature} cannot be called: {e}; its arguments are passed by name, "
+            f"as {', '.join(names)}"
+        ]
+    return []
