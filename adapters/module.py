@@ -25,9 +25,9 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.masking import mask
-from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.units import TrainUnit
 
 # Configuration fields for what DeterminedCheckpoint takes as arguments.
