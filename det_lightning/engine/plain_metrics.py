@@ -87,13 +87,7 @@ class PlainWindow:
 
 
 class PlainValidation:
-    """The validation metrics of one rank, each reduced over its batches to one number.
-
-    Args:
-        metrics: numpy numbers, each of a type in ``_PLAIN``.
-        reducers: how each metric is reduced.
-        batches: the number of batches, at least 1.
-    """
+    """The validation metrics of one rank, each reduced over its ``batches`` to one number of a type in ``_PLAIN``."""
 
     #: Numbers in each row: the metric, and the number of batches as its weight in an average.
     width = 2

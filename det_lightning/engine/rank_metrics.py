@@ -15,11 +15,7 @@ from det_lightning.pytorch._reducer import Reducer, simple_reduce
 def average_over_ranks(
     batches: list[dict[str, Any]], exchange: RankExchange, flags: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks.
-
-    Raises:
-        ValueError: the ranks have different metrics. The message says which.
-    """
+    """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks."""
     if exchange.is_alone:
         return batches, flags
     window = PlainWindow.of(batches)
@@ -60,13 +56,7 @@ def reduce_validation_metrics(
 ) -> tuple[dict[str, Any], int]:
     """Return the metrics of a validation, reduced over batches and ranks, and the flags of all ranks.
 
-    A rank may have no batches at all.
-
-    Raises:
-        ValueError: the ranks or batches have different metrics, or a metric has several shapes. The message says which.
-        TypeError: a metric cannot be reduced.
-        InvalidExperimentException: ``reducer`` is for other metrics, or not a Reducer.
-        RuntimeError: there are several ranks, and no batches on any of them.
+    A rank may have no batches at all, but one of several must have some.
     """
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}

@@ -100,7 +100,8 @@ class TrialRun:
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resumed is not None and not self._resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        self.prepare_batch = self.context.batch_mover() if self.context.experimental.auto_to_device else _unchanged
+        moves = self.context.experimental.auto_to_device
+        self.prepare_batch = self.context.batch_mover() if moves else lambda batch: batch
         if (cast := self.context.precision.batch_cast()) is not None:
             move = self.prepare_batch
             self.prepare_batch = lambda batch: cast(move(batch))
@@ -269,7 +270,3 @@ class TrialRun:
         overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
         users_code_follows = self.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -17,13 +17,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 
 
 class Training:
-    """Trains a trial batch by batch; collects the metrics in ``window``.
-
-    Args:
-        trial: the trial.
-        context: its context.
-        count_records: called with each trained batch, if given.
-    """
+    """Trains a trial batch by batch, and calls ``count_records`` with each; collects the metrics in ``window``."""
 
     def __init__(
         self, trial: PyTorchTrial, context: PyTorchTrialContext, count_records: Callable[[Any], Any] | None
@@ -45,11 +39,7 @@ class Training:
         self._profiled_train_batch = train_batch
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
-        """Train on a batch that is already on the device; the indices count from 0.
-
-        Raises:
-            TypeError: the trial's ``train_batch`` returned neither a dict nor a tensor.
-        """
+        """Train on a batch that is already on the device; the indices count from 0."""
         context = self._context
         precision = context.precision
         if precision.path.exchanges:
@@ -67,7 +57,6 @@ class Training:
             self._count_records(batch)
 
     def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
-        """Return the metrics that ``train_batch`` returned for a batch; a tensor alone is the loss."""
         if isinstance(metrics, torch.Tensor):
             return {"loss": metrics}
         if not isinstance(metrics, Mapping):

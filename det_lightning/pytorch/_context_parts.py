@@ -104,9 +104,7 @@ class ForwardedAttribute:
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Return the attribute, or on the class this descriptor."""
         return self if instance is None else getattr(self._find_part(instance), self._name)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        """Set the attribute."""
         setattr(self._find_part(instance), self._name, value)

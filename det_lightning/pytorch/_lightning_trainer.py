@@ -45,11 +45,7 @@ def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
 def choose_preemption(
     callbacks: list[pl.Callback], preemption: bool, save_on_interrupt: bool
 ) -> PreemptionHandler | None:
-    """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled.
-
-    Raises:
-        ValueError: ``save_on_interrupt`` is set, but the handler among the callbacks does not handle Ctrl-C.
-    """
+    """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled."""
     for callback in callbacks:
         if isinstance(callback, PreemptionHandler):
             if save_on_interrupt and signal.SIGINT not in callback.signals:

@@ -36,13 +36,10 @@ class RunConfiguration:
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
         """Return the configuration that a call was given, if any.
 
-        Args:
-            exp_conf: the configuration.
-            hparams: values of hyperparameters; by default those of the configuration, with the middle of each range.
+        By default ``hparams`` are those of the configuration, with the middle of each range.
 
         Raises:
-            ConfigError: the configuration cannot be used; all mistakes are named.
-            InvalidExperimentException: an argument is of another type, or a hyperparameter is a range.
+            ConfigError, InvalidExperimentException: an argument cannot be used; all mistakes are named.
         """
         require_usable(hparams, None if isinstance(exp_conf, str | os.PathLike) else exp_conf)
         if exp_conf is None:
@@ -81,11 +78,7 @@ class RunConfiguration:
         return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
 
     def missing_in(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the configuration has for the arguments that are None.
-
-        Raises:
-            ValueError: see :meth:`complete`.
-        """
+        """Return the values that the configuration has for the arguments that are None; see :meth:`complete`."""
         if self.settings is None:
             return {}
         found = {name: getattr(self.settings, name) for name, value in said.items() if value is None}
@@ -94,10 +87,7 @@ class RunConfiguration:
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
         """Log, once, which fields of a call's configuration have no effect, and the notes from reading it.
 
-        Args:
-            call: what was given the configuration.
-            idle: sections that the call ignores, in addition to those that every call ignores.
-            read: fields that the trial itself reads.
+        ``idle`` sections are ignored by this call in addition to others, and ``read`` fields the trial itself reads.
         """
         if self.given is None:
             return
