@@ -12,7 +12,7 @@ from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
-from det_lightning.engine.run_log import LoggedWorkload, RunLog, RunWarnings
+from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
@@ -150,7 +150,6 @@ class WorkloadReports:
         exchange: BoundaryExchange,
         events: TrialEvents,
         log: RunLog,
-        warnings: RunWarnings,
         reporters: list[Reporter],
     ) -> None:
         #: Whether other hooks run after a report, before whatever else is due at the boundary.
@@ -158,7 +157,6 @@ class WorkloadReports:
         self._exchange = exchange
         self._events = events
         self._log = log
-        self._warnings = warnings
         self._reporters = reporters
         #: What :meth:`finish` will do, if a report is waiting for it.
         self.unfinished: Callable[[], None] | None = None
@@ -193,7 +191,6 @@ class WorkloadReports:
         avg_metrics.update(self._exchange.reduce_registered(for_training=True))
         batches_trained = state.batches_trained
         self._log.report_training(batches_trained, avg_metrics, workload, len(batch_metrics))
-        self._warnings.look_at_training(batches_trained, avg_metrics, batch_metrics)
         for reporter in self._reporters:
             reporter.report_training(batches_trained, avg_metrics, batch_metrics)
         add_position(avg_metrics, state)

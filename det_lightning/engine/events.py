@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from det_lightning.distributed.backend import parameters_of
 from det_lightning.pytorch._callback import PyTorchCallback
@@ -65,7 +69,7 @@ class TrialEvents:
     def attach(self, hooks: UpdateHooks) -> None:
         """Register each ``on_before_optimizer_step``, called with an optimizer's parameters as in Determined 0.13."""
         for method in self.overriding("on_before_optimizer_step"):
-            hooks.before_step.append(lambda optimizer, call=method: call(parameters_of(optimizer)))
+            hooks.before_step.append(functools.partial(_call_with_parameters, method))
 
     def emit(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Call ``method`` of every callback."""
@@ -86,3 +90,7 @@ class TrialEvents:
             else:
                 logger.warning("%s.on_training_epoch_start() should take epoch_idx.", type(callback).__name__)
                 callback.on_training_epoch_start()  # type: ignore[call-arg]
+
+
+def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> None:
+    method(parameters_of(optimizer))

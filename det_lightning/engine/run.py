@@ -49,7 +49,6 @@ class TrialRun:
         self.prepared: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
         self._resumed = resumed
-        self._reporters = reporters
         self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
         self.training = Training(trial, context, self._log.counter())
@@ -69,7 +68,8 @@ class TrialRun:
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(self._name, context, schedule)
-        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._warnings, reporters)
+        self._reporters = [self._warnings, *reporters]
+        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._reporters)
         require_trainable(trial, context)
 
     # Beginning and end
@@ -258,7 +258,6 @@ class TrialRun:
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
         self._log.end_validation(self.state.batches_trained, metrics, self.evaluation.lengths)
-        self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
         add_position(metrics, self.state)

@@ -129,7 +129,7 @@ def _describe(metrics: dict[str, Any]) -> str:
 
 
 class RunWarnings:
-    """Watches one run, and logs each kind of warning at most once, on the chief only."""
+    """A reporter that watches one run, and logs each kind of warning at most once, on the chief only."""
 
     def __init__(self, trial_name: str, context: PyTorchTrialContext, schedule: Schedule) -> None:
         self._trial_name = trial_name
@@ -162,29 +162,27 @@ class RunWarnings:
                 "which counts from the first batch of the first run."
             )
 
-    def look_at_training(
-        self, batches_trained: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Look at a workload that ended after ``batches_trained`` batches, and at its metrics."""
         frequency = self._context.aggregation_frequency
-        if not self._knows_of_steps and batches_trained // frequency > self._first_batch // frequency:
+        if not self._knows_of_steps and steps_completed // frequency > self._first_batch // frequency:
             self._knows_of_steps = True
             if self._context.optimizer_steps == self._steps_before:
                 self._warn(
                     f"{self._trial_name}.train_batch() did not call context.step_optimizer() in the first "
-                    f"{batches_trained - self._first_batch} batches, so no weights were updated. Call it for each "
+                    f"{steps_completed - self._first_batch} batches, so no weights were updated. Call it for each "
                     "optimizer, after context.backward(loss)."
                 )
-        first = batches_trained - len(batch_metrics)
+        first = steps_completed - len(batch_metrics)
         for name in _nan_losses(avg_metrics):
             where = [first + index for index, metrics in enumerate(batch_metrics) if _has_nan(metrics.get(name))]
             since = f", first for batch {where[0]} (the first one is 0)" if where else ""
             self._warn_of_nan(f"The training metric {name!r} is NaN{since}")
 
-    def look_at_validation(self, batches_trained: int, metrics: dict[str, Any]) -> None:
-        """Look at the metrics of a validation."""
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         for name in _nan_losses(metrics):
-            self._warn_of_nan(f"The validation metric {name!r} is NaN after {batches_trained} batches")
+            self._warn_of_nan(f"The validation metric {name!r} is NaN after {steps_completed} batches")
 
     def _warn_of_nan(self, found: str) -> None:
         if not self._warned_of_nan:

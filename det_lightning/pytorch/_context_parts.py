@@ -96,15 +96,11 @@ def forward(part: str, method: Callable[Concatenate[Any, _P], _T]) -> Callable[C
     return call
 
 
-class ForwardedAttribute:
-    """A readable and settable attribute that forwards to the object in the attribute ``part``."""
+def forward_attribute(part: str, name: str) -> Any:
+    """Return a property, readable and settable: the attribute ``name`` of the object in the attribute ``part``."""
+    find_part = operator.attrgetter(part)
 
-    def __init__(self, part: str, name: str) -> None:
-        self._find_part = operator.attrgetter(part)
-        self._name = name
+    def assign(self: Any, value: Any) -> None:
+        setattr(find_part(self), name, value)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else getattr(self._find_part(instance), self._name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(self._find_part(instance), self._name, value)
+    return property(operator.attrgetter(f"{part}.{name}"), assign, doc=f"``{part}.{name}``, readable and settable.")
