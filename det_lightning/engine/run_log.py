@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.core._metrics import scalars_of
 from det_lightning.engine.schedule import Schedule
+from det_lightning.hyperparameters import flat
 from det_lightning.pytorch._data import data_length
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -218,22 +219,14 @@ def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    old = _flat(before)
-    new = _flat(now)
+    old = flat(before)
+    new = flat(now)
     for name in dict.fromkeys([*old, *new]):
         was = old.get(name, _NOT_GIVEN)
         is_now = new.get(name, _NOT_GIVEN)
         # NaN is not equal to itself.
         if was != is_now and repr(was) != repr(is_now):
             yield f"{name} was {_shown(was)}, and is {_shown(is_now)}"
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as a flat dict by dotted name."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found.update(_flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value})
-    return found
 
 
 def _shown(value: Any) -> str:

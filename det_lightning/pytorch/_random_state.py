@@ -144,7 +144,7 @@ def _capture_sampler(sampler: Any) -> dict[str, Any]:
             state[name] = value.bit_generator.state
         elif isinstance(value, random.Random):
             state[name] = value.getstate()
-        elif value is None or isinstance(value, bool | int | float | str):
+        elif isinstance(value, bool | int | float | str | None):
             state[name] = value
     return state
 

@@ -205,10 +205,10 @@ class TrialSettings:
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 
-    def compresses_gradients(self) -> bool:
-        """Return whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
-        optimizations = (self._exp_conf or {}).get("optimizations") or {}
-        return bool(optimizations.get("gradient_compression"))
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a section of the experiment configuration; an empty dict if there is none."""
+        section: dict[str, Any] = (self._exp_conf or {}).get(name) or {}
+        return section
 
     def get_global_batch_size(self) -> int:
         """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""

@@ -293,10 +293,7 @@ class Trainer:
 
     def _checkpoint_callback(self, configured: dict[str, Any], **others: Any) -> DeterminedCheckpoint:
         policy = configured.get("checkpoint_policy", "best")
-        try:
-            searcher = self._context.settings.get_experiment_config().get("searcher") or {}
-        except ValueError:
-            searcher = {}
+        searcher = self._context.settings.section("searcher")
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
             if self._context.distributed.rank == 0:

@@ -106,7 +106,7 @@ class WrappedParts:
                 f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
             )
         if fp16_compression is None:
-            fp16_compression = self._settings.compresses_gradients()
+            fp16_compression = bool(self._settings.section("optimizations").get("gradient_compression"))
         if average_aggregated_gradients is None:
             average_aggregated_gradients = self._settings.average_aggregated_gradients
         if self._backend is not None:
