@@ -182,13 +182,11 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
     """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
-    mistakes = [*_of_interface(trial), *_of_wrapping(trial, context), *_of_evaluation(trial)]
+    arguments = ["batch", "epoch_idx", "batch_idx"]
+    of_training = interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", arguments)
+    mistakes = [*of_training, *_of_wrapping(trial, context), *_of_evaluation(trial)]
     if mistakes:
         raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
-
-
-def _of_interface(trial: PyTorchTrial) -> list[str]:
-    return interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", ["batch", "epoch_idx", "batch_idx"])
 
 
 def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
