@@ -1,4 +1,4 @@
-"""Small parts of a context: the position in the data, hooks around updates; and how a context forwards to its parts."""
+"""The parts of a context: what a trial wraps, the position in the data, hooks around updates; and how it forwards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,206 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from det_lightning import errors
+from det_lightning.core._distributed import DistributedContext
+from det_lightning.distributed.backend import Backend
+from det_lightning.precision import ChosenPrecision
+from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.pytorch._settings import TrialSettings
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _OptimizerHooks = list[Callable[[torch.optim.Optimizer], Any]]
+_WAY_OUT = (
+    "Every rank must build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
+    "are not seeded alike."
+)
+
+
+class WrappedParts:
+    """Models, optimizers and learning rate schedulers, prepared for training as they are wrapped.
+
+    Without a ``backend`` everything stays on the device where the trial creates it. ``averages`` says for each
+    optimizer whether aggregated gradients are divided by the number of batches.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        backend: Backend | None,
+        precision: ChosenPrecision,
+        settings: TrialSettings,
+    ) -> None:
+        self._distributed = distributed
+        self._backend = backend
+        self._precision = precision
+        self._settings = settings
+        self.models = precision.models
+        self.optimizers = precision.optimizers
+        self.lr_schedulers: list[LRScheduler] = []
+        self.averages: dict[torch.optim.Optimizer, bool] = {}
+        self._is_complete = False
+
+    def begin_training(self) -> None:
+        """Refuse to wrap anything else until :meth:`end_training`."""
+        self._is_complete = True
+
+    def end_training(self) -> None:
+        """Allow wrapping again."""
+        self._is_complete = False
+
+    def _require_open(self, method: str) -> None:
+        if self._is_complete:
+            raise errors.InvalidExperimentException(
+                f"{method}() was called while the trial is trained, as in train_batch(). What is wrapped then is in no "
+                "checkpoint and unknown to the other ranks; wrap everything in the trial's __init__."
+            )
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Prepare a model for training, on its device; use what is returned.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
+                wrap different models.
+        """
+        self._require_open("wrap_model")
+        self._precision.require_no_levels("wrap_model")
+        if self._backend is not None:
+            if self._distributed.size > 1:
+                shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+                self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
+            self._precision.cast(model)
+            model = self._backend.placement.wrap_model(model)
+        model = self._precision.surround(model)
+        self.models.append(model)
+        return model
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> torch.optim.Optimizer:
+        """Register an optimizer; use what is returned.
+
+        Args:
+            optimizer: over parameters of wrapped models.
+            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod); by default
+                ``optimizations.gradient_compression`` of the experiment configuration.
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
+                the setting of the context.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or
+                ``backward_passes_per_step`` is below 1.
+        """
+        self._require_open("wrap_optimizer")
+        self._precision.require_no_levels("wrap_optimizer")
+        if backward_passes_per_step < 1:
+            raise errors.InvalidExperimentException(
+                f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
+            )
+        if fp16_compression is None:
+            fp16_compression = bool(self._settings.section("optimizations").get("gradient_compression"))
+        if average_aggregated_gradients is None:
+            average_aggregated_gradients = self._settings.average_aggregated_gradients
+        if self._backend is not None:
+            optimizer = self._backend.placement.wrap_optimizer(
+                optimizer, backward_passes_per_step=backward_passes_per_step, fp16_compression=fp16_compression
+            )
+        self.averages[optimizer] = average_aggregated_gradients
+        self.optimizers.append(optimizer)
+        return optimizer
+
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Register a learning rate scheduler, and return it.
+
+        Args:
+            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps it.
+            frequency: step only every ``frequency``-th time.
+
+        Raises:
+            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
+                automatically, or the trial is already being trained.
+            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+        """
+        self._require_open("wrap_lr_scheduler")
+        plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+            raise errors.InvalidExperimentException(
+                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}: its step() needs a metric, which the "
+                "training loop does not have. Wrap it with LRScheduler.StepMode.MANUAL_STEP and call "
+                "step(metrics[...]) in the on_validation_end of a callback."
+            )
+        optimizer = getattr(lr_scheduler, "optimizer", None)
+        if optimizer is not None and optimizer not in self.optimizers:
+            raise errors.InvalidExperimentException(
+                f"{type(lr_scheduler).__name__} was given an optimizer ({type(optimizer).__name__}) that was not "
+                "wrapped. Build the scheduler from what wrap_optimizer() returned."
+            )
+        self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
+        return lr_scheduler
+
+    def require_same_on_all_ranks(self) -> None:
+        """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
+        if self._distributed.size > 1:
+            has = f"{len(self.models)} model(s), {len(self.optimizers)} optimizer(s)"
+            self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
+
+    def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Raise, on every rank, if the ranks do different things now: some would wait for others forever.
+
+        The message names what each rank does, or the first parameter that differs.
+        """
+        found = [_checked(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
+        if any(entry[0] != does for entry in found):
+            each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
+            raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
+        for rank, (_, theirs) in enumerate(found):
+            if list(theirs.items()) != list(found[0][1].items()):
+                raise errors.InvalidExperimentException(
+                    f"The ranks do not do the same: each {does}, but {_first_difference(found[0][1], theirs, rank)}. "
+                    f"{_WAY_OUT}"
+                )
+
+    # The single model, optimizer and scheduler of a trial, as in Determined 0.13
+
+    def get_model(self) -> torch.nn.Module:
+        """Return the wrapped model of a trial that has exactly one."""
+        return _only(self.models, "model")
+
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer of a trial that has exactly one."""
+        return _only(self.optimizers, "optimizer")
+
+    def get_lr_scheduler(self) -> Any:
+        """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
+        return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
+
+
+def _only(wrapped: list[_T], what: str) -> _T:
+    if len(wrapped) != 1:
+        raise errors.InvalidExperimentException(
+            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this one has {len(wrapped)}. "
+            f"Keep what the wrap method returned instead."
+        )
+    return wrapped[0]
+
+
+def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return what a rank does; a rank that is at another point in the program may have sent anything."""
+    if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
+        return entry[1], entry[2]
+    return f"exchanges {entry!r:.100}", {}
+
+
+def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
+    for (name, shape), (their_name, their_shape) in zip(first.items(), theirs.items(), strict=False):
+        if (name, shape) != (their_name, their_shape):
+            return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
+    return f"it has {len(first)} parameters on rank 0, and {len(theirs)} on rank {rank}"
 
 
 @dataclasses.dataclass
@@ -83,10 +279,7 @@ class UpdateHooks:
 
 
 def forward(part: str, method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that calls ``method`` of the object in the attribute ``part`` of ``self``.
-
-    It has the signature and documentation of ``method``.
-    """
+    """Return a method that calls ``method`` of the object in the attribute ``part``, and has its documentation."""
     find_part = operator.attrgetter(part)
 
     @functools.wraps(method)

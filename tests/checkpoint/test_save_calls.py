@@ -17,7 +17,7 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 MOST_CALLS = 115
 MOST_CALLS_INSIDE = 86
 MOST_FILES = 21
-MOST_FILES_OF_A_RESUME = 69
+MOST_FILES_OF_A_RESUME = 68
 MOST_FILES_INSIDE = 23
 
 
