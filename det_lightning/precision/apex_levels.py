@@ -70,18 +70,22 @@ class LossScaler:
 
 
 class ApexScaling(LossScaling):
-    """What both kinds have in common: the losses of a batch are numbered, and torch's scaler is refused."""
+    """What both kinds have in common: the losses of a batch are numbered.
 
-    def __init__(self, exchange: GradientExchange) -> None:
+    With ``after_each_pass``, gradients are exchanged after every backward pass.
+    """
+
+    def __init__(self, exchange: GradientExchange, after_each_pass: bool = False) -> None:
         super().__init__(exchange)
         self.exchanges = True  # a batch begins with its first loss
+        self._after_each_pass = after_each_pass
         self._losses: list[weakref.ref[torch.Tensor]] = []
 
     def begin_batch(self, communicate: bool) -> None:
         self._losses.clear()
-        self._exchange.begin_batch(communicate)
+        super().begin_batch(communicate or self._after_each_pass)
 
-    def _number_of(self, loss: torch.Tensor) -> int:
+    def number_of(self, loss: torch.Tensor) -> int:
         """Return the number of a loss, which may run backward more than once, among those of the batch."""
         for number, earlier in enumerate(self._losses):
             if earlier() is loss:
@@ -107,17 +111,13 @@ class ApexLevels(ApexScaling):
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
         growth_interval: int = 2000,
     ) -> None:
-        super().__init__(backend.gradients)
+        super().__init__(backend.gradients, after_each_pass=level.scales)  # they are unscaled then
         self.level = level
         self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
         self.scalers = [LossScaler(backend.device, level, growth_interval) for _ in range(level.num_losses)]
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
-
-    def begin_batch(self, communicate: bool) -> None:
-        """Begin a batch; if gradients are unscaled, they are exchanged after every backward pass."""
-        super().begin_batch(communicate or self.level.scales)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
@@ -139,7 +139,7 @@ class ApexLevels(ApexScaling):
     def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        number = self._number_of(loss)
+        number = self.number_of(loss)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
                 f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
@@ -256,7 +256,7 @@ class InstalledApex(ApexScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        loss_id = 0 if self._count == 1 else self._number_of(loss)
+        loss_id = 0 if self._count == 1 else self.number_of(loss)
         with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
             super().backward(scaled, gradient, retain_graph, create_graph)
 
