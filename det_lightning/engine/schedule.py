@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import cast
 
 from det_lightning.checkpoint.format.content import TrialState
@@ -140,46 +140,75 @@ class Action(enum.Enum):
     STOP = "stop"
 
 
+class Phase(enum.Enum):
+    """The state of a run between two workloads."""
+
+    TRAINING = "nothing is left to do at the boundary"
+    DUE = "the boundaries that are due act, one after the other"
+    STOP_CHECK = "a boundary has acted: does any rank want to stop?"
+    FINAL_VALIDATION = "the length is reached: validate, unless just done"
+    FINAL_CHECKPOINT = "the run ends: save, unless just done"
+    STOPPED = "the run ends: stop the training loop"
+
+
 class BoundaryActions:
-    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md has a diagram of them.
+    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md has a diagram of the phases.
 
     The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint already
     recorded in ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
+        self.phase = Phase.TRAINING
         self._schedule = schedule
         self._state = state
         self._stop_requested = stop_requested
-        self._left: Iterator[Action] = iter(())
+        self._due: list[Due] = []
 
     def begin(self, due: list[Due]) -> None:
         """Enter a boundary; ``due`` is empty before the first workload, when a run may already be complete."""
-        self._left = self._actions(due)
+        self._due = list(due)
+        self.phase = Phase.DUE
 
     def next(self) -> Action | None:
         """Return the next action; None once training can continue."""
-        return next(self._left, None)
+        while self.phase is not Phase.TRAINING:
+            action = self._advance()
+            if action is not None:
+                return action
+        return None
 
-    def _actions(self, due: list[Due]) -> Iterator[Action]:
-        for boundary in due:
-            if boundary is Due.VALIDATE:
-                yield from self._validation()
-            elif boundary is Due.CHECKPOINT:
-                yield from self._checkpoint()
-            if self._stop_requested():
-                break
-        else:
-            if not self._schedule.is_complete(self._state):
-                return
-            yield from self._validation()
-        yield from self._checkpoint()
-        yield Action.STOP
+    def _advance(self) -> Action | None:
+        """Enter the next phase; return the action that it calls for, if any."""
+        if self.phase is Phase.DUE:
+            return self._act_on_due()
+        if self.phase is Phase.STOP_CHECK:
+            self.phase = Phase.FINAL_CHECKPOINT if self._stop_requested() else Phase.DUE
+            return None
+        if self.phase is Phase.FINAL_VALIDATION:
+            self.phase = Phase.FINAL_CHECKPOINT
+            return self._validate()
+        if self.phase is Phase.FINAL_CHECKPOINT:
+            self.phase = Phase.STOPPED
+            return self._checkpoint()
+        self.phase = Phase.TRAINING
+        return Action.STOP
 
-    def _validation(self) -> Iterator[Action]:
-        if self._state.last_val != self._state.batches_trained:
-            yield Action.VALIDATE
+    def _act_on_due(self) -> Action | None:
+        if not self._due:
+            complete = self._schedule.is_complete(self._state)
+            self.phase = Phase.FINAL_VALIDATION if complete else Phase.TRAINING
+            return None
+        self.phase = Phase.STOP_CHECK
+        due = self._due.pop(0)
+        if due is Due.VALIDATE:
+            return self._validate()
+        if due is Due.CHECKPOINT:
+            return self._checkpoint()
+        return None
 
-    def _checkpoint(self) -> Iterator[Action]:
-        if self._state.last_ckpt != self._state.batches_trained:
-            yield Action.CHECKPOINT
+    def _validate(self) -> Action | None:
+        return None if self._state.last_val == self._state.batches_trained else Action.VALIDATE
+
+    def _checkpoint(self) -> Action | None:
+        return None if self._state.last_ckpt == self._state.batches_trained else Action.CHECKPOINT
