@@ -30,6 +30,7 @@ class MetricWindow:
     def __init__(self) -> None:
         #: The metrics of each batch, and the types of those that were tensors of shape ``()`` and are numbers now.
         self._batches: list[tuple[dict[str, Any], dict[str, torch.dtype]]] = []
+        self._on_device = False
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
         self.keeps_latest = False
@@ -47,6 +48,7 @@ class MetricWindow:
             if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
                 if not value.is_cpu or value.dtype not in _NUMPY_TYPES:
                     value = value.detach().clone()
+                    self._on_device = True
                 elif value.ndim == 0:
                     # Several times faster than a detached copy; an array is made of it once the window is closed.
                     dtypes[name] = value.dtype
@@ -84,6 +86,7 @@ class MetricWindow:
     def clear(self) -> None:
         """Begin a new window, and forget the metrics of this one."""
         self._batches = []
+        self._on_device = False
         self._sums = {}
         self._summed = 0
         self._latest = None
@@ -98,8 +101,9 @@ class MetricWindow:
         for batch, dtypes in self._batches:
             for name in dtypes:
                 batch[name] = np.array(batch[name], _NUMPY_TYPES[dtypes[name]])
+        transfer = MetricTransfer(batches, _stack_by_device(batches) if self._on_device else [])
         self.clear()
-        return MetricTransfer(batches)
+        return transfer
 
 
 #: Where each value of a stack belongs: the metrics of a batch, and the name.
@@ -113,15 +117,17 @@ class MetricTransfer:
     ``runs_aside`` says whether there is such a copy.
     """
 
-    def __init__(self, batches: list[dict[str, Any]]) -> None:
+    def __init__(self, batches: list[dict[str, Any]], stacks: list[list[tuple[torch.Tensor, _Entries]]]) -> None:
         self._batches = batches
-        self._copies = [_HostCopy(stacks) for stacks in _stack_by_device(batches)]
-        self.runs_aside = any(copy.runs_aside for copy in self._copies)
+        self._copies = [(_HostCopy([stack for stack, _ in of_device]), of_device) for of_device in stacks]
+        self.runs_aside = any(copy.runs_aside for copy, _ in self._copies)
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait for the copies; return the metrics of each batch, with tensors as numpy values."""
-        for copy in self._copies:
-            copy.finish()
+        for copy, stacks in self._copies:
+            for values, (_, entries) in zip(copy.values(), stacks, strict=True):
+                for index, (batch, name) in enumerate(entries):
+                    batch[name] = np.array(values[index])
         return self._batches
 
 
@@ -141,13 +147,16 @@ def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Ten
 
 
 class _HostCopy:
-    """A copy of the stacks of one device, as bytes; a GPU makes it without blocking the host."""
+    """A copy of tensors from one device, as bytes if there are several; a GPU makes it without blocking the host."""
 
-    def __init__(self, stacks: list[tuple[torch.Tensor, _Entries]]) -> None:
-        self._stacks = stacks
-        flat = [stack.contiguous().view(-1).view(torch.uint8) for stack, _ in stacks]
-        self._lengths = [len(part) for part in flat]
-        source = torch.cat(flat)
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        self._lengths: list[int] | None = None
+        source = tensors[0]
+        if len(tensors) > 1:
+            flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+            self._lengths = [len(part) for part in flat]
+            source = torch.cat(flat)
         self.runs_aside = source.is_cuda
         self._end: torch.cuda.Event | None = None
         if self.runs_aside:
@@ -158,15 +167,17 @@ class _HostCopy:
         else:
             self._copy = source.cpu()
 
-    def finish(self) -> None:
-        """Wait for the copy; put each value into the metrics of its batch."""
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """Wait for the copy; return the values of each tensor."""
         if self._end is not None:
             self._end.synchronize()
+        if self._lengths is None:
+            return [self._copy.numpy()]
         parts = torch.split(self._copy, self._lengths)
-        for part, (stack, entries) in zip(parts, self._stacks, strict=True):
-            values = part.clone().view(stack.dtype).view(stack.shape).numpy()
-            for index, (batch, name) in enumerate(entries):
-                batch[name] = np.array(values[index])
+        return [
+            part.clone().view(dtype).view(shape).numpy()
+            for part, (dtype, shape) in zip(parts, self._kinds, strict=True)
+        ]
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
