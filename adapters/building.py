@@ -12,10 +12,10 @@ from pytorch_lightning.strategies import Strategy
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
-from det_lightning.pytorch._configuration import RunConfiguration
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._settings import RunConfiguration
 
 _TYPES = {
     "bf16-mixed": torch.bfloat16,

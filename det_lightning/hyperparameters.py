@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["chosen_hparams", "ranges_in"]
+__all__ = ["chosen_hparams", "flat", "ranges_in"]
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,6 +19,17 @@ def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
     if mistakes:
         raise ValueError("hyperparameters of the configuration: " + "; ".join(mistakes) + ".")
     return hparams
+
+
+def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested hyperparameters by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in hparams.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:

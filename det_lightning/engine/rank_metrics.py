@@ -1,26 +1,26 @@
-"""The metrics of several ranks: averaged for a window, reduced for a validation."""
+"""The metrics of several ranks, averaged for a window or reduced for a validation; as rows of numbers if possible."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from det_lightning import errors
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.plain_validation import PlainValidation
-from det_lightning.engine.plain_window import PlainWindow
+from det_lightning.distributed.row_reduction import Rows
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
+
+_INT64 = range(-(2**63), 2**63)
 
 
 def average_over_ranks(
     batches: list[dict[str, Any]], exchange: RankExchange, flags: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks.
-
-    Raises:
-        ValueError: the ranks have different metrics. The message says which.
-    """
+    """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks."""
     if exchange.is_alone:
         return batches, flags
     window = PlainWindow.of(batches)
@@ -61,13 +61,7 @@ def reduce_validation_metrics(
 ) -> tuple[dict[str, Any], int]:
     """Return the metrics of a validation, reduced over batches and ranks, and the flags of all ranks.
 
-    A rank may have no batches at all.
-
-    Raises:
-        ValueError: the ranks or batches have different metrics, or a metric has several shapes. The message says which.
-        TypeError: a metric cannot be reduced.
-        InvalidExperimentException: ``reducer`` is for other metrics, or not a Reducer.
-        RuntimeError: there are several ranks, and no batches on any of them.
+    A rank may have no batches at all, but one of several must have some.
     """
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}
@@ -140,3 +134,126 @@ def _single_type(values: list[Any]) -> bool:
     shapes_and_types = {(value.shape, value.dtype) if type(value) is np.ndarray else None for value in values}
     only = shapes_and_types.pop()
     return only is not None and not shapes_and_types and only[0] == () and only[1].kind in "biuf"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """The type of a metric of training: the dtype of its numbers, and whether each is an array of shape ``()``."""
+
+    dtype: np.dtype[Any]
+    in_array: bool
+
+    def as_mean(self, mean: np.float64) -> Any:
+        """Return the mean in the type that numpy gives the mean of such metrics."""
+        rounded = np.float32(mean) if self.dtype == np.float32 else mean
+        return np.array(rounded) if self.in_array else rounded
+
+
+_KIND_BY_TYPE = {kind: _Kind(np.dtype(kind), False) for kind in (float, np.float64, np.float32, np.int64)}
+_KIND_BY_TYPE[int] = _KIND_BY_TYPE[np.int64]
+_KIND_BY_DTYPE = {np.dtype(name): _Kind(np.dtype(name), True) for name in ("float64", "float32", "int64", "int32")}
+_PLAIN = {dtype.type for dtype in _KIND_BY_DTYPE}
+
+
+def _kind_of(value: Any) -> _Kind | None:
+    """Return the kind of a value; None if it is not one plain number."""
+    if type(value) is np.ndarray:
+        return _KIND_BY_DTYPE.get(value.dtype) if value.shape == () else None
+    return None if type(value) is int and value not in _INT64 else _KIND_BY_TYPE.get(type(value))
+
+
+class PlainWindow:
+    """The metrics of each batch of a window, with the same names and types in each; ``kinds`` are the types."""
+
+    #: Numbers in each row.
+    width = 1
+
+    def __init__(self, kinds: dict[str, _Kind], batches: list[dict[str, Any]]) -> None:
+        self._names = list(kinds)
+        self._kinds = list(kinds.values())
+        columns = [_to_bits([batch[name] for batch in batches], kind.dtype) for name, kind in kinds.items()]
+        #: One row for each metric of each batch, which is reduced to its mean.
+        bits = np.stack(columns, axis=1).reshape(-1, 1)
+        self.rows = Rows(bits, _signature_of(self._names, self._kinds, len(batches)), self._means)
+
+    @classmethod
+    def of(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
+        """Return the window of these batches; None if there are no values, or not all are plain."""
+        if not batches or not batches[0]:
+            return None
+        names = list(batches[0])
+        kinds = {name: kind for name, value in batches[0].items() if (kind := _kind_of(value)) is not None}
+        if len(kinds) < len(names) or not all(isinstance(name, str) for name in names):
+            return None
+        expected = list(kinds.values())
+        for batch in batches:
+            if list(batch) != names or [_kind_of(value) for value in batch.values()] != expected:
+                return None
+        return cls(kinds, batches)
+
+    def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+        """Return the means of the metrics of each batch, given their bits, in the types of such means."""
+        return [
+            {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
+            for means in bits.view(np.float64).reshape(-1, len(self._names))
+        ]
+
+    def _means(self, first: int, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        # One by one: numpy adds the rows of a matrix in a different order than the numbers of a vector.
+        means = [
+            np.mean(_from_bits(of_ranks, self._kinds[index % len(self._kinds)].dtype))
+            for index, of_ranks in enumerate(bits[:, :, 0].T, first)
+        ]
+        return _to_bits(means, np.dtype(np.float64))
+
+
+class PlainValidation:
+    """The validation metrics of one rank, each reduced over its ``batches`` to one number of a type in ``_PLAIN``."""
+
+    #: Numbers in each row: the metric, and the number of batches as its weight in an average.
+    width = 2
+
+    def __init__(self, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> None:
+        self._names = list(metrics)
+        self._reducers = [reducers[name] for name in self._names]
+        self._types = [value.dtype for value in metrics.values()]
+        bits = np.array([[*_to_bits([value], value.dtype), batches] for value in metrics.values()], np.int64)
+        self.rows = Rows(bits, _signature_of(self._names, self._reducers, self._types), self._reduce)
+
+    @classmethod
+    def of(cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> PlainValidation | None:
+        """Return the validation with these metrics; None if there are none, or not all are plain."""
+        plain = all(isinstance(name, str) and type(value) in _PLAIN for name, value in metrics.items())
+        return cls(metrics, reducers, batches) if metrics and plain else None
+
+    def with_results(self, bits: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """Return the metrics over all ranks, given their bits, in the types that reducing gives them."""
+        types = [
+            simple_reduce(reducer, np.ones(1, dtype), [1]).dtype
+            for reducer, dtype in zip(self._reducers, self._types, strict=True)
+        ]
+        return {name: _from_bits(result, dtype) for name, result, dtype in zip(self._names, bits, types, strict=True)}
+
+    def _reduce(self, first: int, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        results = np.zeros(bits.shape[1], np.int64)
+        for row, of_ranks in enumerate(bits.transpose(1, 0, 2)):
+            values = _from_bits(of_ranks[:, 0], self._types[first + row])
+            result = simple_reduce(self._reducers[first + row], values, of_ranks[:, 1].tolist())
+            (results[row],) = _to_bits([result], result.dtype)
+        return results
+
+
+def _to_bits(numbers: Sequence[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return integers as they are, and floating-point numbers as the bits of float64."""
+    return np.array(numbers, np.int64 if dtype.kind == "i" else np.float64).view(np.int64)
+
+
+def _from_bits(bits: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the number, or the vector of numbers, that has these bits."""
+    return (bits if dtype.kind == "i" else bits.view(np.float64)).astype(dtype)
+
+
+def _signature_of(*meaning: object) -> int:
+    """Return a number that identifies what rows mean, from objects whose ``repr`` is the same on all ranks."""
+    digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:7], "big") + 1  # not 0

@@ -9,20 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.engine.boundary_exchange import BoundaryExchange
-from det_lightning.engine.data_stream import TrialData
-from det_lightning.engine.device_copies import CudaSideStream, copy_aside
+from det_lightning.engine.boundaries import BoundaryExchange, Reporter, WorkloadReports, add_position
+from det_lightning.engine.data_stream import SideStream, TrialData, copy_aside
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.reporter import Reporter
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
-from det_lightning.engine.run_log import RunLog
-from det_lightning.engine.run_warnings import RunWarnings
+from det_lightning.engine.run_log import RunLog, RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.stopping import StopRequest
-from det_lightning.engine.trainable import require_trainable
-from det_lightning.engine.training import Training
-from det_lightning.engine.validation import Evaluation
-from det_lightning.engine.workload_reports import WorkloadReports, add_position
+from det_lightning.engine.trial_calls import Evaluation, Training, require_trainable
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -55,7 +49,6 @@ class TrialRun:
         self.prepared: Callable[[Iterator[Any]], Iterator[Any]]
         self._at_end = contextlib.ExitStack()
         self._resumed = resumed
-        self._reporters = reporters
         self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
         self.training = Training(trial, context, self._log.counter())
@@ -75,7 +68,8 @@ class TrialRun:
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(self._name, context, schedule)
-        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._warnings, reporters)
+        self._reporters = [self._warnings, *reporters]
+        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._reporters)
         require_trainable(trial, context)
 
     # Beginning and end
@@ -106,13 +100,14 @@ class TrialRun:
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resumed is not None and not self._resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        self.prepare_batch = self.context.batch_mover() if self.context.experimental.auto_to_device else _unchanged
+        moves = self.context.experimental.auto_to_device
+        self.prepare_batch = self.context.batch_mover() if moves else lambda batch: batch
         if (cast := self.context.precision.batch_cast()) is not None:
             move = self.prepare_batch
             self.prepare_batch = lambda batch: cast(move(batch))
         self.prepared = functools.partial(map, self.prepare_batch)
         if self.data.copies_aside:
-            stream = CudaSideStream(self.context.device)
+            stream = SideStream(self.context.device)
             self.prepared = functools.partial(copy_aside, move=self.prepare_batch, stream=stream)
 
     def begin_training(self) -> None:
@@ -263,7 +258,6 @@ class TrialRun:
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
         self._log.end_validation(self.state.batches_trained, metrics, self.evaluation.lengths)
-        self._warnings.look_at_validation(self.state.batches_trained, metrics)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
         add_position(metrics, self.state)
@@ -275,7 +269,3 @@ class TrialRun:
         overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
         users_code_follows = self.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -97,12 +97,7 @@ class Schedule:
         return self._length is not None and trained >= self._length
 
     def progress(self, state: TrialState, epoch_len: int) -> float | None:
-        """Return the fraction of the length that is trained, from 0 to 1; None if there is no length.
-
-        Args:
-            state: how far training has come.
-            epoch_len: number of batches in an epoch.
-        """
+        """Return the fraction of the length that is trained, from 0 to 1; None if there is no length."""
         if self._length is None:
             return None
         length = self._length * (1 if isinstance(self.max_length, Batch) else epoch_len)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,16 +89,11 @@ class SharedCheckpoint:
         error: errors.CheckpointError | None = self._distributed.broadcast(None)
         if error is not None:
             raise error
-        with self._own_directory() as directory:
-            self._write(directory)
-
-    @contextlib.contextmanager
-    def _own_directory(self) -> Iterator[pathlib.Path]:
         if self._storage.is_local:
-            yield self._checkpoint.local_path
+            self._write(self._checkpoint.local_path)
             return
         with tempfile.TemporaryDirectory(prefix="det_lightning-part-") as folder:
-            yield pathlib.Path(folder)
+            self._write(pathlib.Path(folder))
 
     def _write(self, directory: pathlib.Path) -> _Described:
         """Write the part of this rank; return the files of all ranks."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.hyperparameters import flat
 from det_lightning.masking import mask
 
 # Keeps the difference of any two values finite.
@@ -67,17 +68,6 @@ def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -
 
 def _can_be_drawn(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
-
-
-def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested hyperparameters by their dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in hparams.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

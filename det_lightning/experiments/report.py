@@ -15,10 +15,11 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.hyperparameter_values import Hyperparameter, flat, varying_hyperparameters
+from det_lightning.experiments.hyperparameter_values import Hyperparameter, varying_hyperparameters
 from det_lightning.experiments.overview import details_of, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.extras import how_to_install
+from det_lightning.hyperparameters import flat
 from det_lightning.masking import mask
 
 _PAGE = """\

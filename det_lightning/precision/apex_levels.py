@@ -1,21 +1,25 @@
-"""apex's levels on torch.amp."""
+"""apex's levels: on torch.amp, or by a build of NVIDIA's apex that still has ``apex.amp``, if that is asked for."""
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 import weakref
 from typing import Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.precision.levels import DYNAMIC, Level
 from det_lightning.precision.scaled_gradients import ScaledGradients
-from det_lightning.precision.scaling import LossScaling, number_of
-from det_lightning.precision.stepping import StepUnless
+from det_lightning.precision.scaling import LossScaling, StepUnless
 
 logger = logging.getLogger(__name__)
+
+#: The environment variable that chooses what implements ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
+VARIABLE = "DET_LIGHTNING_AMP"
 
 
 class LossScaler:
@@ -65,7 +69,32 @@ class LossScaler:
         self._unskipped.fill_(int(state["unskipped"]))
 
 
-class ApexLevels(LossScaling):
+class ApexScaling(LossScaling):
+    """What both kinds have in common: the losses of a batch are numbered.
+
+    With ``after_each_pass``, gradients are exchanged after every backward pass.
+    """
+
+    def __init__(self, exchange: GradientExchange, after_each_pass: bool = False) -> None:
+        super().__init__(exchange)
+        self.exchanges = True  # a batch begins with its first loss
+        self._after_each_pass = after_each_pass
+        self._losses: list[weakref.ref[torch.Tensor]] = []
+
+    def begin_batch(self, communicate: bool) -> None:
+        self._losses.clear()
+        super().begin_batch(communicate or self._after_each_pass)
+
+    def number_of(self, loss: torch.Tensor) -> int:
+        """Return the number of a loss, which may run backward more than once, among those of the batch."""
+        for number, earlier in enumerate(self._losses):
+            if earlier() is loss:
+                return number
+        self._losses.append(weakref.ref(loss))
+        return len(self._losses) - 1
+
+
+class ApexLevels(ApexScaling):
     """Trains with the loss scaling of apex.
 
     The n-th loss of a batch is scaled by the n-th scaler, or every loss by the only one. Each backward pass unscales
@@ -82,20 +111,13 @@ class ApexLevels(LossScaling):
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
         growth_interval: int = 2000,
     ) -> None:
-        super().__init__(backend.gradients)
-        self.exchanges = True  # a batch begins with its first loss
+        super().__init__(backend.gradients, after_each_pass=level.scales)  # they are unscaled then
         self.level = level
         self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
         self.scalers = [LossScaler(backend.device, level, growth_interval) for _ in range(level.num_losses)]
-        self._losses: list[weakref.ref[torch.Tensor]] = []
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
-
-    def begin_batch(self, communicate: bool) -> None:
-        """Begin a batch; if gradients are unscaled, they are exchanged after every backward pass."""
-        self._losses.clear()
-        super().begin_batch(communicate or self.level.scales)
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
@@ -117,7 +139,7 @@ class ApexLevels(LossScaling):
     def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        number = number_of(loss, self._losses)
+        number = self.number_of(loss)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
                 f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
@@ -184,3 +206,70 @@ def refuse_scaler(scaler: Any | None) -> None:
             f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales losses "
             "itself: use either torch.amp or apex levels, not both."
         )
+
+
+def apex_is_wanted() -> bool:
+    """Return whether the environment asks for NVIDIA's apex; raise a ValueError if it asks for something unknown."""
+    choice = os.environ.get(VARIABLE) or "torch"
+    if choice not in ("torch", "apex"):
+        raise ValueError(f"{VARIABLE}={choice!r} in the environment: it may be 'torch' (the default) or 'apex'.")
+    return choice == "apex"
+
+
+def _import_amp() -> Any:
+    advice = f"Unset {VARIABLE} to have the levels on torch.amp, or install a build of NVIDIA's apex from before 2025."
+    try:
+        apex = importlib.import_module("apex")
+    except ImportError as e:
+        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex cannot be imported: {e}. {advice}") from e
+    try:
+        amp = importlib.import_module("apex.amp")
+    except ImportError as e:
+        raise errors.InvalidExperimentException(
+            f"{VARIABLE}=apex, but the apex that is installed ({apex.__file__}) has no apex.amp: it is the unrelated "
+            f"package of that name on PyPI, or a newer build of NVIDIA's. {advice}"
+        ) from e
+    if not hasattr(amp, "scale_loss"):
+        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex.amp has no scale_loss(). {advice}")
+    return amp
+
+
+class InstalledApex(ApexScaling):
+    """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
+
+    It works in one process only, because apex patches models that are not wrapped yet.
+    """
+
+    def __init__(self, exchange: GradientExchange) -> None:
+        super().__init__(exchange)
+        self._amp = _import_amp()
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._count = 1
+
+    def initialize(self, models: Any, optimizers: Any, num_losses: int | None, **arguments: Any) -> tuple[Any, Any]:
+        """Run ``apex.amp.initialize`` and keep its optimizers for :meth:`backward`."""
+        self._count = num_losses or 1
+        models, optimizers = self._amp.initialize(models, optimizers, num_losses=self._count, **arguments)
+        self._optimizers = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+        return models, optimizers
+
+    def backward(
+        self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
+    ) -> None:
+        loss_id = 0 if self._count == 1 else self.number_of(loss)
+        with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
+            super().backward(scaled, gradient, retain_graph, create_graph)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        """Run one step of ``optimizer``, which apex may have patched to skip it."""
+        refuse_scaler(scaler)
+        super().step(optimizer, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"amp_state": self._amp.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "amp_state" in state:
+            self._amp.load_state_dict(state["amp_state"])
+        else:
+            logger.warning("The trial uses apex but the checkpoint has no 'amp_state'; loss scaling starts over.")

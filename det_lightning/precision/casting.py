@@ -55,25 +55,21 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
     if type(value) is dict:
         return {key: cast_floats(item, cast) for key, item in value.items()}
     if isinstance(value, collections.abc.MutableMapping):
-        done = copy.copy(value)
+        mapping = copy.copy(value)
         for key, item in value.items():
-            done[key] = cast_floats(item, cast)
-        return done
+            mapping[key] = cast_floats(item, cast)
+        return mapping
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _cast_fields(value, cast)
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                # Works even if the class is frozen.
+                object.__setattr__(copied, field.name, cast_floats(getattr(value, field.name), cast))
+        return copied
     if type(value) not in _warned:
         _warned.add(type(value))
         logger.warning("A model in mixed precision takes or returns a %s; tensors in it stay.", type(value).__name__)
     return value
-
-
-def _cast_fields(value: Any, cast: TensorCast) -> Any:
-    done = copy.copy(value)
-    for field in dataclasses.fields(value):
-        if hasattr(value, field.name):
-            # Works even if the class is frozen.
-            object.__setattr__(done, field.name, cast_floats(getattr(value, field.name), cast))
-    return done
 
 
 @dataclasses.dataclass(eq=False)

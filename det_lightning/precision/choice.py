@@ -10,9 +10,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
-from det_lightning.precision.apex_levels import ApexLevels
+from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, apex_is_wanted
 from det_lightning.precision.casting import CastingForward, WholeModelPrecision, halves_to_float
-from det_lightning.precision.installed_apex import InstalledApex, apex_is_wanted
 from det_lightning.precision.level_models import apply_level, check_parts, listed, put_back, wrapped_ones
 from det_lightning.precision.levels import resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
@@ -48,7 +47,7 @@ class ChosenPrecision:
 
     @property
     def _has_levels(self) -> bool:
-        return isinstance(self.scaling, ApexLevels | InstalledApex)
+        return isinstance(self.scaling, ApexScaling)
 
     # torch.amp
 

@@ -55,14 +55,10 @@ def check_parts(
         f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "
         "models in float32, and leave .half() to configure_apex_amp()"
         for index, model in enumerate(models)
-        for name, parameter in _first_half(model)
+        for name, parameter in [(n, p) for n, p in model.named_parameters() if p.dtype in HALF_TYPES][:1]
     ]
     if mistakes:
         raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
-
-
-def _first_half(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if p.dtype in HALF_TYPES][:1]
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:

@@ -126,53 +126,44 @@ def _parse(name: str, value: Any, mistakes: list[str]) -> Any:
         return None
 
 
-def _parse_flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
+def _only_if(is_right: bool, value: Any) -> Any:
+    if not is_right:
+        raise ValueError
     return value
 
 
-def _parse_flag_or_name(value: Any) -> bool:
-    return {"True": True, "False": False}[value] if isinstance(value, str) else _parse_flag(value)
+def _flag(value: Any) -> Any:
+    return _only_if(isinstance(value, bool), value)
 
 
-def _parse_loss_scale(value: Any) -> float | str:
-    return DYNAMIC if value == DYNAMIC else _parse_positive(value)
+def _floating_type(value: Any) -> Any:
+    return _only_if(isinstance(value, torch.dtype) and value.is_floating_point, value)
 
 
-def _parse_positive(value: Any) -> float:
+def _positive(value: Any) -> Any:
     number = float(value)
-    if isinstance(value, bool) or not (number > 0 and math.isfinite(number)):
-        raise ValueError
-    return number
-
-
-def _parse_weights_type(value: Any) -> torch.dtype | None:
-    return None if value is False else _parse_type(value)
-
-
-def _parse_type(value: Any) -> torch.dtype:
-    if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise TypeError
-    return value
-
-
-def _parse_count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError
-    return value
+    return _only_if(not isinstance(value, bool) and number > 0 and math.isfinite(number), number)
 
 
 _A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
 # How each property is parsed, and what a message says it should be.
 _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cast_model_type": (_parse_weights_type, _A_TYPE),
-    "patch_torch_functions": (_parse_flag, "True, False or None"),
-    "keep_batchnorm_fp32": (_parse_flag_or_name, "True, False, 'True', 'False' or None"),
-    "master_weights": (_parse_flag, "True, False or None"),
-    "loss_scale": (_parse_loss_scale, "a number above 0, such a number as a string, or 'dynamic'"),
-    "cast_model_outputs": (_parse_type, _A_TYPE),
-    "num_losses": (_parse_count, "an int of at least 1"),
-    "min_loss_scale": (_parse_positive, "a number above 0"),
-    "max_loss_scale": (_parse_positive, "a number above 0"),
+    "cast_model_type": (lambda value: None if value is False else _floating_type(value), _A_TYPE),
+    "patch_torch_functions": (_flag, "True, False or None"),
+    "keep_batchnorm_fp32": (
+        lambda value: {"True": True, "False": False}[value] if isinstance(value, str) else _flag(value),
+        "True, False, 'True', 'False' or None",
+    ),
+    "master_weights": (_flag, "True, False or None"),
+    "loss_scale": (
+        lambda value: DYNAMIC if value == DYNAMIC else _positive(value),
+        "a number above 0, such a number as a string, or 'dynamic'",
+    ),
+    "cast_model_outputs": (_floating_type, _A_TYPE),
+    "num_losses": (
+        lambda value: _only_if(isinstance(value, int) and not isinstance(value, bool) and value >= 1, value),
+        "an int of at least 1",
+    ),
+    "min_loss_scale": (_positive, "a number above 0"),
+    "max_loss_scale": (_positive, "a number above 0"),
 }

@@ -186,11 +186,7 @@ def _configure_precision(
     context: PyTorchTrialContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Apply the configuration field that ``configure_apex_amp`` replaced, as the training loop did."""
-    try:
-        optimizations = context.get_experiment_config().get("optimizations") or {}
-    except ValueError:
-        return  # there is no configuration
-    level = optimizations.get("mixed_precision") or "O0"
+    level = context.settings.section("optimizations").get("mixed_precision") or "O0"
     if level == "O0":
         return
     try:

@@ -18,15 +18,11 @@ from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._configuration import RunConfiguration, require_usable
+from det_lightning.pytorch._context_parts import TrainingPosition, UpdateHooks, WrappedParts, forward, forward_attribute
 from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
-from det_lightning.pytorch._forwarding import ForwardedAttribute, forward
-from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
-from det_lightning.pytorch._settings import TrialSettings
-from det_lightning.pytorch._update_hooks import UpdateHooks
-from det_lightning.pytorch._wrapping import WrappedParts
+from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +135,7 @@ class PyTorchTrialContext:
     autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
     configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
     use_whole_model_precision = forward("precision", ChosenPrecision.use_whole_model_precision)
-    scaler = ForwardedAttribute("precision", "scaler")
+    scaler = forward_attribute("precision", "scaler")
     # Setting this was the only way to give use_amp() a scaler with other arguments.
     _scaler = scaler
 
@@ -149,8 +145,8 @@ class PyTorchTrialContext:
     current_train_batch = forward("position", TrainingPosition.current_train_batch)
     get_initial_batch = forward("position", TrainingPosition.get_initial_batch)
     # Trials read these in their evaluation, and tests that run a trial by hand set them.
-    _current_batch_idx = ForwardedAttribute("position", "batch_idx")
-    _epoch_len = ForwardedAttribute("position", "epoch_len")
+    _current_batch_idx = forward_attribute("position", "batch_idx")
+    _epoch_len = forward_attribute("position", "epoch_len")
 
     set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
     get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)

@@ -115,18 +115,13 @@ class SelfSavingTrial(PyTorchTrial):
     def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
         """Prepare a run; every rank calls it, before the loaders are built.
 
-        Args:
-            files: directory of the checkpoint that the run resumes from, if any.
-            batches_trained: number of batches that the run resumes after.
-            exact: whether the checkpoint was written by det_lightning, and has the position in the data.
+        ``files`` is the directory of the checkpoint that it resumes from, if any; an ``exact`` one was written by
+        det_lightning, and has the position in the data.
         """
 
     @abc.abstractmethod
     def collect_files(self) -> pathlib.Path | None:
-        """Return a new directory whose files are moved into a checkpoint; None except on the chief.
-
-        Every rank calls it.
-        """
+        """Return a new directory whose files are moved into a checkpoint; every rank calls it, others return None."""
 
     @abc.abstractmethod
     def describe_files(self) -> dict[str, str]:

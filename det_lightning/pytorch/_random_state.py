@@ -50,11 +50,7 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Restore what :func:`capture_rng` returned.
-
-    Raises:
-        InvalidCheckpointException: the CUDA generator refuses its state; the other generators are left unchanged.
-    """
+    """Restore what :func:`capture_rng` returned; all of it, or nothing if the CUDA generator refuses its state."""
     if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
         try:
             torch.cuda.set_rng_state(state["gpu_rng_state"], device)
@@ -148,7 +144,7 @@ def _capture_sampler(sampler: Any) -> dict[str, Any]:
             state[name] = value.bit_generator.state
         elif isinstance(value, random.Random):
             state[name] = value.getstate()
-        elif value is None or isinstance(value, bool | int | float | str):
+        elif isinstance(value, bool | int | float | str | None):
             state[name] = value
     return state
 

@@ -273,11 +273,7 @@ class ReducerRegistry:
     def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
         """Return the metrics of all wrapped reducers on the chief; None elsewhere, or if there are none.
 
-        Args:
-            gather: returns on the chief what all ranks pass to it, in rank order, and None elsewhere.
-
-        Raises:
-            ValueError, AssertionError: see :meth:`reduce_metrics`.
+        So does ``gather``: on the chief it returns what all ranks pass to it, in rank order.
         """
         if not self._registrations:
             return None
@@ -286,12 +282,10 @@ class ReducerRegistry:
 
 
 def _contributions(registrations: list[_Registration]) -> list[Any]:
-    """Return what this rank contributes to each metric."""
     return [registration.run("per_slot_reduce") for registration in registrations]
 
 
 def _combine(registrations: list[_Registration], per_rank: list[Any]) -> dict[str, Any]:
-    """Return the metrics, given the contributions of each rank."""
     metrics: dict[str, Any] = {}
     for registration, per_slot in zip(registrations, zip(*per_rank, strict=True), strict=True):
         metrics.update(registration.as_metrics(registration.run("cross_slot_reduce", cast("Any", per_slot))))

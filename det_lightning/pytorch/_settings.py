@@ -1,16 +1,125 @@
-"""The settings of a run: hyperparameters, configuration, batch sizes, aggregation."""
+"""The settings of a run: its experiment configuration, hyperparameters, batch sizes, aggregation."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from typing import Any
+import os
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
+from det_lightning.core._task import TrialTask
+from det_lightning.hyperparameters import chosen_hparams, ranges_in
 from det_lightning.masking import MaskedSettings, describe_masked, leave_out_masked, mask
-from det_lightning.pytorch._configuration import RunConfiguration
+
+if TYPE_CHECKING:
+    from det_lightning.config import ExperimentConfig, TrainingSettings
 
 logger = logging.getLogger(__name__)
+
+#: A configuration as calls take it: a dict, which may be partial, or a file.
+ExpConf = Mapping[str, Any] | str | os.PathLike[str]
+
+
+@dataclasses.dataclass(repr=False, eq=False)  # it may contain secrets
+class RunConfiguration:
+    """The configuration that a run was given, if any, and what follows from it."""
+
+    exp_conf: dict[str, Any] | None = None  # what context.get_experiment_config() returns
+    hparams: dict[str, Any] | None = None  # what context.get_hparams() returns
+    settings: TrainingSettings | None = None
+    given: ExperimentConfig | None = None  # until it is reported
+
+    @classmethod
+    def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
+        """Return the configuration that a call was given, if any.
+
+        By default ``hparams`` are those of the configuration, with the middle of each range.
+
+        Raises:
+            ConfigError, InvalidExperimentException: an argument cannot be used; all mistakes are named.
+        """
+        require_usable(hparams, None if isinstance(exp_conf, str | os.PathLike) else exp_conf)
+        if exp_conf is None:
+            return cls(None, hparams)
+        from det_lightning.config import TrainingSettings, read_given
+
+        given = read_given(exp_conf)
+        if hparams is None:
+            hparams = chosen_hparams(given.plain) or None
+            if hparams is not None:
+                logger.info("The hyperparameters are those of exp_conf; of a range the middle: %s.", mask(hparams))
+        settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
+        return cls(given.plain, hparams, settings, given.typed)
+
+    @classmethod
+    def of_task(cls, task: TrialTask, hparams: dict[str, Any] | None) -> RunConfiguration:
+        """Return the configuration of a trial of an experiment."""
+        from det_lightning.config import TrainingSettings, read_given
+
+        hparams = task.hparams if hparams is None else hparams
+        settings = TrainingSettings(
+            read_given(task.config).typed,
+            hparams,
+            trial_seed=task.trial_seed,
+            checkpoint_storage=task.checkpoint_storage,
+            rungs=task.validate_at,
+        )
+        return cls(task.config, hparams, settings)
+
+    def complete(self, **said: Any) -> dict[str, Any]:
+        """Return the arguments of a call that have a value, which comes from the configuration if the call gives None.
+
+        Raises:
+            ValueError: the configuration gives a length in records, and there is no ``global_batch_size``.
+        """
+        return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
+
+    def missing_in(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the configuration has for the arguments that are None; see :meth:`complete`."""
+        if self.settings is None:
+            return {}
+        found = {name: getattr(self.settings, name) for name, value in said.items() if value is None}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
+        """Log, once, which fields of a call's configuration have no effect, and the notes from reading it.
+
+        ``idle`` sections are ignored by this call in addition to others, and ``read`` fields the trial itself reads.
+        """
+        if self.given is None:
+            return
+        from det_lightning.config import without_effect_in_calls
+
+        for note in self.given.notes:
+            logger.info("exp_conf: %s", note)
+        fields = without_effect_in_calls(self.given, idle=idle, read=read)
+        named = [*fields, *map(str, self.given.unknown_keys)]
+        if named:
+            logger.warning("Of the exp_conf of %s these fields have no effect here: %s.", call, "; ".join(named))
+        self.given = None
+
+
+def require_usable(hparams: Any, exp_conf: Any) -> None:
+    """Raise an InvalidExperimentException that names everything that keeps settings from being used for training."""
+    given = {"hparams": hparams, "exp_conf": exp_conf}
+    mistakes = [
+        f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"
+        for name, value in given.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if isinstance(hparams, Mapping):
+        mistakes += [
+            f"{where} describes values of a search, and is not one of them: give one, or search with "
+            "`det-lightning run CONFIG`"
+            for where in ranges_in(hparams)
+        ]
+        if hparams.get("global_batch_size") == 0:
+            mistakes.append("hparams['global_batch_size'] must be an integer of at least 1; got 0")
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
 
 
 class TrialSettings:
@@ -96,10 +205,10 @@ class TrialSettings:
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 
-    def compresses_gradients(self) -> bool:
-        """Return whether ``optimizations.gradient_compression`` of the experiment configuration is set."""
-        optimizations = (self._exp_conf or {}).get("optimizations") or {}
-        return bool(optimizations.get("gradient_compression"))
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a section of the experiment configuration; an empty dict if there is none."""
+        section: dict[str, Any] = (self._exp_conf or {}).get(name) or {}
+        return section
 
     def get_global_batch_size(self) -> int:
         """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""

@@ -24,12 +24,16 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
-from det_lightning.pytorch._configuration import ExpConf, RunConfiguration
-from det_lightning.pytorch._lightning_trainer import callbacks_in, choose_preemption, make_lightning_trainer
+from det_lightning.pytorch._lightning_trainer import (
+    callbacks_in,
+    choose_checkpoints,
+    choose_preemption,
+    make_lightning_trainer,
+)
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
-from det_lightning.pytorch._resume_choice import choose_checkpoints
+from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
@@ -289,10 +293,7 @@ class Trainer:
 
     def _checkpoint_callback(self, configured: dict[str, Any], **others: Any) -> DeterminedCheckpoint:
         policy = configured.get("checkpoint_policy", "best")
-        try:
-            searcher = self._context.settings.get_experiment_config().get("searcher") or {}
-        except ValueError:
-            searcher = {}
+        searcher = self._context.settings.section("searcher")
         metric = searcher.get("metric")
         if policy == "best" and metric is None:
             if self._context.distributed.rank == 0:

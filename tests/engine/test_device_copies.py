@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from det_lightning import pytorch
-from det_lightning.engine.device_copies import copy_aside
+from det_lightning.engine.data_stream import SideStream, copy_aside
 from det_lightning.pytorch._random_state import PassJournal
 
 COPY, WORK = 4, 10
 
 
-class Timeline:
+class Timeline(SideStream):
     """A device whose work and whose copies take a known time; a mark is the time at which something ends."""
 
     def __init__(self) -> None:

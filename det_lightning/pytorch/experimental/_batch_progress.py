@@ -1,14 +1,22 @@
-"""How far the ranks of a batch inference have come: checkpoints, metrics, preemption."""
+"""Which batches of a dataset a rank processes; how far the ranks have come: checkpoints, metrics, preemption."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
+import math
 import uuid
+import warnings
+from collections.abc import Mapping, Sized
+from typing import Any, cast
+
+from torch.utils import data
 
 from det_lightning.core._context import Context
+from det_lightning.core._distributed import DistributedContext
 from det_lightning.errors import InvalidCheckpointException
+from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._reducer import ReducerRegistry
 
 logger = logging.getLogger(__name__)
@@ -17,6 +25,67 @@ logger = logging.getLogger(__name__)
 _STEPS_COMPLETED = "steps_completed"
 _OUTPUT_ID = "default_output_uuid"
 _FILE = "batch_completed.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLoading:
+    """How the batches of a dataset are built and shared among the ranks."""
+
+    dataset: data.Dataset[Any]
+    batch_size: int  # records per batch
+    max_batches: int | None  # number of batches of each rank; None: all
+    checkpoint_interval: int  # number of batches of each rank between checkpoints
+    options: dict[str, Any]  # further arguments of the loader
+
+    @classmethod
+    def of_call(
+        cls,
+        dataset: data.Dataset[Any],
+        batch_size: int | None,
+        max_batches: int | None,
+        checkpoint_interval: int,
+        dataloader_kwargs: Mapping[str, Any] | None,
+    ) -> BatchLoading:
+        """Return the loading that the arguments of ``torch_batch_process`` ask for."""
+        options = dict(dataloader_kwargs or {})
+        mistakes = [
+            f"dataloader_kwargs has {name}, and the batches are shared out in the order of the dataset: leave it out"
+            for name in ("sampler", "batch_sampler")
+            if name in options
+        ]
+        if options.pop("shuffle", False):
+            mistakes.append("dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out")
+        if batch_size is not None and "batch_size" in options:
+            mistakes.append("batch_size is given twice, as an argument and in dataloader_kwargs: leave one out")
+        in_options = options.pop("batch_size", 1)
+        size = in_options if batch_size is None else batch_size
+        named = {"batch_size": size, "checkpoint_interval": checkpoint_interval}
+        mistakes += [f"{name} must be at least 1; got {value!r}" for name, value in named.items() if value < 1]
+        if mistakes:
+            raise ValueError(f"torch_batch_process() cannot use its arguments: {'; '.join(mistakes)}.")
+        if not isinstance(dataset, Sized):
+            raise TypeError(
+                f"torch_batch_process() takes a dataset with a length; {type(dataset).__name__} has no __len__()."
+            )
+        return cls(cast("data.Dataset[Any]", dataset), size, max_batches, checkpoint_interval, options)
+
+    def length(self, ranks: int) -> int:
+        """Return the number of batches that each of ``ranks`` ranks processes; some may have one fewer."""
+        length = math.ceil(len(cast("Sized", self.dataset)) / self.batch_size / ranks)
+        if self.max_batches is None:
+            return length
+        if 0 < self.max_batches <= length:
+            return self.max_batches
+        warnings.warn(
+            f"max_batches={self.max_batches} has no effect: each rank processes all its {length} batches.",
+            stacklevel=2,
+        )
+        return length
+
+    def loader(self, first_batch: int, ranks: DistributedContext) -> data.DataLoader[Any]:
+        """Return the loader of this rank, from its batch ``first_batch`` on."""
+        loader = DataLoader(self.dataset, batch_size=self.batch_size, shuffle=False, **self.options)
+        return loader.get_data_loader(skip=first_batch, num_replicas=ranks.size, rank=ranks.rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +98,7 @@ class BatchProgress:
 
     @classmethod
     def begin(cls, core_context: Context, latest_checkpoint: str | None) -> BatchProgress:
-        """Return the progress in a checkpoint, or of a new run; all ranks call this.
-
-        Raises:
-            InvalidCheckpointException: the checkpoint does not hold the progress of a batch inference.
-            CheckpointNotFound, StorageError: it cannot be read.
-        """
+        """Return the progress in a checkpoint, or of a new run; all ranks call this."""
         output_id = core_context.distributed.broadcast(str(uuid.uuid4()))
         if latest_checkpoint is None:
             return cls(core_context, 0, output_id)

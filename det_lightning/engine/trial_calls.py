@@ -1,16 +1,79 @@
-"""Evaluating the validation data: batch by batch on every rank, or all of it on the chief."""
+"""How the methods of a trial are called: on each training batch, in a validation; and whether they can be called."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from det_lightning import errors
 from det_lightning.engine.events import overrides
 from det_lightning.engine.metrics import MetricWindow, to_numpy
-from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+
+
+class Training:
+    """Trains a trial batch by batch, and calls ``count_records`` with each; collects the metrics in ``window``."""
+
+    def __init__(
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, count_records: Callable[[Any], Any] | None
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._count_records = count_records
+        self._profiled_train_batch: Callable[..., Any] | None = None
+        self.window = MetricWindow()
+
+    def profile(self, step: Callable[[], Any]) -> None:
+        """Call ``step`` right after each ``train_batch``."""
+
+        def train_batch(**arguments: Any) -> Any:
+            metrics = self._trial.train_batch(**arguments)
+            step()
+            return metrics
+
+        self._profiled_train_batch = train_batch
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
+        """Train on a batch that is already on the device; the indices count from 0."""
+        context = self._context
+        precision = context.precision
+        if precision.path.exchanges:
+            precision.path.begin_batch(context.is_update_batch())
+        call_trial = self._profiled_train_batch or self._trial.train_batch
+        metrics: Any = call_trial(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        if precision.scales_losses:
+            precision.scaling.end_batch()
+        if type(metrics) is not dict:
+            metrics = self._as_mapping(metrics, batch_idx)
+        if context.lr_schedulers:
+            self._step_lr_schedulers(batch_idx)
+        self.window.add(metrics)
+        if self._count_records is not None:
+            self._count_records(batch)
+
+    def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
+        if isinstance(metrics, torch.Tensor):
+            return {"loss": metrics}
+        if not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
+                f"{metrics!r} for batch {batch_idx}."
+            )
+        return metrics
+
+    def _step_lr_schedulers(self, batch_idx: int) -> None:
+        context = self._context
+        if not context.is_update_batch():
+            return
+        epoch_len = context.position.epoch_length()
+        for scheduler in context.lr_schedulers:
+            for _ in range(scheduler.steps_after(batch_idx, epoch_len, context.aggregation_frequency)):
+                scheduler.step()
 
 
 class Evaluation:
@@ -115,3 +178,56 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
     positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     return "batch_idx" in (*positional, *by_name) or len(positional) > 1
+
+
+def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
+    arguments = ["batch", "epoch_idx", "batch_idx"]
+    of_training = interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", arguments)
+    mistakes = [*of_training, *_of_wrapping(trial, context), *_of_evaluation(trial)]
+    if mistakes:
+        raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
+
+
+def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
+    if isinstance(trial, SelfSavingTrial):
+        return
+    name = type(original_trial(trial)).__name__
+    if not context.models:
+        yield f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__"
+    if not context.optimizers:
+        yield f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
+
+
+def _of_evaluation(trial: PyTorchTrial) -> list[str]:
+    original = original_trial(trial)
+    arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
+    overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
+    if len(overridden) != 1:
+        return [
+            f"{type(original).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it "
+            f"overrides {' and '.join(overridden) or 'neither'}"
+        ]
+    (method,) = overridden
+    if method == "evaluate_batch" and trial is original and takes_batch_idx(original.evaluate_batch):
+        arguments[method].append("batch_idx")
+    return _mistakes_of_call(trial, method, arguments[method])
+
+
+def _mistakes_of_call(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
+    """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
+    original = original_trial(trial)
+    names = [*arguments] if trial is original else [*arguments, "model"]
+    try:
+        # A wrapper may pass on different arguments than it takes.
+        signature = inspect.signature(getattr(original, method), follow_wrapped=False)
+    except ValueError:  # compiled code may have no signature
+        return []
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as e:
+        return [
+            f"{type(original).__name__}.{method}{signature} cannot be called: {e}; its arguments are passed by name, "
+            f"as {', '.join(names)}"
+        ]
+    return []

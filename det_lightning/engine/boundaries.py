@@ -1,0 +1,203 @@
+"""What happens to metrics at a boundary: ranks exchange them, with flags about the end of the run, and report them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from det_lightning.checkpoint.format.content import TrialState
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.events import TrialEvents
+from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
+from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
+from det_lightning.engine.run_log import LoggedWorkload, RunLog
+from det_lightning.engine.stopping import StopRequest
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._reducer import Reducer
+
+# Flags with which a rank says something at a boundary, along with its metrics or on its own.
+_STOP = 1  # the trial wants to stop
+_PREEMPT = 2  # the process was asked to end
+_ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
+_CHECKPOINT_COMPLETED = 8  # the chief has checkpoints to report
+
+
+class EarlyEnd:
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it ends because a process was asked to.
+
+    What the ranks say travels with the metrics of a workload or a validation. They ask again before they go on only
+    if user code has since run on any of them, or a checkpoint was written.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
+        self.stop_request = stop_request or StopRequest(exit_code=0)
+        self.is_alone = exchange.is_alone
+        self.preempted = False
+        self._context = context
+        self._exchange = exchange
+        self._agreed: int | None = None
+
+    def wishes(self, users_code_follows: bool) -> int:
+        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
+        stop = _STOP if self._context.get_stop_requested() else 0
+        preempt = _PREEMPT if self.stop_request.requested else 0
+        return stop | preempt | (_ASK_AGAIN if users_code_follows else 0)
+
+    def note(self, flags: int) -> None:
+        """Remember the flags of all ranks for :meth:`agree`."""
+        self._agreed = None if self.is_alone or flags & _ASK_AGAIN else flags
+
+    def forget(self) -> None:
+        """Ask again at the next :meth:`agree`, on all ranks."""
+        self._agreed = None
+
+    def agree(self) -> bool:
+        """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
+        agreed = self._agreed
+        if agreed is None:
+            wishes = self.wishes(users_code_follows=False)
+            agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
+            self.note(agreed)
+        stops = bool(agreed & _STOP)
+        # A trial that wants to stop is done: a scheduler must not start it again.
+        self.preempted = bool(agreed & _PREEMPT) and not stops
+        return stops or self.preempted
+
+    def is_immediate(self, at_boundary: bool) -> bool:
+        """Return whether the run ends before a boundary, because its only process was asked to end."""
+        if self.is_alone and not at_boundary and self.stop_request.requested:
+            self.preempted = True
+        return self.preempted
+
+
+class BoundaryExchange:
+    """Reduces the metrics of a run over its ranks. All ranks call the same methods.
+
+    ``users_code_follows`` says that user code runs between the call and :meth:`EarlyEnd.agree`.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
+        self._reducers = context.reducers
+        self._ranks = RankExchange(context.distributed)
+        self.early_end = EarlyEnd(context, stop_request, self._ranks)
+        #: Returns whether a checkpoint has completed or failed without the other ranks knowing.
+        self.has_completed_checkpoint: Callable[[], bool] = lambda: False
+        #: What it returned on the chief when the ranks last exchanged metrics.
+        self.checkpoint_completed = False
+
+    @property
+    def may_average_later(self) -> bool:
+        """Whether averaging a workload's metrics involves neither another rank nor a reducer of the trial."""
+        return self.early_end.is_alone and not self._reducers.reduces_training
+
+    def average(self, batches: list[dict[str, Any]], users_code_follows: bool) -> list[dict[str, Any]]:
+        """Return the metrics of each batch of a workload, averaged over the ranks."""
+        metrics, of_all_ranks = average_over_ranks(batches, self._ranks, self._flags(users_code_follows))
+        self._note(of_all_ranks)
+        return metrics
+
+    def reduce_validation(
+        self, batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], users_code_follows: bool
+    ) -> dict[str, Any]:
+        """Return the metrics of a validation, reduced over batches and ranks."""
+        flags = self._flags(users_code_follows)
+        metrics, of_all_ranks = reduce_validation_metrics(batches, reducer, self._ranks, flags)
+        self._note(of_all_ranks)
+        return metrics
+
+    def broadcast_validation(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics of the chief, which validated alone."""
+        of_chief: dict[str, Any] = self._ranks.broadcast(metrics)
+        self.early_end.forget()
+        return of_chief
+
+    def reduce_registered(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the trial's own reducers, as numpy values."""
+        return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
+
+    def _flags(self, users_code_follows: bool) -> int:
+        news = _CHECKPOINT_COMPLETED if self.has_completed_checkpoint() else 0
+        return self.early_end.wishes(users_code_follows) | news
+
+    def _note(self, of_all_ranks: int) -> None:
+        self.checkpoint_completed = bool(of_all_ranks & _CHECKPOINT_COMPLETED)
+        self.early_end.note(of_all_ranks)
+
+
+class Reporter(Protocol):
+    """Takes the metrics of a run, on the chief."""
+
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Take the metrics of a validation after ``steps_completed`` batches."""
+
+
+class WorkloadReports:
+    """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
+
+    Metrics on a GPU are available only after its work is done. Where nothing can tell the difference, the host waits
+    for them only once the next batch has been given to the GPU; until then the report is ``unfinished``.
+    """
+
+    def __init__(
+        self,
+        exchange: BoundaryExchange,
+        events: TrialEvents,
+        log: RunLog,
+        reporters: list[Reporter],
+    ) -> None:
+        #: Whether other hooks run after a report, before whatever else is due at the boundary.
+        self.hooks_follow = False
+        self._exchange = exchange
+        self._events = events
+        self._log = log
+        self._reporters = reporters
+        #: What :meth:`finish` will do, if a report is waiting for it.
+        self.unfinished: Callable[[], None] | None = None
+
+    def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
+        """Report the workload that ended at ``state`` and whose metrics are in ``window``.
+
+        All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
+        """
+        users_code_follows = self.hooks_follow or bool(self._events.overriding("on_training_workload_end"))
+        metrics = window.begin_transfer()
+        workload = self._log.workload
+        self.unfinished = functools.partial(
+            self._report, metrics, dataclasses.replace(state), workload, users_code_follows
+        )
+        may_finish_later = next_batch_follows and not users_code_follows and metrics.runs_aside
+        if not (may_finish_later and self._exchange.may_average_later):
+            self.finish()
+
+    def finish(self) -> None:
+        """Finish the report that is waiting, if there is one."""
+        if self.unfinished is not None:
+            finish = self.unfinished
+            self.unfinished = None
+            finish()
+
+    def _report(
+        self, metrics: MetricTransfer, state: TrialState, workload: LoggedWorkload, users_code_follows: bool
+    ) -> None:
+        batch_metrics = self._exchange.average(metrics.finish(), users_code_follows)
+        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
+        avg_metrics.update(self._exchange.reduce_registered(for_training=True))
+        batches_trained = state.batches_trained
+        self._log.report_training(batches_trained, avg_metrics, workload, len(batch_metrics))
+        for reporter in self._reporters:
+            reporter.report_training(batches_trained, avg_metrics, batch_metrics)
+        add_position(avg_metrics, state)
+        self._events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
+
+
+def add_position(metrics: dict[str, Any], state: TrialState) -> None:
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric has that name."""
+    metrics.setdefault("batches", state.batches_trained)
+    metrics.setdefault("epochs", state.epochs_trained)
