@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
+import os
 import pathlib
 import socket
-from collections.abc import Callable
+import struct
+import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+import google_crc32c
 
 from det_lightning.core._metrics import as_float, scalars_of
 
 if TYPE_CHECKING:  # slow to import, and not every run writes
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-    from det_lightning.core._event_file import EventFile
 
 
 class TensorBoardOutput:
@@ -25,9 +27,9 @@ class TensorBoardOutput:
     begins with ``val`` gets no ``val_``.
     """
 
-    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
+    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path]) -> None:
         self.enabled = enabled
-        self._locate = locate or default_directory
+        self._locate = locate
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
         """Switch the writing of TensorBoard files on or off.
@@ -99,9 +101,42 @@ class TensorBoardOutput:
 
     @functools.cached_property
     def _event_file(self) -> EventFile:
-        from det_lightning.core._event_file import EventFile
-
         return EventFile(self.path)
+
+
+class EventFile:
+    """A new TensorBoard file in a directory, which takes many scalars at once."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # slow to import, and not every run writes
+
+        self._new_event = Event
+        directory.mkdir(parents=True, exist_ok=True)
+        started = time.time()
+        self.path = directory / f"events.out.tfevents.{int(started)}.{socket.gethostname()}.{os.getpid()}.scalars"
+        self._append([Event(wall_time=started, file_version="brain.Event:2").SerializeToString()])
+
+    def write(self, scalars: list[tuple[str, float, int]]) -> None:
+        """Append ``(tag, value, step)`` triples."""
+        event = self._new_event(wall_time=time.time())
+        entry = event.summary.value.add()
+        self._append(event.SerializeToString() for entry.tag, entry.simple_value, event.step in scalars)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Append a summary."""
+        self._append([self._new_event(wall_time=time.time(), summary=summary).SerializeToString()])
+
+    def _append(self, events: Iterable[bytes]) -> None:
+        """Append TFRecords: the length of an event, its masked checksum, the event, its masked checksum."""
+        # In a single write; tensorboard's own writer would spend most of its time on checksums, in Python.
+        records = []
+        for event in events:
+            for piece in (struct.pack("<Q", len(event)), event):
+                checksum = google_crc32c.value(piece)
+                masked = ((checksum >> 15) | (checksum << 17)) + 0xA282EAD8
+                records += [piece, struct.pack("<I", masked & 0xFFFFFFFF)]
+        with self.path.open("ab") as file:
+            file.write(b"".join(records))
 
 
 def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
@@ -111,9 +146,3 @@ def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
 def validation_tag(metric: str) -> str:
     """Return the tag of a validation metric."""
     return f"Determined/{metric}" if metric.startswith("val") else f"Determined/val_{metric}"
-
-
-def default_directory() -> pathlib.Path:
-    """Return a new directory below ``runs/``."""
-    started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
-    return pathlib.Path(f"runs/{started}_{socket.gethostname()}")
