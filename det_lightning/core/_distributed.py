@@ -17,7 +17,9 @@ from det_lightning.core._topology import (
 )
 
 if TYPE_CHECKING:
-    from det_lightning.core._exchange import Collective, Exchange
+    from torch.distributed import Work
+
+    from det_lightning.core._exchange import Exchange
     from det_lightning.core._session import Session
     from det_lightning.core._store import StoreAddress
 
@@ -211,7 +213,7 @@ class DistributedContext:
         """Return the object of local rank 0 on every rank of its node."""
         return stuff if self._local is None else self._local.broadcast(stuff)
 
-    def wait_for(self, collective: Collective, operation: str) -> None:
+    def wait_for(self, collective: Work, operation: str) -> None:
         """Wait for a collective of ``torch.distributed`` that all ranks begin, with the errors of :meth:`gather`.
 
         It is one of the operations that all ranks must call in the same order. ``collective`` is what a call with
@@ -245,7 +247,7 @@ class DistributedContext:
         ``describe`` returns it, and is called in another thread, about once a second.
         """
         if self._session is not None:
-            self._session.name_progress(describe)
+            self._session.describe_progress = describe
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.group_collectives import Array, GroupCollectives, device_of_group
-from det_lightning.distributed.row_reduction import Reduced, RowReduction, Rows
+from det_lightning.distributed.group_collectives import (
+    Array,
+    GroupCollectives,
+    Reduced,
+    RowReduction,
+    Rows,
+    device_of_group,
+)
 
 _LENGTH_BYTES = 8
 

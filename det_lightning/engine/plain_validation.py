@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.distributed.row_reduction import Rows
+from det_lightning.distributed.group_collectives import Rows
 from det_lightning.engine.plain_window import signature_of
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 

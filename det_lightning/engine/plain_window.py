@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.distributed.row_reduction import Rows
+from det_lightning.distributed.group_collectives import Rows
 
 _INT64 = range(-(2**63), 2**63)
 
