@@ -118,12 +118,11 @@ class DistributedContext:
         Args:
             chief_ip: address at which other nodes reach the chief; by default the environment variable
                 ``DET_CHIEF_IP`` or ``MASTER_ADDR``.
-            timeout_s: see the class.
+            timeout_s: see the class, which also documents further errors.
 
         Raises:
             ValueError: this process was not started by ``torchrun``; the error, which is also a KeyError, names what is
-                missing. Or see the class.
-            AssertionError, RuntimeError: see the class.
+                missing.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
         return cls(**vars(topology), chief_ip=_chief_ip(chief_ip) or os.environ.get("MASTER_ADDR"), timeout_s=timeout_s)
@@ -149,11 +148,10 @@ class DistributedContext:
 
         Args:
             chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class.
+            timeout_s: see the class, which also documents further errors.
 
         Raises:
-            ValueError: variables are missing; the error, which is also a KeyError, names them. Or see the class.
-            AssertionError, RuntimeError: see the class.
+            ValueError: variables are missing; the error, which is also a KeyError, names them.
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
         topology = topology_from_environment(need, DEEPSPEED_VARIABLES)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import itertools
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Work
 
-from det_lightning.core._contributions import Contribution, condense, expand, read_contributions
 from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
 from det_lightning.core._watch import name_ranks
@@ -27,6 +29,15 @@ _LOOK_AROUND_S = 1.0
 _ALARM = b"!"  # no pickle starts with it
 
 _T = TypeVar("_T")
+
+
+class Contribution(NamedTuple):
+    """What one rank contributes to a round: the operation that it calls, and its pickle, inline or in parts."""
+
+    member: int
+    operation: str
+    parts: int
+    inline: bytes
 
 
 class Exchange:
@@ -136,15 +147,14 @@ class Exchange:
 
     def _contribute(self, operation: str, pickled: bytes) -> None:
         store = self._store
-        inline = pickled
-        parts = 0
+        own = Contribution(self._index, operation, 0, pickled)
         if len(pickled) > _INLINE_BYTES:
-            inline = b""
-            for parts, start in enumerate(range(0, len(pickled), _PART_BYTES), 1):
-                store.set(self._part(self._index, parts), pickled[start : start + _PART_BYTES])
-        store.append(self._key("each"), Contribution(self._index, operation, parts, inline).pickled())
+            own = Contribution(self._index, operation, math.ceil(len(pickled) / _PART_BYTES), b"")
+        for number, key in enumerate(self._part_keys(own)):
+            store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
+        store.append(self._key("each"), pickle.dumps(tuple(own)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
-            store.set(self._key("all"), condense(self._came()))
+            store.set(self._key("all"), _condense(self._came()))
             # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
                 self._delete_round(self._kept_round)
@@ -154,16 +164,15 @@ class Exchange:
         look_around = functools.partial(self._look_for_deadlock, operation)
         found = self._poll(operation, published, look_around) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
-        return expand(found)
+        return _expand(found)
 
     def _poll(self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
         """Return the first true answer of ``ask``, and call ``look_around`` now and then until there is one.
 
         Return None if the time is up but the last rank has come after all; raise a RuntimeError if one has not.
         """
-        session = self._session
         looks = 0
-        for waited in pauses(session.timeout_s, session.longest_pause_s):
+        for waited in pauses(self._session.timeout_s, self._session.longest_pause_s):
             if answer := ask():
                 break
             if waited > (looks + 1) * _LOOK_AROUND_S:
@@ -173,14 +182,14 @@ class Exchange:
             self._raise_for_missing(operation)
             answer = None
         if looks:
-            session.awaited = ()
-            self._store.delete_key(f"waiting/{session.rank}")
+            self._session.awaited = ()
+            self._store.delete_key(f"waiting/{self._session.rank}")
         return answer
 
     def _look_at_others(self, operation: str) -> None:
         """Raise if a rank has left, exchanges something else or waits for this one; announce that this rank waits."""
         if self._round not in self._announced_rounds:
-            self._store.append(self._key("each"), Contribution(self._index, operation, 0, b"").pickled())
+            self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
             self._announced_rounds.append(self._round)
         self._raise_if_alarm(look(self._store, self._key("all")), operation)
         self._check_same_operation(self._came())
@@ -191,17 +200,16 @@ class Exchange:
         try:
             collective.wait()
         except RuntimeError as error:
-            rank = self._session.rank
             self._raise_if_alarm(look(self._store, self._key("all")), operation)
             raise RuntimeError(
-                f"Rank {rank} is in {operation}(), and has lost the connection to another rank, which has probably "
-                f"ended; look for an earlier error there. ({str(error).splitlines()[0]})"
+                f"Rank {self._session.rank} is in {operation}(), and has lost the connection to another rank, which "
+                f"has probably ended; look for an earlier error there. ({str(error).splitlines()[0]})"
             ) from error
 
     def _raise_if_alarm(self, found: bytes | None, operation: str) -> None:
         if found is not None and found.startswith(_ALARM):
-            rank = self._session.rank
-            raise RuntimeError(f"Rank {rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
+            reason = found.removeprefix(_ALARM).decode()
+            raise RuntimeError(f"Rank {self._session.rank} is in {operation}(), but {reason}.")
 
     def _look_for_deadlock(self, operation: str) -> None:
         """Note in the store where this rank waits; raise if a missing rank waits for it in another group."""
@@ -224,11 +232,11 @@ class Exchange:
         return waiting
 
     def _missing(self) -> list[int]:
-        came = {found.index for found in self._came()}
+        came = {found.member for found in self._came()}
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
     def _came(self) -> list[Contribution]:
-        return read_contributions(look(self._store, self._key("each")) or b"")
+        return _read_contributions(look(self._store, self._key("each")) or b"")
 
     def _raise_for_missing(self, operation: str) -> None:
         missing = self._missing()
@@ -245,24 +253,18 @@ class Exchange:
 
     def _check_same_operation(self, contributions: list[Contribution]) -> None:
         if len({found.operation for found in contributions}) > 1:
-            calls = ", ".join(f"rank {self._members[found.index]} {found.operation}()" for found in contributions)
+            calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
     def _read(self, contribution: Contribution) -> bytes:
-        if not contribution.parts:
-            return contribution.inline
-        parts = range(1, contribution.parts + 1)
-        return b"".join(self._store.get(self._part(contribution.index, part)) for part in parts)
+        return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))
 
     def _release(self, contributions: list[Contribution]) -> None:
         """Count this rank among those that have read the large objects; the last one deletes them."""
-        store = self._store
-        in_parts = [found for found in contributions if found.parts]
-        if in_parts and store.add(self._key("read"), 1) == len(self._members):
-            for found in in_parts:
-                for part in range(1, found.parts + 1):
-                    store.delete_key(self._part(found.index, part))
-            store.delete_key(self._key("read"))
+        keys = [key for found in contributions for key in self._part_keys(found)]
+        if keys and self._store.add(self._key("read"), 1) == len(self._members):
+            for key in [*keys, self._key("read")]:
+                self._store.delete_key(key)
 
     def _delete_round(self, number: int) -> None:
         for what in ("each", "all"):
@@ -271,5 +273,28 @@ class Exchange:
     def _key(self, what: str, number: int | None = None) -> str:
         return f"{self._name}/{self._round if number is None else number}/{what}"
 
-    def _part(self, index: int, part: int) -> str:
-        return self._key(f"part/{index}/{part}")
+    def _part_keys(self, contribution: Contribution) -> list[str]:
+        return [self._key(f"part/{contribution.member}/{number}") for number in range(contribution.parts)]
+
+
+def _read_contributions(appended: bytes) -> list[Contribution]:
+    """Read the contributions appended to one key; return them in the order of the group."""
+    stream = io.BytesIO(appended)
+    found = []
+    while stream.tell() < len(appended):
+        found.append(Contribution(*pickle.load(stream)))
+    return sorted(found)
+
+
+def _condense(contributions: list[Contribution]) -> bytes:
+    """Return contributions, in the order of the group, as a pickle that holds equal neighbours only once."""
+    # Contributions in parts are stored under keys of their own.
+    groups = itertools.groupby(contributions, lambda one: one if one.parts else one[1:])
+    runs = [[*members] for _, members in groups]
+    return pickle.dumps([(tuple(members[0]), len(members)) for members in runs], pickle.HIGHEST_PROTOCOL)
+
+
+def _expand(condensed: bytes) -> list[Contribution]:
+    """Return the contributions that :func:`_condense` was given."""
+    runs = pickle.loads(condensed)
+    return [Contribution(member + offset, *rest) for (member, *rest), count in runs for offset in range(count)]

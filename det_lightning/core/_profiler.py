@@ -94,9 +94,8 @@ class ProfilerContext:
 def _counters() -> dict[str, int]:
     import psutil
 
-    # None on a machine without disks.
-    found = {name: getattr(psutil, function)() for name, (function, _) in _BYTES.items()}
-    return {name: getattr(found[name], field, 0) for name, (_, field) in _BYTES.items()}
+    # On a machine without disks a function returns None.
+    return {name: getattr(getattr(psutil, function)(), field, 0) for name, (function, field) in _BYTES.items()}
 
 
 def _sample_of(counters: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, dict[str, float]]:

@@ -32,15 +32,9 @@ def print_at_once(message: str) -> None:
 
 
 class EndSignals:
-    """Handles signals that ask the process to end: reports the first one, and ends the process on a second one.
+    """Handles signals that ask the process to end: calls ``on_first`` on the first, and ends the process on a second.
 
     Previously installed handlers are also called on the first one. A fork of the process just ends.
-
-    Args:
-        on_first: called with the number of the first signal.
-
-    Attributes:
-        installed: whether the signals are handled.
     """
 
     def __init__(self, on_first: Callable[[int], object]) -> None:

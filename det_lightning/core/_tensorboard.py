@@ -8,7 +8,7 @@ import pathlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -67,9 +67,9 @@ class TensorBoardOutput:
             for name, value in metrics.items()
             if (number := as_float(value)) is not None
         ]
-        of_batches: set[str] = set().union(*batch_metrics)
-        reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
-        self.add_scalars(scalars + _tagged(reduced, steps_completed))
+        reduced = scalars_of(avg_metrics, leave_out=set().union(*batch_metrics))
+        scalars += [(f"Determined/{name}", number, steps_completed) for name, number in reduced.items()]
+        self.add_scalars(scalars)
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Write the metrics of a validation."""
@@ -117,16 +117,14 @@ class EventFile:
         self._append([Event(wall_time=started, file_version="brain.Event:2").SerializeToString()])
 
     def write(self, scalars: list[tuple[str, float, int]]) -> None:
-        """Append ``(tag, value, step)`` triples."""
         event = self._new_event(wall_time=time.time())
         entry = event.summary.value.add()
-        self._append(event.SerializeToString() for entry.tag, entry.simple_value, event.step in scalars)
+        self._append([event.SerializeToString() for entry.tag, entry.simple_value, event.step in scalars])
 
     def write_summary(self, summary: Summary) -> None:
-        """Append a summary."""
         self._append([self._new_event(wall_time=time.time(), summary=summary).SerializeToString()])
 
-    def _append(self, events: Iterable[bytes]) -> None:
+    def _append(self, events: list[bytes]) -> None:
         """Append TFRecords: the length of an event, its masked checksum, the event, its masked checksum."""
         # In a single write; tensorboard's own writer would spend most of its time on checksums, in Python.
         records = []
@@ -137,10 +135,6 @@ class EventFile:
                 records += [piece, struct.pack("<I", masked & 0xFFFFFFFF)]
         with self.path.open("ab") as file:
             file.write(b"".join(records))
-
-
-def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
-    return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]
 
 
 def validation_tag(metric: str) -> str:

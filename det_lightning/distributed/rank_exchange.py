@@ -34,19 +34,20 @@ class RankExchange:
         self.distributed = distributed
         self.is_alone = distributed.size == 1
         self._reductions: dict[str, RowReduction] = {}
-        self._found_group: tuple[GroupCollectives | None] | None = None
+        self._asked = False
+        self._found_group: GroupCollectives | None = None
         # From the previous exchange, so that one of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
         """Return the collectives of the process group, if all ranks have one; the first call asks them."""
         # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
-        if self._found_group is None:
+        if not self._asked:
             device = device_of_group(self.distributed)
-            everywhere = all(self.distributed.allgather(device is not None))
-            found = GroupCollectives(self.distributed, device) if everywhere and device is not None else None
-            self._found_group = (found,)
-        return self._found_group[0]
+            if all(self.distributed.allgather(device is not None)) and device is not None:
+                self._found_group = GroupCollectives(self.distributed, device)
+            self._asked = True
+        return self._found_group
 
     def reduce(self, rows: Rows | None, flags: int, width: int, operation: str) -> Reduced:
         """Return the flags of all ranks, and the results of the rows if all ranks have some and a process group.
