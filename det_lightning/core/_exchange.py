@@ -295,6 +295,5 @@ def _condense(contributions: list[Contribution]) -> bytes:
 
 
 def _expand(condensed: bytes) -> list[Contribution]:
-    """Return the contributions that :func:`_condense` was given."""
     runs = pickle.loads(condensed)
     return [Contribution(member + offset, *rest) for (member, *rest), count in runs for offset in range(count)]

@@ -60,7 +60,6 @@ class EndSignals:
         return True
 
     def restore(self) -> None:
-        """Install the previous handlers again."""
         if self.installed and _in_main_thread():
             for signum, handler in self._before.items():
                 # None: a handler that Python did not install, and cannot restore.
@@ -118,7 +117,6 @@ class SignalLog:
         return True
 
     def close(self) -> None:
-        """End the recording that :meth:`open` started."""
         self._users -= 1
         if not self._users and _in_main_thread():
             self._forget()

@@ -29,8 +29,6 @@ _WRAPPERS = frozenset({"wrapper", "wrapped", "decorate_context", "inner", "__cal
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a thread is."""
-
     text: str  # the innermost line of the user's code, and the functions that it has called
     waits: bool  # whether it is in an operation that waits for other ranks
     loads: bool  # whether it is waiting for a batch

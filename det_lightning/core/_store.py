@@ -75,7 +75,6 @@ def look(store: Store, key: str) -> bytes | None:
 
 
 def within(store: Store, prefix: str) -> Store:
-    """Return the part of a store whose keys begin with ``prefix``."""
     return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
 
 

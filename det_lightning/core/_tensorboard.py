@@ -47,7 +47,6 @@ class TensorBoardOutput:
 
     @functools.cached_property
     def path(self) -> pathlib.Path:
-        """The directory of the files."""
         return pathlib.Path(self._locate())
 
     @functools.cached_property
@@ -72,7 +71,6 @@ class TensorBoardOutput:
         self.add_scalars(scalars)
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a validation."""
         scalars = scalars_of(metrics).items()
         self.add_scalars([(validation_tag(name), value, steps_completed) for name, value in scalars])
 
@@ -138,5 +136,4 @@ class EventFile:
 
 
 def validation_tag(metric: str) -> str:
-    """Return the tag of a validation metric."""
     return f"Determined/{metric}" if metric.startswith("val") else f"Determined/val_{metric}"

@@ -56,8 +56,6 @@ def notice_period_s() -> float:
 
 @dataclasses.dataclass
 class RankStatus:
-    """What one rank publishes about itself."""
-
     rank: int
     tick: int = 0  # how often it has published
     where: str = ""
@@ -176,7 +174,6 @@ class RankWatch:
             self._noticed = False
 
     def _look(self) -> RankStatus:
-        """Return the current status of this rank."""
         self._note_move()
         place = place_of(self._watched)
         self._ticks += 1

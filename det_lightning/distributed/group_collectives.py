@@ -66,7 +66,6 @@ class GroupCollectives:
         return received.cpu().numpy()
 
     def broadcast(self, own: Array, operation: str) -> Array:
-        """Return the chief's vector."""
         exchanged = torch.from_numpy(own).to(self._device)
         self._distributed.wait_for(dist.broadcast(exchanged, 0, async_op=True), operation)
         return exchanged.cpu().numpy()
