@@ -132,7 +132,5 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
         return as_json(value.tolist())
     if isinstance(value, float):
-        if math.isnan(value):
-            return "NaN"
-        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+        return value if math.isfinite(value) else json.dumps(value)
     return repr(value)

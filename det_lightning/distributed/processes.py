@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import free_port, topology_from_horovod
-from det_lightning.extras import how_to_install
+from det_lightning.extras import how_to_build_horovod
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +46,7 @@ def connect_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as e:
         raise ImportError(
-            f"This run is to train with Horovod, which cannot be imported ({e}). There are no wheels of it: "
-            f"{how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh of the source "
-            "of det-lightning, which builds and installs it."
+            f"This run is to train with Horovod, which cannot be imported ({e}). {how_to_build_horovod()}"
         ) from e
     if not hvd.is_initialized():
         hvd.init()

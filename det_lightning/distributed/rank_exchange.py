@@ -34,13 +34,13 @@ class RankExchange:
         self.distributed = distributed
         self.is_alone = distributed.size == 1
         self._reductions: dict[str, RowReduction] = {}
-        self._asked = False
+        self._asked = self.is_alone
         self._found_group: GroupCollectives | None = None
         # From the previous exchange, so that one of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
-        """Return the collectives of the process group, if all ranks have one; the first call asks them."""
+        """Return the collectives of the process group, if all of several ranks have one; the first call asks them."""
         # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
         if not self._asked:
             device = device_of_group(self.distributed)
@@ -58,8 +58,6 @@ class RankExchange:
             width: the same in all calls with this operation.
             operation: what is done, for messages.
         """
-        if self.is_alone:
-            return Reduced(flags, None)
         group = self._group()
         if group is None:
             return Reduced(functools.reduce(operator.or_, self.distributed.allgather(flags)), None)
@@ -69,8 +67,6 @@ class RankExchange:
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
-        if self.is_alone:
-            return [stuff]
         group = self._group()
         if group is None:
             return self.distributed.allgather(stuff)
@@ -81,8 +77,6 @@ class RankExchange:
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
-        if self.is_alone:
-            return stuff
         group = self._group()
         if group is None:
             return self.distributed.broadcast(stuff)
