@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -155,16 +154,13 @@ class CheckpointContext:
         """
         ranks = self._contributing("store_path", shard)
         staging, target = self._begin(ranks)
-        directory = shared_directory(ranks, staging, target)
-        with abandoning(staging):
+        with abandoning(staging), shared_directory(ranks, staging, target) as directory:
             with all_or_none(ranks):
                 yield directory, target.name
             merged = self._merged(ranks, metadata)
             if not target.is_local:
                 put(directory, own_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
-                if staging is None and ranks.local_rank == 0:
-                    shutil.rmtree(directory)
         self._complete(staging, target, merged)
 
     def download(

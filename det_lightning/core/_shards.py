@@ -147,15 +147,20 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
     download(source, only_files(names), directory, storage.retry)
 
 
-def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None, target: Location) -> pathlib.Path:
-    """Return the directory that the ranks of a machine write a checkpoint into."""
+@contextlib.contextmanager
+def shared_directory(
+    ranks: DistributedContext, staging: StagingDirectory | None, target: Location
+) -> Iterator[pathlib.Path]:
+    """Yield the directory that the ranks of a machine write a checkpoint into."""
     if target.is_local:
         target.local_path.mkdir(parents=True, exist_ok=True)
-        return target.local_path
-    own: str | pathlib.Path | None = None
-    if ranks.local_rank == 0:
-        own = tempfile.mkdtemp() if staging is None else staging.directory
-    return pathlib.Path(ranks.broadcast_local(own))
+        yield target.local_path
+        return
+    with contextlib.ExitStack() as stack:
+        own = None if staging is None else staging.directory
+        if own is None and ranks.local_rank == 0:
+            own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        yield ranks.broadcast_local(own)
 
 
 def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
