@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from det_lightning.extras import how_to_install
+from det_lightning.extras import how_to_build_horovod
 from det_lightning.missing_parts import attribute_error
 
 __all__ = ["hvd"]
@@ -38,10 +38,8 @@ class _Horovod:
             module = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise ImportError(
-                f"hvd.{name} needs Horovod, which cannot be imported ({error}). There are no wheels of it: "
-                f"{how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh of the source of "
-                "det-lightning. Without Horovod, context.distributed has rank, size and allgather(), and "
-                "torch.distributed exchanges tensors."
+                f"hvd.{name} needs Horovod, which cannot be imported ({error}). {how_to_build_horovod()} Without it, "
+                "context.distributed has rank, size and allgather(), and torch.distributed exchanges tensors."
             ) from error
         return getattr(module, name)
 

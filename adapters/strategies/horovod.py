@@ -16,7 +16,7 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import topology_from_horovod
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
-from det_lightning.distributed.horovod_processes import connect_horovod, horovod_context
+from det_lightning.distributed.processes import connect_horovod, horovod_context
 
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]

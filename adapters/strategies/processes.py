@@ -15,13 +15,15 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
-from det_lightning.distributed.horovod_processes import (
+from det_lightning.distributed.processes import (
     connect_horovod,
+    device_of,
     horovod_context,
     horovod_is_wanted,
+    is_one_of_several,
     refuse_horovod,
+    torchrun_context,
 )
-from det_lightning.distributed.torch_processes import device_of, is_one_of_several, torchrun_context
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
 #: The strategies that train a trial in several processes.

@@ -8,14 +8,12 @@ from det_lightning.core._distributed import DistributedContext, DummyDistributed
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
-    from det_lightning.core._checkpoint import CheckpointContext
+    from det_lightning.core._checkpoint import CheckpointContext, DownloadMode
     from det_lightning.core._context import Context, ExperimentalCoreContext, init
-    from det_lightning.core._download_mode import DownloadMode
     from det_lightning.core._preempt import PreemptContext, PreemptMode
     from det_lightning.core._profiler import ProfilerContext
     from det_lightning.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
-    from det_lightning.core._tensorboard_mode import TensorboardMode
-    from det_lightning.core._train import EarlyExitReason, TrainContext
+    from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 
 __all__ = [
     "CheckpointContext",
@@ -42,14 +40,12 @@ __all__ = [
 
 # Imported on first use, so that their dependencies cost nothing if they are not used.
 _MODULES = {
-    "CheckpointContext": "_checkpoint",
+    **dict.fromkeys(("CheckpointContext", "DownloadMode"), "_checkpoint"),
     **dict.fromkeys(("Context", "ExperimentalCoreContext", "init"), "_context"),
-    "DownloadMode": "_download_mode",
     **dict.fromkeys(("PreemptContext", "PreemptMode"), "_preempt"),
     "ProfilerContext": "_profiler",
     **dict.fromkeys(("SearcherContext", "SearcherMode", "SearcherOperation", "Unit"), "_searcher"),
-    "TensorboardMode": "_tensorboard_mode",
-    **dict.fromkeys(("EarlyExitReason", "TrainContext"), "_train"),
+    **dict.fromkeys(("EarlyExitReason", "TensorboardMode", "TrainContext"), "_train"),
 }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import logging
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,6 @@ from det_lightning.checkpoint.storage.location import Location, checkpoint_path,
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._download_mode import DownloadMode
 from det_lightning.core._shards import (
     Selector,
     abandoning,
@@ -36,6 +35,25 @@ from det_lightning.core._shards import (
 from det_lightning.core._task import TrialTask
 
 logger = logging.getLogger(__name__)
+
+
+class DownloadMode(enum.Enum):
+    """Whether the ranks of a machine share one copy of a checkpoint, which all must ask for, or each gets its own.
+
+    Example:
+        >>> import pathlib
+        >>> import det_lightning as det
+        >>> with det.core.init(checkpoint_storage="checkpoints") as core_context:
+        ...     with core_context.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        ...         _ = (path / "state.txt").write_text("0.5")
+        ...     own_copy = f"copy_of_rank_{core_context.distributed.rank}"
+        ...     core_context.checkpoint.download(storage_id, own_copy, det.core.DownloadMode.NoSharedDownload)
+        >>> pathlib.Path("copy_of_rank_0", "state.txt").read_text()
+        '0.5'
+    """
+
+    LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
+    NoSharedDownload = "NO_SHARED_DOWNLOAD"
 
 
 class CheckpointContext:
@@ -136,16 +154,13 @@ class CheckpointContext:
         """
         ranks = self._contributing("store_path", shard)
         staging, target = self._begin(ranks)
-        directory = shared_directory(ranks, staging, target)
-        with abandoning(staging):
+        with abandoning(staging), shared_directory(ranks, staging, target) as directory:
             with all_or_none(ranks):
                 yield directory, target.name
             merged = self._merged(ranks, metadata)
             if not target.is_local:
                 put(directory, own_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
-                if staging is None and ranks.local_rank == 0:
-                    shutil.rmtree(directory)
         self._complete(staging, target, merged)
 
     def download(
@@ -202,21 +217,14 @@ class CheckpointContext:
                     logger.warning("%s is on a disk, and is shown with all its files.", location)
                 directory = location.local_path
             else:
-                directory = on_local_chief(
-                    ranks, lambda: pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                )
+                copy = on_local_chief(ranks, lambda: stack.enter_context(tempfile.TemporaryDirectory()))
+                directory = pathlib.Path(copy)
                 self.download(storage_id, directory, download_mode, selector=selector)
-            try:
-                yield directory
-            finally:
-                ranks.gather_local(None)  # nobody uses the copy any more
+            stack.callback(ranks.gather_local, None)  # waits until nobody uses the copy any more
+            yield directory
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Return the metadata of a checkpoint; empty if it has none.
-
-        Raises:
-            CheckpointNotFound, StorageError: see :meth:`download`.
-        """
+        """Return the metadata of a checkpoint, empty if it has none; errors are those of :meth:`download`."""
         return read_metadata(self._find(storage_id))
 
     def delete(self, storage_id: str) -> None:
@@ -235,7 +243,6 @@ class CheckpointContext:
             self._task.report("checkpoint_deleted", None, {"checkpoint_id": storage_id})
 
     def _contributing(self, method: str, shard: bool) -> DistributedContext:
-        """Return the ranks that write a checkpoint with this one."""
         if not shard and self._distributed.rank != 0:
             raise RuntimeError(
                 f"{method}(shard=False) was called by rank {self._distributed.rank}; only the chief, rank 0, may. With "
@@ -244,7 +251,6 @@ class CheckpointContext:
         return self._distributed if shard else DistributedContext()
 
     def _sharing(self, mode: DownloadMode) -> DistributedContext:
-        """Return the ranks that share a copy with this one."""
         shares = DownloadMode(mode) is DownloadMode.LocalWorkersShareDownload
         return self._distributed if shares else DistributedContext()
 
@@ -270,13 +276,9 @@ class CheckpointContext:
         if staging is None:
             return
         files = only_files(list_files(staging.directory)) if target.is_local else []
-        try:
+        # After a StorageError a copy stays on this machine, and the message names it.
+        with abandoning(staging, unless=(errors.StorageError,)):
             staging.commit(metadata, files)
-        except errors.StorageError:
-            raise  # a copy stays on this machine, and the message names it
-        except BaseException:
-            staging.abandon()
-            raise
         logger.info("Checkpoint %s is in %s.", target.name, self.storage)
         if self._task is not None:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})

@@ -205,10 +205,14 @@ def get_cluster_info() -> ClusterInfo | None:
         True
     """
     task = current_task()
-    return None if task is None else _info_of(task)
+    if task is None:
+        return None
+    machines = RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(task.slots)])
+    return info_of(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
 
 
-def _info_of(task: TrialTask) -> ClusterInfo:
+def info_of(task: TrialTask, **resources: Any) -> ClusterInfo:
+    """Return what a script sees of a trial, with what is known of its ``resources``."""
     trial = TrialInfo(
         trial_id=task.trial_id,
         experiment_id=task.experiment_id,
@@ -232,6 +236,5 @@ def _info_of(task: TrialTask) -> ClusterInfo:
         task_type="TRIAL",
         latest_checkpoint=task.latest_checkpoint,
         trial_info=trial,
-        rendezvous_info=RendezvousInfo(["127.0.0.1"], 0, [len(task.slots)]),
-        resources_info=ResourcesInfo(task.gpu_uuids),
+        **resources,
     )

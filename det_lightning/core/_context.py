@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import logging
 import signal
@@ -19,8 +20,7 @@ from det_lightning.core._profiler import ProfilerContext
 from det_lightning.core._run_files import RunFiles
 from det_lightning.core._searcher import SearcherContext, searcher_of
 from det_lightning.core._task import current_task
-from det_lightning.core._tensorboard_mode import TensorboardMode
-from det_lightning.core._train import EarlyExitReason, TrainContext
+from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 from det_lightning.errors import InvalidHP
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class ExperimentalCoreContext:
         logger.info("This task uses the model version %s.", getattr(model_version, "model_version", model_version))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Context:
     """The parts of the Core API; created by :func:`init`.
 
@@ -70,25 +71,15 @@ class Context:
         (0, True)
     """
 
-    def __init__(
-        self,
-        checkpoint: CheckpointContext,
-        *,
-        distributed: DistributedContext,
-        preempt: PreemptContext,
-        train: TrainContext,
-        searcher: SearcherContext,
-        profiler: ProfilerContext,
-        info: ClusterInfo | None = None,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.distributed = distributed
-        self.preempt = preempt
-        self.train = train
-        self.searcher = searcher
-        self.profiler = profiler
-        self.experimental = ExperimentalCoreContext()
-        self.info = info
+    checkpoint: CheckpointContext
+    _: dataclasses.KW_ONLY
+    distributed: DistributedContext
+    preempt: PreemptContext
+    train: TrainContext
+    searcher: SearcherContext
+    profiler: ProfilerContext
+    info: ClusterInfo | None = None
+    experimental: ExperimentalCoreContext = dataclasses.field(default_factory=ExperimentalCoreContext, init=False)
 
     def start(self) -> None:
         """Begin; a ``with`` statement does this."""
@@ -127,12 +118,7 @@ class Context:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: Any) -> None:
         """End. After an ``InvalidHP`` the process exits with status 0, since a search then replaces the trial."""
         self.close(exc_type, exc_val, exc_tb)
         if isinstance(exc_val, InvalidHP):

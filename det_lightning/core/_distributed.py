@@ -17,7 +17,9 @@ from det_lightning.core._topology import (
 )
 
 if TYPE_CHECKING:
-    from det_lightning.core._exchange import Collective, Exchange
+    from torch.distributed import Work
+
+    from det_lightning.core._exchange import Exchange
     from det_lightning.core._session import Session
     from det_lightning.core._store import StoreAddress
 
@@ -116,12 +118,11 @@ class DistributedContext:
         Args:
             chief_ip: address at which other nodes reach the chief; by default the environment variable
                 ``DET_CHIEF_IP`` or ``MASTER_ADDR``.
-            timeout_s: see the class.
+            timeout_s: see the class, which also documents further errors.
 
         Raises:
             ValueError: this process was not started by ``torchrun``; the error, which is also a KeyError, names what is
-                missing. Or see the class.
-            AssertionError, RuntimeError: see the class.
+                missing.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
         return cls(**vars(topology), chief_ip=_chief_ip(chief_ip) or os.environ.get("MASTER_ADDR"), timeout_s=timeout_s)
@@ -147,11 +148,10 @@ class DistributedContext:
 
         Args:
             chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class.
+            timeout_s: see the class, which also documents further errors.
 
         Raises:
-            ValueError: variables are missing; the error, which is also a KeyError, names them. Or see the class.
-            AssertionError, RuntimeError: see the class.
+            ValueError: variables are missing; the error, which is also a KeyError, names them.
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
         topology = topology_from_environment(need, DEEPSPEED_VARIABLES)
@@ -211,7 +211,7 @@ class DistributedContext:
         """Return the object of local rank 0 on every rank of its node."""
         return stuff if self._local is None else self._local.broadcast(stuff)
 
-    def wait_for(self, collective: Collective, operation: str) -> None:
+    def wait_for(self, collective: Work, operation: str) -> None:
         """Wait for a collective of ``torch.distributed`` that all ranks begin, with the errors of :meth:`gather`.
 
         It is one of the operations that all ranks must call in the same order. ``collective`` is what a call with
@@ -245,7 +245,7 @@ class DistributedContext:
         ``describe`` returns it, and is called in another thread, about once a second.
         """
         if self._session is not None:
-            self._session.name_progress(describe)
+            self._session.describe_progress = describe
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""

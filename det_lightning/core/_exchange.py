@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import itertools
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from det_lightning.core._contributions import Contribution, condense, expand, read_contributions
-from det_lightning.core._rank_status import name_ranks
+from torch.distributed import Work
+
 from det_lightning.core._session import Session
 from det_lightning.core._store import Store, look, pauses
+from det_lightning.core._watch import name_ranks
 
 # The store refuses values of more than 8 MiB; small ones are sent along with the name of the operation.
 _PART_BYTES = 4 << 20
@@ -27,11 +31,13 @@ _ALARM = b"!"  # no pickle starts with it
 _T = TypeVar("_T")
 
 
-class Collective(Protocol):
-    """The part of ``torch.distributed.Work`` that is used here."""
+class Contribution(NamedTuple):
+    """What one rank contributes to a round: the operation that it calls, and its pickle, inline or in parts."""
 
-    def is_completed(self) -> bool: ...
-    def wait(self) -> object: ...
+    member: int
+    operation: str
+    parts: int
+    inline: bytes
 
 
 class Exchange:
@@ -82,24 +88,23 @@ class Exchange:
         (found,) = self._run("broadcast", b"", (0,))
         return pickle.loads(found)
 
-    def wait_for(self, collective: Collective, operation: str) -> None:
+    def wait_for(self, collective: Work, operation: str) -> None:
         """Wait for a collective that all members begin as for an exchange, with the same errors."""
-        operation = operation + self._suffix
-        with self._leaving_on_error(operation):
-            with self._session.naming_a_lost_store():
-                store = self._session.store
-                look_around = functools.partial(self._look_at_others, store, operation)
-                self._poll(store, operation, collective.is_completed, look_around)
+        with self._next_round(operation) as operation:
+            self._poll(operation, collective.is_completed, functools.partial(self._look_at_others, operation))
             self._raise_its_error(operation, collective)
-        self._end_round()
 
     @property
     def _round(self) -> int:
         return self._session.rounds[self._name]
 
+    @property
+    def _store(self) -> Store:
+        return self._session.store
+
     def _notify(self, reason: str) -> None:
         """Wake the ranks that wait for this one, now or in the next round; the last one deletes the group's keys."""
-        store = self._session.store
+        store = self._store
         rank = self._session.rank
         store.delete_key(f"waiting/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
@@ -109,141 +114,135 @@ class Exchange:
         if store.add(f"{self._name}/left", 1) == len(self._members):
             kept = () if self._kept_round is None else (self._kept_round,)
             for number in (*kept, *range(max(self._round - 1, 0), self._round + 2)):
-                self._delete_round(store, number)
+                self._delete_round(number)
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
 
     def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members."""
-        store = self._session.store
-        operation = operation + self._suffix
-        with self._leaving_on_error(operation), self._session.naming_a_lost_store():
-            self._contribute(store, operation, pickled)
-            contributions = self._wait_for_all(store, operation)
+        with self._next_round(operation) as operation:
+            self._contribute(operation, pickled)
+            contributions = self._wait_for_all(operation)
             self._check_same_operation(contributions)
-            found = [self._read(store, contributions[index]) for index in wanted]
-            self._release(store, contributions)
-        self._kept_round = self._round
-        self._stored_rounds += 1
-        self._end_round()
+            found = [self._read(contributions[index]) for index in wanted]
+            self._release(contributions)
+            self._kept_round = self._round
+            self._stored_rounds += 1
         return found
 
     @contextlib.contextmanager
-    def _leaving_on_error(self, operation: str) -> Iterator[None]:
-        """Leave the session if the block raises."""
+    def _next_round(self, operation: str) -> Iterator[str]:
+        """Yield the full name of an operation, and count the round after the block; leave the session if it raises."""
+        operation += self._suffix
         try:
-            yield
+            with self._session.naming_a_lost_store():
+                yield operation
+                # Nobody reads any more what this rank announced in earlier rounds.
+                while self._announced_rounds and self._announced_rounds[0] < self._round:
+                    self._store.delete_key(self._key("each", self._announced_rounds.pop(0)))
         except BaseException as error:
             self._session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
             raise
-
-    def _end_round(self) -> None:
-        """Count the round, and delete what this rank announced in earlier ones, which nobody reads any more."""
-        while self._announced_rounds and self._announced_rounds[0] < self._round:
-            self._session.store.delete_key(self._key("each", self._announced_rounds.pop(0)))
         self._session.rounds[self._name] += 1
 
-    def _contribute(self, store: Store, operation: str, pickled: bytes) -> None:
-        size = len(pickled)
-        inline = pickled
-        parts = 0
-        if size > _INLINE_BYTES:
-            inline = b""
-            for parts, start in enumerate(range(0, size, _PART_BYTES), 1):
-                store.set(self._part(self._index, parts), pickled[start : start + _PART_BYTES])
-        store.append(self._key("each"), Contribution(self._index, operation, parts, inline).pickled())
+    def _contribute(self, operation: str, pickled: bytes) -> None:
+        store = self._store
+        own = Contribution(self._index, operation, 0, pickled)
+        if len(pickled) > _INLINE_BYTES:
+            own = Contribution(self._index, operation, math.ceil(len(pickled) / _PART_BYTES), b"")
+        for number, key in enumerate(self._part_keys(own)):
+            store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
+        store.append(self._key("each"), pickle.dumps(tuple(own)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
-            store.set(self._key("all"), condense(self._came(store)))
+            store.set(self._key("all"), _condense(self._came()))
             # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
-                self._delete_round(store, self._kept_round)
+                self._delete_round(self._kept_round)
 
-    def _wait_for_all(self, store: Store, operation: str) -> list[Contribution]:
-        published = functools.partial(look, store, self._key("all"))
-        look_around = functools.partial(self._look_for_deadlock, store, operation)
-        found = self._poll(store, operation, published, look_around) or store.get(self._key("all"))
+    def _wait_for_all(self, operation: str) -> list[Contribution]:
+        published = functools.partial(look, self._store, self._key("all"))
+        look_around = functools.partial(self._look_for_deadlock, operation)
+        found = self._poll(operation, published, look_around) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
-        return expand(found)
+        return _expand(found)
 
-    def _poll(self, store: Store, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
+    def _poll(self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
         """Return the first true answer of ``ask``, and call ``look_around`` now and then until there is one.
 
         Return None if the time is up but the last rank has come after all; raise a RuntimeError if one has not.
         """
-        session = self._session
         looks = 0
-        for waited in pauses(session.timeout_s, session.longest_pause_s):
+        for waited in pauses(self._session.timeout_s, self._session.longest_pause_s):
             if answer := ask():
                 break
             if waited > (looks + 1) * _LOOK_AROUND_S:
                 looks += 1
                 look_around()
         else:
-            self._raise_for_missing(store, operation)
+            self._raise_for_missing(operation)
             answer = None
         if looks:
-            session.awaited = ()
-            store.delete_key(f"waiting/{session.rank}")
+            self._session.awaited = ()
+            self._store.delete_key(f"waiting/{self._session.rank}")
         return answer
 
-    def _look_at_others(self, store: Store, operation: str) -> None:
+    def _look_at_others(self, operation: str) -> None:
         """Raise if a rank has left, exchanges something else or waits for this one; announce that this rank waits."""
         if self._round not in self._announced_rounds:
-            store.append(self._key("each"), Contribution(self._index, operation, 0, b"").pickled())
+            self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
             self._announced_rounds.append(self._round)
-        self._raise_if_alarm(look(store, self._key("all")), operation)
-        self._check_same_operation(self._came(store))
-        self._look_for_deadlock(store, operation)
+        self._raise_if_alarm(look(self._store, self._key("all")), operation)
+        self._check_same_operation(self._came())
+        self._look_for_deadlock(operation)
 
-    def _raise_its_error(self, operation: str, collective: Collective) -> None:
+    def _raise_its_error(self, operation: str, collective: Work) -> None:
         """If a collective ended with an error, raise it; or, if a rank left, an error that says why."""
         try:
             collective.wait()
         except RuntimeError as error:
-            rank = self._session.rank
-            self._raise_if_alarm(look(self._session.store, self._key("all")), operation)
+            self._raise_if_alarm(look(self._store, self._key("all")), operation)
             raise RuntimeError(
-                f"Rank {rank} is in {operation}(), and has lost the connection to another rank, which has probably "
-                f"ended; look for an earlier error there. ({str(error).splitlines()[0]})"
+                f"Rank {self._session.rank} is in {operation}(), and has lost the connection to another rank, which "
+                f"has probably ended; look for an earlier error there. ({str(error).splitlines()[0]})"
             ) from error
 
     def _raise_if_alarm(self, found: bytes | None, operation: str) -> None:
         if found is not None and found.startswith(_ALARM):
-            rank = self._session.rank
-            raise RuntimeError(f"Rank {rank} is in {operation}(), but {found.removeprefix(_ALARM).decode()}.")
+            reason = found.removeprefix(_ALARM).decode()
+            raise RuntimeError(f"Rank {self._session.rank} is in {operation}(), but {reason}.")
 
-    def _look_for_deadlock(self, store: Store, operation: str) -> None:
+    def _look_for_deadlock(self, operation: str) -> None:
         """Note in the store where this rank waits; raise if a missing rank waits for it in another group."""
-        store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
-        self._session.awaited = missing = self._missing(store)
-        for rank, (name, number, other) in self._waiting_elsewhere(store, missing).items():
+        self._store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
+        self._session.awaited = missing = self._missing()
+        for rank, (name, number, other) in self._waiting_elsewhere(missing).items():
             if name != self._name and self._session.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
                     f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
                     f"{other}(). All ranks must call the same operations in the same order."
                 )
 
-    def _waiting_elsewhere(self, store: Store, missing: list[int]) -> dict[int, tuple[str, int, str]]:
+    def _waiting_elsewhere(self, missing: list[int]) -> dict[int, tuple[str, int, str]]:
         """Return the group, round and operation of each of the ``missing`` ranks that waits elsewhere."""
         waiting = {}
         for rank in missing:
-            if found := look(store, f"waiting/{rank}"):
+            if found := look(self._store, f"waiting/{rank}"):
                 name, number, operation = found.decode().split()
                 waiting[rank] = (name, int(number), operation)
         return waiting
 
-    def _missing(self, store: Store) -> list[int]:
-        came = {found.index for found in self._came(store)}
+    def _missing(self) -> list[int]:
+        came = {found.member for found in self._came()}
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
-    def _came(self, store: Store) -> list[Contribution]:
-        return read_contributions(look(store, self._key("each")) or b"")
+    def _came(self) -> list[Contribution]:
+        return _read_contributions(look(self._store, self._key("each")) or b"")
 
-    def _raise_for_missing(self, store: Store, operation: str) -> None:
-        missing = self._missing(store)
+    def _raise_for_missing(self, operation: str) -> None:
+        missing = self._missing()
         if not missing:
             return
-        waiting = self._waiting_elsewhere(store, missing)
+        waiting = self._waiting_elsewhere(missing)
         came = sorted(set(self._members).difference(missing))
         elsewhere = "".join(f" Rank {rank} waits in {other}()." for rank, (_, _, other) in waiting.items())
         raise RuntimeError(
@@ -254,30 +253,47 @@ class Exchange:
 
     def _check_same_operation(self, contributions: list[Contribution]) -> None:
         if len({found.operation for found in contributions}) > 1:
-            calls = ", ".join(f"rank {self._members[found.index]} {found.operation}()" for found in contributions)
+            calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
-    def _read(self, store: Store, contribution: Contribution) -> bytes:
-        if not contribution.parts:
-            return contribution.inline
-        parts = range(1, contribution.parts + 1)
-        return b"".join(store.get(self._part(contribution.index, part)) for part in parts)
+    def _read(self, contribution: Contribution) -> bytes:
+        return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))
 
-    def _release(self, store: Store, contributions: list[Contribution]) -> None:
+    def _release(self, contributions: list[Contribution]) -> None:
         """Count this rank among those that have read the large objects; the last one deletes them."""
-        in_parts = [found for found in contributions if found.parts]
-        if in_parts and store.add(self._key("read"), 1) == len(self._members):
-            for found in in_parts:
-                for part in range(1, found.parts + 1):
-                    store.delete_key(self._part(found.index, part))
-            store.delete_key(self._key("read"))
+        keys = [key for found in contributions for key in self._part_keys(found)]
+        if keys and self._store.add(self._key("read"), 1) == len(self._members):
+            for key in [*keys, self._key("read")]:
+                self._store.delete_key(key)
 
-    def _delete_round(self, store: Store, number: int) -> None:
-        store.delete_key(self._key("each", number))
-        store.delete_key(self._key("all", number))
+    def _delete_round(self, number: int) -> None:
+        for what in ("each", "all"):
+            self._store.delete_key(self._key(what, number))
 
     def _key(self, what: str, number: int | None = None) -> str:
         return f"{self._name}/{self._round if number is None else number}/{what}"
 
-    def _part(self, index: int, part: int) -> str:
-        return self._key(f"part/{index}/{part}")
+    def _part_keys(self, contribution: Contribution) -> list[str]:
+        return [self._key(f"part/{contribution.member}/{number}") for number in range(contribution.parts)]
+
+
+def _read_contributions(appended: bytes) -> list[Contribution]:
+    """Read the contributions appended to one key; return them in the order of the group."""
+    stream = io.BytesIO(appended)
+    found = []
+    while stream.tell() < len(appended):
+        found.append(Contribution(*pickle.load(stream)))
+    return sorted(found)
+
+
+def _condense(contributions: list[Contribution]) -> bytes:
+    """Return contributions, in the order of the group, as a pickle that holds equal neighbours only once."""
+    # Contributions in parts are stored under keys of their own.
+    groups = itertools.groupby(contributions, lambda one: one if one.parts else one[1:])
+    runs = [[*members] for _, members in groups]
+    return pickle.dumps([(tuple(members[0]), len(members)) for members in runs], pickle.HIGHEST_PROTOCOL)
+
+
+def _expand(condensed: bytes) -> list[Contribution]:
+    runs = pickle.loads(condensed)
+    return [Contribution(member + offset, *rest) for (member, *rest), count in runs for offset in range(count)]

@@ -6,7 +6,6 @@ import logging
 import statistics
 import threading
 import time
-from typing import Any
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import TrialTask
@@ -87,16 +86,17 @@ class ProfilerContext:
             before = counters
             since = now
             if len(samples) == samples_per_report:
-                _report(task, samples)
-                samples = []
+                for group, first in samples[0].items():
+                    averages = {name: statistics.fmean(sample[group][name] for sample in samples) for name in first}
+                    task.report(group, None, averages)
+                samples.clear()
 
 
 def _counters() -> dict[str, int]:
     import psutil
 
-    # None on a machine without disks.
-    found = {name: getattr(psutil, function)() for name, (function, _) in _BYTES.items()}
-    return {name: getattr(found[name], field, 0) for name, (_, field) in _BYTES.items()}
+    # On a machine without disks a function returns None.
+    return {name: getattr(getattr(psutil, function)(), field, 0) for name, (function, field) in _BYTES.items()}
 
 
 def _sample_of(counters: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, dict[str, float]]:
@@ -109,9 +109,3 @@ def _sample_of(counters: dict[str, int], before: dict[str, int], seconds: float)
         "disk": {name: rate for name, rate in rates.items() if name.startswith("disk")},
         "network": {name: rate for name, rate in rates.items() if name.startswith("net")},
     }
-
-
-def _report(task: TrialTask, samples: list[dict[str, dict[str, float]]]) -> None:
-    for group, first in samples[0].items():
-        averages: dict[str, Any] = {name: statistics.fmean(sample[group][name] for sample in samples) for name in first}
-        task.report(group, None, averages)

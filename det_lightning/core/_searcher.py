@@ -47,6 +47,7 @@ class SearcherOperation:
     """A request to train up to a length, and then validate.
 
     Attributes:
+        length: the total length to train for, not the length since the last operation, in the searcher's unit.
         completed: whether its completion was reported.
 
     Example:
@@ -61,15 +62,10 @@ class SearcherOperation:
     """
 
     def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
-        self._length = length
+        self.length = length
         self.completed = False
         self._is_chief = is_chief
         self._task = task
-
-    @property
-    def length(self) -> int:
-        """The total length to train for, not the length since the last operation, in the searcher's unit."""
-        return self._length
 
     def report_progress(self, length: float) -> None:
         """Report how much of the length has been trained.
@@ -78,11 +74,11 @@ class SearcherOperation:
             RuntimeError: this is not the chief, or the operation is completed.
         """
         self._require_chief("report_progress")
-        if self.completed and length != self._length:
+        if self.completed and length != self.length:
             raise RuntimeError(f"op.report_progress({length}) was called after op.report_completed().")
-        logger.info("Progress: %s of %s.", length, self._length)
+        logger.info("Progress: %s of %s.", length, self.length)
         if self._task is not None:
-            self._task.report("progress", None, {"progress": min(1.0, max(0.0, length / self._length))})
+            self._task.report("progress", None, {"progress": min(1.0, max(0.0, length / self.length))})
 
     def report_completed(self, searcher_metric: Any) -> None:
         """Report that the operation is done; the search itself uses the metrics of reported validations.
@@ -168,11 +164,7 @@ class SearcherContext:
             yield SearcherOperation(length_of_chief, False)
 
     def acknowledge_out_of_ops(self) -> None:
-        """Do nothing, as since Determined 0.38.
-
-        Raises:
-            ValueError: the configuration has no ``searcher.max_length``.
-        """
+        """Do nothing, as since Determined 0.38; errors are those of :meth:`get_configured_units`."""
         self._require_length()
 
     def get_configured_units(self) -> Unit | None:

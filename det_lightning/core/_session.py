@@ -7,14 +7,15 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 
-from torch.distributed import DistNetworkError
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from det_lightning.core._failures import claim_first_failure, follow_first_failure, is_failure
-from det_lightning.core._rank_status import name_ranks
+from det_lightning import errors
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, notice_period_s
+from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, name_ranks, notice_period_s
 
 # How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
 # failure so that they can read what happened.
@@ -22,6 +23,11 @@ _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
 _CLOSED = "its context was closed"
+# torchrun takes the first failure that it sees for the cause of the others. It looks ten times a second, and a process
+# needs some time to end.
+_HEAD_START_S = 3.0
+# Part of gloo's message if the process at the other end of a connection has ended.
+_OF_LOST_CONNECTIONS = "gloo/transport/"
 
 
 class Session:
@@ -29,7 +35,8 @@ class Session:
 
     Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
     left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group,
-    ``awaited`` holds the ranks that it waits for; ``on_leave`` functions are called with the reason when it leaves.
+    ``awaited`` holds the ranks that it waits for; ``on_leave`` functions are called with the reason when it leaves;
+    ``describe_progress`` returns the progress of this rank for messages, such as ``"batch 12"``.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
@@ -42,6 +49,7 @@ class Session:
         self.rounds: dict[str, int] = {}
         self.awaited: Collection[int] = ()
         self.on_leave: list[Callable[[str], None]] = []
+        self.describe_progress: Callable[[], str] = str
         self._reason_left: str | None = None
         self._has_failed = False
         self._process = os.getpid()
@@ -62,17 +70,12 @@ class Session:
             )
         return self._store
 
-    def name_progress(self, describe: Callable[[], str]) -> None:
-        """Call ``describe`` for the progress of this rank in messages, such as ``"batch 12"``."""
-        if self._watch is not None:
-            self._watch.name_progress(describe)
-
     @contextlib.contextmanager
     def naming_a_lost_store(self) -> Iterator[None]:
         """Raise a RuntimeError that names the store if the connection to it fails inside."""
         try:
             yield
-        except DistNetworkError as error:
+        except dist.DistNetworkError as error:
             raise RuntimeError(
                 f"Rank {self.rank} has lost the store at {self.address}: its process has probably ended; "
                 f"look for an earlier error there. ({str(error).splitlines()[0]})"
@@ -103,32 +106,43 @@ class Session:
             elif everyone_left:
                 _delete_session(self.store)
         if self._serves and not everyone_left:
-            self._keep_serving(_LINGER_AFTER_FAILURE_S if failed else _LINGER_S)
+            longest_s = _LINGER_AFTER_FAILURE_S if failed else _LINGER_S
+            if threading.main_thread().is_alive():
+                threading.Thread(target=_linger, args=(self.store, longest_s), name="det_lightning-store").start()
+            else:  # the interpreter is ending, and would not wait for a thread
+                _linger(self.store, longest_s)
         self._store = None
         del self._shared_store
 
     def fail(self, error: BaseException) -> None:
-        """Leave because of an error, and make torchrun name the rank that failed first; see ``_failures``."""
+        """Leave because of an error, and make torchrun name the rank that failed first."""
         if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
             return
         self._has_failed = True
         signalled = self._watch is not None and self._watch.signalled
-        failed = is_failure(error) and not signalled  # torchrun reports the signal
-        is_first = failed and claim_first_failure(self._store, self.rank, error)
+        was_asked_to_end = not isinstance(error, Exception) or isinstance(error, errors.InvalidHP | errors.ShouldExit)
+        failed = not was_asked_to_end and not signalled  # torchrun reports the signal
+        is_first = failed and self._fails_first(error)
+        if is_first:
+            _record_for_torchrun(error)
         self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
         if failed and not is_first:
-            follow_first_failure(error)
+            _record_for_torchrun(error, after_s=_HEAD_START_S)
+
+    def _fails_first(self, error: BaseException) -> bool:
+        """Return whether no other rank of the run has failed before, or may have."""
+        # After a failed exchange this rank has left; a lost connection means that another process has ended.
+        if self._store is None or isinstance(error, dist.DistError) or _OF_LOST_CONNECTIONS in str(error):
+            return False
+        own = str(self.rank).encode()
+        try:
+            return self._store.compare_set("failed", "", own) == own
+        except RuntimeError:  # the store is lost, together with the process that ran it
+            return False
 
     def close(self) -> None:
         """Leave without an error."""
         self.leave(_CLOSED)
-
-    def _keep_serving(self, longest_s: float) -> None:
-        """Keep the store until the last rank has left, or for ``longest_s``; this rank may already have closed."""
-        if threading.main_thread().is_alive():
-            threading.Thread(target=_linger, args=(self.store, longest_s), name="det_lightning-store").start()
-        else:  # the interpreter is ending, and would not wait for a thread
-            _linger(self.store, longest_s)
 
     def _connect(self) -> Store:
         store = serve(self.address) if self._serves else reach(self.address, self.rank, self.timeout_s)
@@ -150,7 +164,13 @@ class Session:
                     answered.add((rank, nonce))
             if not absent:
                 break
-        problem = self._describe_absent(absent) if absent else ""
+        problem = ""
+        if absent:
+            problem = (
+                f"Rank 0 has waited {self.timeout_s:g} s at the store at {self.address}, for "
+                f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Were {self.size} processes started, "
+                "and do all reach that address?"
+            )
         store.set(f"{name}/met", problem.encode())
         if problem:
             raise RuntimeError(problem)
@@ -159,18 +179,12 @@ class Session:
                 store.delete_key(key)
         return name
 
-    def _describe_absent(self, absent: set[int]) -> str:
-        return (
-            f"Rank 0 has waited {self.timeout_s:g} s at the store at {self.address}, for {name_ranks(sorted(absent))} "
-            f"of {self.size}, which did not come. Were {self.size} processes started, and do all reach that address?"
-        )
-
     def _join(self) -> str:
         """Get the name of the session from rank 0."""
         for waited in pauses(self.timeout_s):
             try:
                 return self._request_name(self.timeout_s - waited)
-            except DistNetworkError:
+            except dist.DistNetworkError:
                 # The store belonged to an earlier context, which rank 0 had not yet shut down.
                 self._shared_store = self._connect()
         raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} again and again.")
@@ -204,12 +218,20 @@ def _leave_all() -> None:
         session.leave("its process has ended without close()")
 
 
+def _record_for_torchrun(error: BaseException, after_s: float = 0.0) -> None:
+    """Write an error into the file that torchrun reads, if torchrun started this process."""
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        time.sleep(after_s)
+        get_error_handler().record_exception(error)
+
+
 def _delete_session(store: Store) -> None:
     for key in ("empty", "left", "met", "failed", SIGNALLED, ENDED):
         store.delete_key(key)
 
 
 def _linger(store: Store, longest_s: float) -> None:
+    """Keep the store, which belongs to this process, until the last rank has left, or for ``longest_s``."""
     with contextlib.suppress(RuntimeError):
         for _ in pauses(longest_s):
             if look(store, "empty") is not None:

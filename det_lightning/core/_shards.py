@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import pathlib
 import shutil
 import tempfile
@@ -25,29 +24,18 @@ Selector = Callable[[str], bool]
 def list_files(directory: pathlib.Path, selector: Selector | None = None) -> list[str]:
     """Return the sorted paths of files and directories in a directory, relative to it; directories end in ``/``.
 
-    Args:
-        directory: the directory.
-        selector: called with each path, returns whether to include it.
-
-    Raises:
-        NotADirectoryError, FileNotFoundError: it is not a directory.
+    With ``selector``, those for which it returns true. Raise a NotADirectoryError or FileNotFoundError if it is none.
     """
     if not directory.is_dir():
-        raise (
-            NotADirectoryError(f"{directory} is not a directory.")
-            if directory.exists()
-            else FileNotFoundError(f"There is no directory {directory}.")
-        )
-    found = []
-    for folder, folders, files in os.walk(directory):
-        here = pathlib.Path(folder).relative_to(directory)
-        found += [f"{(here / name).as_posix()}/" for name in folders]
-        found += [(here / name).as_posix() for name in files]
-    return sorted(name for name in found if selector is None or selector(name))
+        if directory.exists():
+            raise NotADirectoryError(f"{directory} is not a directory.")
+        raise FileNotFoundError(f"There is no directory {directory}.")
+    paths = ((path.relative_to(directory).as_posix(), path.is_dir()) for path in directory.rglob("*"))
+    names = (f"{name}/" if is_folder else name for name, is_folder in paths)
+    return sorted(name for name in names if selector is None or selector(name))
 
 
 def only_files(names: Iterable[str]) -> list[str]:
-    """Return the paths that are not directories."""
     return [name for name in names if not name.endswith("/")]
 
 
@@ -75,11 +63,11 @@ def _digest_of(path: pathlib.Path) -> str:
     """Return a digest of a file's content; the same text for all directories."""
     if path.is_dir():
         return "directory"
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
-        return digest.hexdigest()
+    return digest.hexdigest()
 
 
 def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -128,11 +116,9 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
     if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):
         names = [name for name in list_files(directory, selector) if name != METADATA_FILE]
     conflicts = _conflicting_files(ranks.allgather(names))
-    own = {name for name, having in conflicts.items() if ranks.rank in having and directory is not None}
-    digests = ranks.allgather({name: _digest_of(directory / name) for name in own if directory is not None})
-    different = {
-        name: having for name, having in conflicts.items() if len({digests[rank][name] for rank in having}) > 1
-    }
+    own = [name for name, having in conflicts.items() if ranks.rank in having]
+    digests = ranks.allgather({} if directory is None else {name: _digest_of(directory / name) for name in own})
+    different = {name: having for name, having in conflicts.items() if len({digests[r][name] for r in having}) > 1}
     if different:
         raise RuntimeError(_describe_conflicts("files", different))
     return [name for name in names if name not in conflicts or conflicts[name][0] == ranks.rank]
@@ -161,15 +147,20 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
     download(source, only_files(names), directory, storage.retry)
 
 
-def shared_directory(ranks: DistributedContext, staging: StagingDirectory | None, target: Location) -> pathlib.Path:
-    """Return the directory that the ranks of a machine write a checkpoint into."""
+@contextlib.contextmanager
+def shared_directory(
+    ranks: DistributedContext, staging: StagingDirectory | None, target: Location
+) -> Iterator[pathlib.Path]:
+    """Yield the directory that the ranks of a machine write a checkpoint into."""
     if target.is_local:
         target.local_path.mkdir(parents=True, exist_ok=True)
-        return target.local_path
-    if staging is not None:
-        return pathlib.Path(ranks.broadcast_local(staging.directory))
-    own = pathlib.Path(tempfile.mkdtemp()) if ranks.local_rank == 0 else None
-    return pathlib.Path(ranks.broadcast_local(own))
+        yield target.local_path
+        return
+    with contextlib.ExitStack() as stack:
+        own = None if staging is None else staging.directory
+        if own is None and ranks.local_rank == 0:
+            own = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        yield ranks.broadcast_local(own)
 
 
 def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
@@ -187,12 +178,12 @@ def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def abandoning(staging: StagingDirectory | None) -> Iterator[None]:
-    """Remove what was written of a checkpoint if the block raises."""
+def abandoning(staging: StagingDirectory | None, unless: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Remove what was written of a checkpoint if the block raises, ``unless`` it raises one of these errors."""
     try:
         yield
-    except BaseException:
-        if staging is not None:
+    except BaseException as error:
+        if staging is not None and not isinstance(error, unless):
             staging.abandon()
         raise
 

@@ -15,6 +15,10 @@ from typing import Any
 SAME_SIGNAL_S = 2.0
 
 
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def end_by_signal(signum: int) -> None:
     """End the process as an unhandled signal does."""
     signal.signal(signum, signal.SIG_DFL)
@@ -23,22 +27,14 @@ def end_by_signal(signum: int) -> None:
 
 def print_at_once(message: str) -> None:
     """Write to stderr from a signal handler, which may interrupt the writing of a log record."""
-    try:
+    with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, message.encode())
-    except OSError:  # nobody reads it any more
-        return
 
 
 class EndSignals:
-    """Handles signals that ask the process to end: reports the first one, and ends the process on a second one.
+    """Handles signals that ask the process to end: calls ``on_first`` on the first, and ends the process on a second.
 
     Previously installed handlers are also called on the first one. A fork of the process just ends.
-
-    Args:
-        on_first: called with the number of the first signal.
-
-    Attributes:
-        installed: whether the signals are handled.
     """
 
     def __init__(self, on_first: Callable[[int], object]) -> None:
@@ -55,7 +51,7 @@ class EndSignals:
 
     def install(self) -> bool:
         """Handle the remembered signals; outside of the main thread, do nothing and return False."""
-        if threading.current_thread() is not threading.main_thread():
+        if not _in_main_thread():
             return False
         self._process = os.getpid()
         self.installed = True
@@ -64,8 +60,7 @@ class EndSignals:
         return True
 
     def restore(self) -> None:
-        """Install the previous handlers again."""
-        if self.installed and threading.current_thread() is threading.main_thread():
+        if self.installed and _in_main_thread():
             for signum, handler in self._before.items():
                 # None: a handler that Python did not install, and cannot restore.
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
@@ -105,23 +100,25 @@ class SignalLog:
 
         If this returns True, :meth:`close` must be called later.
         """
-        if threading.current_thread() is not threading.main_thread() or os.name != "posix":
+        if not _in_main_thread() or os.name != "posix":
             return False
         if self._ends is None:
-            self._ends = _nonblocking_pipe()
+            self._ends = os.pipe()
+            for end in self._ends:
+                os.set_blocking(end, False)
             # Signals sent to a fork must not be seen here.
             os.register_at_fork(after_in_child=self._forget)
         if not self._users:
             self._drain()
             self._came.clear()
-            self._attach(self._ends[1])
+            if (before := signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)) != -1:
+                signal.set_wakeup_fd(before)
         self._users += 1
         return True
 
     def close(self) -> None:
-        """End the recording that :meth:`open` started."""
         self._users -= 1
-        if not self._users and threading.current_thread() is threading.main_thread():
+        if not self._users and _in_main_thread():
             self._forget()
 
     def first_of(self, signums: tuple[int, ...]) -> tuple[int, float] | None:
@@ -132,10 +129,6 @@ class SignalLog:
             came = [(signum, at) for signum, at in self._came.items() if signum in signums]
         return min(came, key=lambda found: found[1]) if came else None
 
-    def _attach(self, end: int) -> None:
-        if (before := signal.set_wakeup_fd(end, warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(before)
-
     def _drain(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
             return b"" if self._ends is None else os.read(self._ends[0], 1024)
@@ -144,13 +137,6 @@ class SignalLog:
     def _forget(self) -> None:
         if self._ends is not None and (found := signal.set_wakeup_fd(-1)) != self._ends[1]:
             signal.set_wakeup_fd(found)
-
-
-def _nonblocking_pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    return ends
 
 
 #: The log of this process.

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+import traceback
 from types import FrameType
 
 _LIBRARIES = ("det_lightning", "torch", "pytorch_lightning", "lightning_fabric", "lightning", "horovod")
@@ -21,15 +21,14 @@ _WRITERS = (
     "pytorch_lightning.callbacks.model_checkpoint",
     "torch.serialization",
 )
-_CLEANERS = ("det_lightning.checkpoint.retention",)
+# A thread in these does not write, even if it is in a writer, too.
+_OTHERS = (*_EXCHANGES, "det_lightning.checkpoint.retention", "torch.distributed")
 _LOADERS = ("torch.utils.data",)
 _WRAPPERS = frozenset({"wrapper", "wrapped", "decorate_context", "inner", "__call__"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a thread is."""
-
     text: str  # the innermost line of the user's code, and the functions that it has called
     waits: bool  # whether it is in an operation that waits for other ranks
     loads: bool  # whether it is waiting for a batch
@@ -58,32 +57,22 @@ def _stack_of(thread: int) -> list[FrameType]:
 
     Frames inside an exchange of objects are left out: it polls, so they change even while the rank only waits.
     """
-    innermost = _innermost_frames().get(thread)
-    frames = [] if innermost is None else list(_outwards(innermost))
+    innermost = sys._current_frames().get(thread)
+    frames = [] if innermost is None else _outwards(innermost)
     exchanges = [index for index, frame in enumerate(frames) if _is_in(frame, _EXCHANGES)]
     return frames[exchanges[-1] :] if exchanges else frames
 
 
-def _innermost_frames() -> dict[int, FrameType]:
-    return sys._current_frames()
-
-
 def writes_a_checkpoint() -> bool:
     """Return whether a thread of this process is writing a checkpoint without waiting for another rank."""
-    return any(_writes(list(_outwards(innermost))) for innermost in _innermost_frames().values())
+    return any(
+        any(_is_in(frame, _WRITERS) for frame in frames) and not any(_is_in(frame, _OTHERS) for frame in frames)
+        for frames in map(_outwards, sys._current_frames().values())
+    )
 
 
-def _writes(frames: list[FrameType]) -> bool:
-    if any(_is_in(frame, (*_EXCHANGES, *_CLEANERS, "torch.distributed")) for frame in frames):
-        return False
-    return any(_is_in(frame, _WRITERS) for frame in frames)
-
-
-def _outwards(innermost: FrameType) -> Iterator[FrameType]:
-    frame: FrameType | None = innermost
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _outwards(innermost: FrameType) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_stack(innermost)]
 
 
 def _is_in(frame: FrameType, modules: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -73,14 +74,16 @@ def look(store: Store, key: str) -> bytes | None:
     return None if found == b"?" else found
 
 
-def within(store: Store | None, prefix: str) -> Store:
-    """Return the part of a store whose keys begin with ``prefix``."""
+def within(store: Store, prefix: str) -> Store:
     return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
 
 
 def serve(address: StoreAddress) -> Store:
     """Start the store in this process, or reuse one that it still runs at the same port."""
-    listening = _listen_on_this_node(address) if address.one_node else None
+    listening = None
+    if address.one_node:  # so other machines need not reach it; a port that is in use, torch reuses or refuses
+        with contextlib.suppress(OSError):
+            listening = socket.create_server(("127.0.0.1", address.port)).detach()
     try:
         store = TCPStore(
             "127.0.0.1",
@@ -99,14 +102,6 @@ def serve(address: StoreAddress) -> Store:
             "port_offset= of DistributedContext, or INTER_TRAIN_PROCESS_COMM_PORT_1 in the environment of all ranks."
         ) from error
     return cast(Store, store)
-
-
-def _listen_on_this_node(address: StoreAddress) -> int | None:
-    """Return a socket that other machines cannot reach; None if the port is in use, which torch reuses or refuses."""
-    try:
-        return socket.create_server(("127.0.0.1", address.port)).detach()
-    except OSError:
-        return None
 
 
 def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:

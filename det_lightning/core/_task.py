@@ -56,14 +56,10 @@ class TrialTask:
 
     def best_of_others(self) -> float | None:
         """Return the best value of the searcher's metric in the other trials so far; None if there is none."""
-        return self._best(leave_out=self.trial_id)
+        return self.best_of_experiment(leave_out=self.trial_id)
 
-    def best_of_experiment(self) -> float | None:
-        """Return the best value of the searcher's metric in all trials so far; None if there is none."""
-        return self._best()
-
-    def _best(self, leave_out: int | None = None) -> float | None:
-        """Return the best value in all trials except ``leave_out``.
+    def best_of_experiment(self, leave_out: int | None = None) -> float | None:
+        """Return the best value of the searcher's metric in all trials so far, but one; None if there is none.
 
         If the runner's file does not exist, as on a machine without the experiment's directory, it is the experiment's
         best value from when the run began.
@@ -136,7 +132,5 @@ def as_json(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
         return as_json(value.tolist())
     if isinstance(value, float):
-        if math.isnan(value):
-            return "NaN"
-        return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
+        return value if math.isfinite(value) else json.dumps(value)
     return repr(value)

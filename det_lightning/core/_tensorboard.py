@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
+import os
 import pathlib
 import socket
+import struct
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import google_crc32c
 
 from det_lightning.core._metrics import as_float, scalars_of
 
 if TYPE_CHECKING:  # slow to import, and not every run writes
     from tensorboard.compat.proto.summary_pb2 import Summary
-
-    from det_lightning.core._event_file import EventFile
 
 
 class TensorBoardOutput:
@@ -25,9 +27,9 @@ class TensorBoardOutput:
     begins with ``val`` gets no ``val_``.
     """
 
-    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path] | None = None) -> None:
+    def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path]) -> None:
         self.enabled = enabled
-        self._locate = locate or default_directory
+        self._locate = locate
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
         """Switch the writing of TensorBoard files on or off.
@@ -45,7 +47,6 @@ class TensorBoardOutput:
 
     @functools.cached_property
     def path(self) -> pathlib.Path:
-        """The directory of the files."""
         return pathlib.Path(self._locate())
 
     @functools.cached_property
@@ -65,12 +66,11 @@ class TensorBoardOutput:
             for name, value in metrics.items()
             if (number := as_float(value)) is not None
         ]
-        of_batches: set[str] = set().union(*batch_metrics)
-        reduced = {name: value for name, value in avg_metrics.items() if name not in of_batches}
-        self.add_scalars(scalars + _tagged(reduced, steps_completed))
+        reduced = scalars_of(avg_metrics, leave_out=set().union(*batch_metrics))
+        scalars += [(f"Determined/{name}", number, steps_completed) for name, number in reduced.items()]
+        self.add_scalars(scalars)
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a validation."""
         scalars = scalars_of(metrics).items()
         self.add_scalars([(validation_tag(name), value, steps_completed) for name, value in scalars])
 
@@ -99,21 +99,41 @@ class TensorBoardOutput:
 
     @functools.cached_property
     def _event_file(self) -> EventFile:
-        from det_lightning.core._event_file import EventFile
-
         return EventFile(self.path)
 
 
-def _tagged(metrics: dict[str, Any], step: int) -> list[tuple[str, float, int]]:
-    return [(f"Determined/{name}", value, step) for name, value in scalars_of(metrics).items()]
+class EventFile:
+    """A new TensorBoard file in a directory, which takes many scalars at once."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # slow to import, and not every run writes
+
+        self._new_event = Event
+        directory.mkdir(parents=True, exist_ok=True)
+        started = time.time()
+        self.path = directory / f"events.out.tfevents.{int(started)}.{socket.gethostname()}.{os.getpid()}.scalars"
+        self._append([Event(wall_time=started, file_version="brain.Event:2").SerializeToString()])
+
+    def write(self, scalars: list[tuple[str, float, int]]) -> None:
+        event = self._new_event(wall_time=time.time())
+        entry = event.summary.value.add()
+        self._append([event.SerializeToString() for entry.tag, entry.simple_value, event.step in scalars])
+
+    def write_summary(self, summary: Summary) -> None:
+        self._append([self._new_event(wall_time=time.time(), summary=summary).SerializeToString()])
+
+    def _append(self, events: list[bytes]) -> None:
+        """Append TFRecords: the length of an event, its masked checksum, the event, its masked checksum."""
+        # In a single write; tensorboard's own writer would spend most of its time on checksums, in Python.
+        records = []
+        for event in events:
+            for piece in (struct.pack("<Q", len(event)), event):
+                checksum = google_crc32c.value(piece)
+                masked = ((checksum >> 15) | (checksum << 17)) + 0xA282EAD8
+                records += [piece, struct.pack("<I", masked & 0xFFFFFFFF)]
+        with self.path.open("ab") as file:
+            file.write(b"".join(records))
 
 
 def validation_tag(metric: str) -> str:
-    """Return the tag of a validation metric."""
     return f"Determined/{metric}" if metric.startswith("val") else f"Determined/val_{metric}"
-
-
-def default_directory() -> pathlib.Path:
-    """Return a new directory below ``runs/``."""
-    started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
-    return pathlib.Path(f"runs/{started}_{socket.gethostname()}")

@@ -31,22 +31,6 @@ class ProcessTopology:
     cross_rank: int = 0
     cross_size: int = 1
 
-    def problems(self) -> list[str]:
-        """Return which numbers are impossible."""
-        found = []
-        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-            if not 0 <= getattr(self, index) < getattr(self, count):
-                values = f"{index}={getattr(self, index)}, {count}={getattr(self, count)}"
-                found.append(f"{values}: {index} must be from 0 to {count} - 1")
-        # Nodes may have different numbers of processes, but each has at least one.
-        others = self.size - self.local_size
-        if others < self.cross_size - 1 or (self.cross_size == 1 and others):
-            found.append(
-                f"size={self.size} processes cannot be local_size={self.local_size} on this node and some on each "
-                f"of the others of cross_size={self.cross_size} nodes"
-            )
-        return found
-
 
 def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
     """Return the topology with the numbers, in the order of its fields, or of a single process if all are None.
@@ -62,7 +46,19 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
             f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
         )
     topology = ProcessTopology(**given)
-    problems = topology.problems()
+    values = vars(topology)
+    problems = []
+    for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+        if not 0 <= values[index] < values[count]:
+            stated = f"{index}={values[index]}, {count}={values[count]}"
+            problems.append(f"{stated}: {index} must be from 0 to {count} - 1")
+    # Nodes may have different numbers of processes, but each has at least one.
+    others = topology.size - topology.local_size
+    if others < topology.cross_size - 1 or (topology.cross_size == 1 and others):
+        problems.append(
+            f"size={topology.size} processes cannot be local_size={topology.local_size} on this node and some on each "
+            f"of the others of cross_size={topology.cross_size} nodes"
+        )
     if not timeout_s > 0:
         problems.append(f"timeout_s={timeout_s!r} must be above 0")
     if problems:

@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import bookkeeping_path
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._latest_run import remember_run
-from det_lightning.core._run_files import RunFiles
+from det_lightning.core._run_files import RunFiles, remember_run
 from det_lightning.core._task import TrialTask
-from det_lightning.core._tensorboard_mode import TensorboardMode
 
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput
 
 logger = logging.getLogger(__name__)
+
+
+class TensorboardMode(enum.Enum):
+    """Who writes TensorBoard files: the library, with the reported metrics (``AUTO``), or the script (``MANUAL``).
+
+    Example:
+        >>> import det_lightning as det
+        >>> mode = det.core.TensorboardMode.MANUAL
+        >>> with det.core.init(checkpoint_storage="checkpoints", tensorboard_mode=mode) as core_context:
+        ...     core_context.train.report_training_metrics(steps_completed=1, metrics={"loss": 0.5})
+        ...     list(core_context.train.get_tensorboard_path().glob("*"))
+        []
+    """
+
+    AUTO = "AUTO"
+    MANUAL = "MANUAL"
 
 
 class EarlyExitReason(enum.Enum):
@@ -134,7 +148,7 @@ class TrainContext:
         """Report in a few words what the script is doing."""
         logger.info("Status: %s.", status)
         if self._task is not None:
-            self._files.update_status(status=status)
+            self._files.write("status.json", {**self._files.read("status.json"), "status": status})
 
     def set_metadata(self, metadata: dict[str, Any]) -> dict[str, Any] | None:
         """Replace the metadata of the run, which are stored in ``metadata.json`` in its directory.
@@ -142,13 +156,13 @@ class TrainContext:
         Returns:
             The metadata, as they are stored.
         """
-        self._files.write_json(self._files.metadata, metadata)
-        logger.info("The metadata are in %s.", self._files.metadata)
+        self._files.write("metadata.json", metadata)
+        logger.info("The metadata are in %s.", self._files.directory / "metadata.json")
         return self.get_metadata()
 
     def get_metadata(self) -> dict[str, Any] | None:
         """Return the metadata of the run; empty if none were set."""
-        return self._files.read_json(self._files.metadata)
+        return self._files.read("metadata.json")
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of the run's TensorBoard files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -9,12 +10,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from det_lightning.core._rank_status import RankStatus, describe_wait
 from det_lightning.core._signals import print_at_once, signal_log
 from det_lightning.core._stack import Place, place_of, position_of, writes_a_checkpoint
 from det_lightning.core._store import Store, look
@@ -54,6 +54,53 @@ def notice_period_s() -> float:
     return period_s
 
 
+@dataclasses.dataclass
+class RankStatus:
+    rank: int
+    tick: int = 0  # how often it has published
+    where: str = ""
+    waits: bool = False
+    still_s: float = 0.0  # how long it has not moved
+    stuck: bool = False  # whether it should have moved since a signal
+    awaited: list[int] = dataclasses.field(default_factory=list)  # the ranks that it waits for, if known
+    noticed: bool = False  # whether there was a message about it
+
+
+def describe_wait(own: RankStatus, statuses: Sequence[RankStatus], silent: Collection[int]) -> str:
+    """Return a sentence that says where ``own`` waits for which ranks, and where those are."""
+    alike = [found for found in statuses if found.where == own.where and found.rank not in silent]
+    others = [found for found in statuses if found not in alike]
+    awaited = [found.rank for found in others if found.rank in own.awaited] or [found.rank for found in others]
+    sentence = _describe_alike(alike, own.still_s)
+    if awaited and own.waits:
+        sentence += f", for {name_ranks(awaited)}"
+    by_place: dict[str, list[RankStatus]] = {}
+    for found in others:
+        by_place.setdefault("" if found.rank in silent else found.where, []).append(found)
+    rest = [_describe_alike(there, there[0].still_s) for where, there in by_place.items() if where]
+    if unheard := by_place.get(""):
+        rest.append(f"nothing is heard of {name_ranks([found.rank for found in unheard])}")
+    sentence = "; ".join([sentence, *rest]) if others else f"{sentence}, where all ranks are"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _describe_alike(statuses: Sequence[RankStatus], still_s: float) -> str:
+    """Return where ranks at the same place are, and for how long."""
+    first = statuses[0]
+    several = len(statuses) > 1
+    if still_s < 1:
+        verb = "are in" if several else "is in"
+    else:
+        verb = f"{'have' if several else 'has'} {'waited' if first.waits else 'been'} {still_s:.0f} s in"
+    return f"{name_ranks([found.rank for found in statuses])} {verb} {first.where}"
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Return ``"rank 1"`` or ``"ranks 1, 3"``."""
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
 class RankWatch:
     """A thread that watches the thread that created it, and publishes where that is in the store of a session.
 
@@ -68,7 +115,6 @@ class RankWatch:
         self._notice_s = notice_s
         self._pause_s = min(_TICK_S, self._notice_s / 6 or _TICK_S) * max(1.0, session.size / 64)
         self._watched = threading.get_ident()
-        self._describe: Callable[[], str] = str
         self._last_move_s = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
         self._cpu = _CpuTime(self._watched)
@@ -85,10 +131,6 @@ class RankWatch:
     def signalled(self) -> bool:
         """Whether any rank received a signal that ends processes."""
         return self._signalled_at_s is not None
-
-    def name_progress(self, describe: Callable[[], str]) -> None:
-        """Call ``describe`` for the progress of this rank in messages, such as ``"batch 12"``."""
-        self._describe = describe
 
     def stop(self) -> None:
         """End the thread, which must not use the store any longer than this process does."""
@@ -112,7 +154,8 @@ class RankWatch:
             logger.debug("No rank is watched any more.", exc_info=True)
         finally:
             if self._stopping.is_set():
-                self._leave_no_keys()
+                with contextlib.suppress(RuntimeError):  # the store has ended before this rank
+                    self._store.delete_key(f"watch/{self._session.rank}")
 
     def _pause(self) -> bool:
         """Wait until the next tick, looking at the stack more often after a signal; return whether to stop."""
@@ -124,18 +167,17 @@ class RankWatch:
         return self._stopping.is_set()
 
     def _note_move(self) -> None:
-        seen = (position_of(self._watched), self._describe(), sum(self._session.rounds.values()))
+        seen = (position_of(self._watched), self._session.describe_progress(), sum(self._session.rounds.values()))
         if seen != self._last_seen or self._cpu.is_used():
             self._last_seen = seen
             self._last_move_s = time.monotonic()
             self._noticed = False
 
     def _look(self) -> RankStatus:
-        """Return the current status of this rank."""
         self._note_move()
         place = place_of(self._watched)
         self._ticks += 1
-        progress = self._describe()
+        progress = self._session.describe_progress()
         where = "no thread" if place is None else place.text
         still_s = time.monotonic() - self._last_move_s
         return RankStatus(
@@ -172,8 +214,7 @@ class RankWatch:
         """Log which ranks wait for which, on the lowest of the ranks that have waited for the notice period."""
         if not self._notice_s or self._noticed or own.still_s < self._notice_s - (_SILENT_TICKS + 2) * self._pause_s:
             return
-        statuses = self._statuses(own)
-        silent = self._silent(statuses)
+        statuses, silent = self._hear(own)
         waiting = [found for found in statuses if found.still_s >= self._notice_s - self._pause_s]
         first = min((found for found in waiting if found.waits), default=own, key=lambda found: found.rank)
         if own.still_s < self._notice_s or any(found.noticed for found in waiting) or first.rank != own.rank:
@@ -189,8 +230,7 @@ class RankWatch:
             self._end("Another rank has ended because no rank moved.")
         if not own.stuck:
             return
-        statuses = self._statuses(own)
-        silent = self._silent(statuses)
+        statuses, silent = self._hear(own)
         alive = [found for found in statuses if found.rank not in silent]
         apart = len({found.where for found in statuses}) > 1
         if not all(found.stuck for found in alive) or not (apart or own.waits):
@@ -209,36 +249,21 @@ class RankWatch:
         self._stopping.wait(after_s)
         os._exit(128 + signum)
 
-    def _statuses(self, own: RankStatus) -> list[RankStatus]:
-        """Return what all ranks have published, in rank order."""
-        found = []
-        for rank in range(self._session.size):
-            published = None if rank == own.rank else look(self._store, f"watch/{rank}")
-            if rank == own.rank:
-                found.append(own)
-            elif published is None:
-                found.append(RankStatus(rank, -1, "", waits=False, still_s=0.0, stuck=False, awaited=[]))
-            else:
-                found.append(RankStatus(**json.loads(published)))
-        return found
-
-    def _silent(self, statuses: Sequence[RankStatus]) -> set[int]:
-        """Return the ranks that have published nothing for several ticks, as far as this rank has looked."""
+    def _hear(self, own: RankStatus) -> tuple[list[RankStatus], set[int]]:
+        """Return what the ranks have published, in rank order, and which have published nothing for several ticks."""
+        statuses = [own if rank == own.rank else self._status_of(rank) for rank in range(self._session.size)]
         now = time.monotonic()
+        silent = set()
         for found in statuses:
             if self._heard.get(found.rank, (None, 0.0))[0] != found.tick:
                 self._heard[found.rank] = (found.tick, now)
-        return {
-            found.rank
-            for found in statuses
-            if found.tick == -1 or now - self._heard[found.rank][1] > _SILENT_TICKS * max(self._pause_s, _TICK_S)
-        }
+            if not found.tick or now - self._heard[found.rank][1] > _SILENT_TICKS * max(self._pause_s, _TICK_S):
+                silent.add(found.rank)
+        return statuses, silent
 
-    def _leave_no_keys(self) -> None:
-        try:
-            self._store.delete_key(f"watch/{self._session.rank}")
-        except RuntimeError:
-            logger.debug("The store has ended before this rank.")
+    def _status_of(self, rank: int) -> RankStatus:
+        published = look(self._store, f"watch/{rank}")
+        return RankStatus(rank) if published is None else RankStatus(**json.loads(published))
 
 
 class _CpuTime:

@@ -159,10 +159,10 @@ class LocalBackend(Backend):
 
 def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:
     """Run ``exchange`` in place on all values of ``tensors``, as one flat tensor per type."""
-    by_kind: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        by_kind.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_kind.values():
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_type.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         exchange(flat)
         for tensor, values in zip(same, torch.split(flat, [t.numel() for t in same]), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -63,9 +64,8 @@ class ModelDDP(DistributedDataParallel):
         self._will_average = False
         self._was_averaged = False
         self._local_only: set[torch.nn.Parameter] = set()
-        averaged = {parameter for parameter in module.parameters() if parameter.requires_grad}
         for parameter in module.parameters():
-            self._watch(parameter, parameter in averaged)
+            watch_gradient(parameter, functools.partial(self._note_gradient, averaged_by_ddp=parameter.requires_grad))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -79,17 +79,13 @@ class ModelDDP(DistributedDataParallel):
         module: Any = self.module
         return module[key]
 
-    def _watch(self, parameter: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
-        """Record, when a parameter's gradient has changed, whether it now differs between ranks."""
-
-        def note(changed: torch.nn.Parameter) -> None:
-            if averaged_by_ddp and self._will_average:
-                self._was_averaged = True
-                self._local_only.discard(changed)
-            else:
-                self._local_only.add(changed)
-
-        watch_gradient(parameter, note)
+    def _note_gradient(self, changed: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
+        """Record whether a gradient that has changed now differs between ranks."""
+        if averaged_by_ddp and self._will_average:
+            self._was_averaged = True
+            self._local_only.discard(changed)
+        else:
+            self._local_only.add(changed)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; its next backward pass averages the gradients, if any are wanted."""
@@ -132,7 +128,6 @@ class ModelDDP(DistributedDataParallel):
         self._evaluates = True
 
     def end_evaluation(self) -> None:
-        """Let forward passes exchange buffers again."""
         self._evaluates = False
 
     def end_backward(self) -> None:
@@ -141,7 +136,6 @@ class ModelDDP(DistributedDataParallel):
             self._will_average = self._was_averaged = False
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average the gradients of ``parameters`` that no backward pass has averaged."""
         rest = [parameter for parameter in parameters if parameter in self._local_only]
         self._local_only.difference_update(rest)
         gradients = [parameter.grad for parameter in rest if parameter.grad is not None]

@@ -46,7 +46,8 @@ class ShardedPlacement(ModelPlacement):
     def __init__(self, device: torch.device, policy: Policy | None, mixed_precision: MixedPrecisionPolicy) -> None:
         super().__init__(device)
         self._mixed_precision = mixed_precision
-        self._is_unit = _as_predicate(policy)
+        units = () if callable(policy) else tuple(policy or ())
+        self._is_unit = policy if callable(policy) else lambda module: isinstance(module, units)
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -79,7 +80,6 @@ class ShardedPlacement(ModelPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Prepare ``optimizer`` for training."""
         parameters = parameters_of(optimizer)
         sharded = {parameter for model in self.models for parameter in model.parameters()}
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
@@ -187,15 +187,12 @@ class ShardedGradients(GradientExchange):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
             if is_kept:
-                self._exchange(parameter)
+                sharded = self.average_kept(parameter)
+                self._placed.whole[parameter].grad = None
+                parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
             elif not used:
                 # FSDP2 has filled in zeros, with which weight decay and momentum would still act.
                 parameter.grad = None
-
-    def _exchange(self, parameter: torch.nn.Parameter) -> None:
-        sharded = self.average_kept(parameter)
-        self._placed.whole[parameter].grad = None
-        parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
 
     def average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return the kept gradient of a sharded parameter, averaged over ranks and sharded like the parameter."""
@@ -291,10 +288,3 @@ class FSDPBackend(Backend):
         placed = ShardedPlacement(device, policy, mixed_precision or MixedPrecisionPolicy())
         gradients = ShardedGradients(placed)
         super().__init__(device, placed, gradients, ShardedStates(placed, gradients, sharded_checkpoints))
-
-
-def _as_predicate(policy: Policy | None) -> Callable[[torch.nn.Module], bool]:
-    if callable(policy):
-        return policy
-    classes = tuple(policy or ())
-    return lambda module: isinstance(module, classes)

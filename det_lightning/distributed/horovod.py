@@ -7,17 +7,12 @@ import sys
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from det_lightning import errors
-from det_lightning.distributed.backend import (
-    Backend,
-    GradientExchange,
-    ModelPlacement,
-    ModelStates,
-    parameters_of,
-)
+from det_lightning.distributed.backend import Backend, GradientExchange, ModelPlacement, ModelStates, parameters_of
 from det_lightning.distributed.horovod_optimizer import HorovodOptimizer
-from det_lightning.distributed.horovod_processes import connect_horovod
+from det_lightning.distributed.processes import connect_horovod
 
 # More backward passes than there will ever be, so that none of them exchanges gradients.
 _NEVER = sys.maxsize
@@ -40,7 +35,6 @@ class HorovodPlacement(ModelPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Turn ``optimizer`` into one of Horovod's."""
         wrapped = HorovodOptimizer(
             self.hvd,
             optimizer,
@@ -111,12 +105,7 @@ class HorovodGradients(GradientExchange):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``.
-
-        Raises:
-            InvalidExperimentException: a parameter gets a gradient again after its exchange has begun; the message
-                names the argument of ``wrap_optimizer`` that says how often it may.
-        """
+        """Run ``loss.backward``; raise an InvalidExperimentException for gradients whose exchange has begun already."""
         try:
             super().backward(loss, gradient, retain_graph, create_graph)
         except AssertionError as e:
@@ -132,7 +121,6 @@ class HorovodGradients(GradientExchange):
             ) from e
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the exchange of gradients."""
         self._wrapped(optimizer).synchronize()
 
     def agree(self, flag: torch.Tensor) -> None:
@@ -215,19 +203,10 @@ def _share_state(hvd: Any, optimizer: torch.optim.Optimizer, device: torch.devic
     weights. Here a new optimizer stays new.
     """
     state = optimizer.state_dict()
-    outlined = {
-        index: {key: _Outline.of(value) if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
-        for index, entry in state["state"].items()
-    }
+    outlined = tree_map_only(torch.Tensor, _Outline.of, state["state"])
     chiefs: dict[str, Any] = hvd.broadcast_object({**state, "state": outlined}, 0, name=f"{name}.outline")
     if hvd.rank() != 0:
-        entries = chiefs["state"].items()
-        filled = {
-            index: {key: value.empty(device) if isinstance(value, _Outline) else value for key, value in entry.items()}
-            for index, entry in entries
-        }
-        state = {**chiefs, "state": filled}
-    tensors = [value for entry in state["state"].values() for value in entry.values()]
-    _share_tensors(hvd, [value for value in tensors if isinstance(value, torch.Tensor)], name)
+        state = {**chiefs, "state": tree_map_only(_Outline, lambda found: found.empty(device), chiefs["state"])}
+    _share_tensors(hvd, [leaf for leaf in tree_leaves(state["state"]) if isinstance(leaf, torch.Tensor)], name)
     if hvd.rank() != 0:
         optimizer.load_state_dict(state)

@@ -95,10 +95,9 @@ class HorovodOptimizer:
         return any(handle is not None for handle, _ in self._handles.values())
 
     @property
-    def _handles(self) -> dict[Any, tuple[Any, Any]]:
+    def _handles(self) -> Any:
         """The exchanges of gradients that are under way, by parameter; Horovod has no public name for them."""
-        handles: dict[Any, tuple[Any, Any]] = self.optimizer._handles
-        return handles
+        return self.optimizer._handles
 
     def describe_passes(self) -> str:
         """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
@@ -107,7 +106,6 @@ class HorovodOptimizer:
         return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
 
     def finish(self) -> None:
-        """Finish the exchange that is under way, if there is one."""
         if self.is_exchanging():
             self.synchronize()
 

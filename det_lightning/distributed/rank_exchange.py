@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.group_collectives import Array, GroupCollectives, device_of_group
-from det_lightning.distributed.row_reduction import Reduced, RowReduction, Rows
+from det_lightning.distributed.group_collectives import (
+    Array,
+    GroupCollectives,
+    Reduced,
+    RowReduction,
+    Rows,
+    device_of_group,
+)
 
 _LENGTH_BYTES = 8
 
@@ -28,19 +34,20 @@ class RankExchange:
         self.distributed = distributed
         self.is_alone = distributed.size == 1
         self._reductions: dict[str, RowReduction] = {}
-        self._found_group: tuple[GroupCollectives | None] | None = None
+        self._asked = self.is_alone
+        self._found_group: GroupCollectives | None = None
         # From the previous exchange, so that one of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
-        """Return the collectives of the process group, if all ranks have one; the first call asks them."""
+        """Return the collectives of the process group, if all of several ranks have one; the first call asks them."""
         # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
-        if self._found_group is None:
+        if not self._asked:
             device = device_of_group(self.distributed)
-            everywhere = all(self.distributed.allgather(device is not None))
-            found = GroupCollectives(self.distributed, device) if everywhere and device is not None else None
-            self._found_group = (found,)
-        return self._found_group[0]
+            if all(self.distributed.allgather(device is not None)) and device is not None:
+                self._found_group = GroupCollectives(self.distributed, device)
+            self._asked = True
+        return self._found_group
 
     def reduce(self, rows: Rows | None, flags: int, width: int, operation: str) -> Reduced:
         """Return the flags of all ranks, and the results of the rows if all ranks have some and a process group.
@@ -51,8 +58,6 @@ class RankExchange:
             width: the same in all calls with this operation.
             operation: what is done, for messages.
         """
-        if self.is_alone:
-            return Reduced(flags, None)
         group = self._group()
         if group is None:
             return Reduced(functools.reduce(operator.or_, self.distributed.allgather(flags)), None)
@@ -62,8 +67,6 @@ class RankExchange:
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
-        if self.is_alone:
-            return [stuff]
         group = self._group()
         if group is None:
             return self.distributed.allgather(stuff)
@@ -74,8 +77,6 @@ class RankExchange:
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
-        if self.is_alone:
-            return stuff
         group = self._group()
         if group is None:
             return self.distributed.broadcast(stuff)

@@ -20,7 +20,7 @@ from det_lightning.checkpoint.storage.location import checkpoint_path
 from det_lightning.checkpoint.storage.staging import announce
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.shard_files import take_shards, write_parts
+from det_lightning.distributed.sharded_states import take_shards, write_parts
 from det_lightning.escaping import escape
 
 # Size and checksum of files by their path in a checkpoint, as in its manifest.

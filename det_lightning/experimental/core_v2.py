@@ -12,10 +12,13 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from det_lightning import core
-from det_lightning.core import ClusterInfo, DistributedContext, PreemptMode, TensorboardMode, TrialInfo
+from det_lightning.core import ClusterInfo, DistributedContext, PreemptMode, TensorboardMode
+from det_lightning.core._cluster import info_of
+from det_lightning.core._task import TrialTask
 from det_lightning.missing_parts import attribute_error
 
 __all__ = [
@@ -47,6 +50,8 @@ preempt: Any
 searcher: Any
 train: Any
 _PARTS = ("checkpoint", "distributed", "info", "preempt", "searcher", "train")
+# The context that init() opened last, if it is still open.
+_opened: core.Context | None = None
 
 
 @dataclasses.dataclass
@@ -101,22 +106,6 @@ class UnmanagedConfig(Config):
         >>> core_v2.UnmanagedConfig(project="noise").project
         'noise'
     """
-
-
-class _Opened:
-    """The context that :func:`init` opened last, if it is still open."""
-
-    def __init__(self) -> None:
-        self.context: core.Context | None = None
-
-    def close(self) -> None:
-        context = self.context
-        self.context = None
-        if context is not None:
-            context.close()
-
-
-_opened = _Opened()
 
 
 def init_context(
@@ -191,7 +180,8 @@ def init(
         0.5
         >>> core_v2.close()
     """
-    _opened.close()
+    global _opened
+    close()
     context = init_context(
         config=config,
         defaults=defaults,
@@ -203,7 +193,7 @@ def init(
         tensorboard_mode=tensorboard_mode,
     )
     context.start()
-    _opened.context = context
+    _opened = context
     atexit.unregister(close)
     atexit.register(close)
 
@@ -218,7 +208,11 @@ def close() -> None:
         >>> core_v2.train is None
         True
     """
-    _opened.close()
+    global _opened
+    context = _opened
+    _opened = None
+    if context is not None:
+        context.close()
 
 
 def url_reverse_webui_exp_view() -> str:
@@ -234,9 +228,9 @@ def url_reverse_webui_exp_view() -> str:
         True
         >>> core_v2.close()
     """
-    if _opened.context is None:
+    if _opened is None:
         raise RuntimeError("core_v2.init() comes before url_reverse_webui_exp_view().")
-    return str(_opened.context.train.get_tensorboard_path())
+    return str(_opened.train.get_tensorboard_path())
 
 
 def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
@@ -282,32 +276,23 @@ def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]
 
 def _info_alone(config: Config, latest_checkpoint: str | None, steps_completed: int) -> ClusterInfo:
     known = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    trial = TrialInfo(
-        trial_id=1,
+    task = TrialTask(
+        directory=Path(),
         experiment_id=1,
+        trial_id=1,
+        run_id=1,
         trial_seed=0,
         hparams=known.get("hparams", {}),
         config=known,
-        steps_completed=steps_completed,
-        trial_run_id=1,
-        debug=False,
-        inter_node_network_interface=None,
-    )
-    return ClusterInfo(
-        master_url="",
-        cluster_id="det-lightning",
-        agent_id="localhost",
-        slot_ids=[],
-        task_id="1.1",
-        allocation_id="1.1.1",
-        session_token="",
-        task_type="TRIAL",
+        slots=[],
+        checkpoint_storage="",
         latest_checkpoint=latest_checkpoint,
-        trial_info=trial,
+        steps_completed=steps_completed,
     )
+    return info_of(task)
 
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
-        return None if _opened.context is None else getattr(_opened.context, name)
+        return None if _opened is None else getattr(_opened, name)
     raise attribute_error(__name__, name)

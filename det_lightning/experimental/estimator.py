@@ -31,8 +31,7 @@ def init(
             experiment.
         test: train on one batch, validate on one, save, and end.
         context_dir: becomes the working directory, unless it is empty.
-        command: not used; it was for a cluster.
-        master_url: not used; it was for a cluster.
+        command, master_url: not used; they were for a cluster.
 
     Raises:
         ValueError: ``local`` is False outside of an experiment: there is no cluster to submit to.

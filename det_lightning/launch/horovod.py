@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from det_lightning.extras import how_to_install
+from det_lightning.extras import how_to_build_horovod
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
@@ -57,11 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if automatic and processes == 1:
         return _run(command, os.environ)
     if importlib.util.find_spec("horovod") is None:
-        print(
-            f"error: Horovod is not installed. There are no wheels of it: {how_to_install('horovod')} for what "
-            "it needs, then run scripts/build_horovod.sh of the source of det-lightning, which builds and installs it.",
-            file=sys.stderr,
-        )
+        print(f"error: Horovod is not installed. {how_to_build_horovod()}", file=sys.stderr)
         return 1
     horovodrun = [sys.executable, "-m", "horovod.runner.launch"]
     return _run([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})

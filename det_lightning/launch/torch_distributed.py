@@ -62,7 +62,12 @@ def _launch(options: list[str], command: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        parsed = _parse([*options, "--no-python", *command])
+        parsed = run.parse_args([*options, "--no-python", *command])  # type: ignore[no-untyped-call]
+        if not _is_given("nproc-per-node", options):
+            parsed.nproc_per_node = str(slots_or_gpus())
+        if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
+            parsed.signals_to_handle = _SIGNALS
+        run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values
     except SystemExit as error:  # argparse has printed what is wrong
         return int(error.code or 0)
     except (AssertionError, ValueError) as error:
@@ -80,19 +85,6 @@ def _launch(options: list[str], command: list[str]) -> int:
         preempted = error.sigval.name in _PREEMPTING
         return PREEMPTED_EXIT_CODE if preempted else 128 + error.sigval
     return 0
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    from torch.distributed import run
-
-    parsed: argparse.Namespace = run.parse_args(arguments)  # type: ignore[no-untyped-call]
-    options = arguments[: arguments.index("--no-python")]
-    if not _is_given("nproc-per-node", options):
-        parsed.nproc_per_node = str(slots_or_gpus())
-    if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
-        parsed.signals_to_handle = _SIGNALS
-    run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values
-    return parsed
 
 
 def _prepare_environment(parsed: argparse.Namespace) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._latest_run import remember_run
-from det_lightning.core._tensorboard import TensorBoardOutput, default_directory
+from det_lightning.core._run_files import default_directory, remember_run
+from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
     assert isinstance(other, ZeroDivisionError)
     assert "rank 1: ZeroDivisionError: of rank 1" in str(chief)
     assert storage.root.find_files() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_save_leaves_no_temporary_directory_on_any_machine(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    storage = CheckpointStorage("memory://bucket/checkpoints")
+
+    def save(context: core.DistributedContext) -> None:
+        with CheckpointContext(context, storage).store_path(shard=True) as (path, _):
+            make_files(path, **{f"shard{context.rank}": ""})
+            if fails:
+                raise ZeroDivisionError
+
+    assert [type(result) for result in on_ranks(2, 1, save)] == [ZeroDivisionError if fails else type(None)] * 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.core._event_file import EventFile
 from det_lightning.core._metrics import scalars_of
-from det_lightning.core._tensorboard import TensorBoardOutput
+from det_lightning.core._run_files import default_directory
+from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
 Scalars = list[tuple[str, float, int]]
 SCALARS: Scalars = [("Determined/loss", 1.5, 1), ("Determined/loss", 0.5, 2), ("Determined/val_loss", 2.5, 2)]
@@ -45,7 +45,7 @@ def test_any_scalars_come_back(tmp_path_factory: pytest.TempPathFactory, scalars
 
 
 def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
-    output = TensorBoardOutput(enabled=True)
+    output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars([])
     assert not Path("runs").exists()
     output.add_scalars(SCALARS[:1])
@@ -56,7 +56,7 @@ def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
 
 
 def test_the_writer_that_was_asked_for_takes_over() -> None:
-    output = TensorBoardOutput(enabled=True)
+    output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars(SCALARS[:1])
     writer = output.writer
     assert isinstance(writer, SummaryWriter)

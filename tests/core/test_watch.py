@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from det_lightning.core import DistributedContext
-from det_lightning.core._rank_status import RankStatus, describe_wait
 from det_lightning.core._signals import signal_log
-from det_lightning.core._watch import NOTICE_VARIABLE
+from det_lightning.core._watch import NOTICE_VARIABLE, RankStatus, describe_wait
 from tests.core.ranks import on_ranks
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

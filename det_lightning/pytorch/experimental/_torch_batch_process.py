@@ -11,7 +11,7 @@ from torch.utils import data
 
 from det_lightning.core._context import init
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.distributed.torch_processes import is_one_of_several, torchrun_context
+from det_lightning.distributed.processes import is_one_of_several, torchrun_context
 from det_lightning.pytorch.experimental._batch_context import TorchBatchProcessorContext
 from det_lightning.pytorch.experimental._batch_progress import BatchLoading, BatchProgress
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.core._latest_run import latest_run
-from det_lightning.core._run_files import RunFiles
+from det_lightning.core._run_files import RunFiles, latest_run
 from det_lightning.core._task import current_task
 from det_lightning.core._tensorboard import TensorBoardOutput
 
@@ -29,7 +28,8 @@ class TorchWriter:
             stacklevel=2,
         )
         run = latest_run()
-        self._output = _output_without_run() if run is None else run.tensorboard
+        own = TensorBoardOutput(enabled=True, locate=lambda: RunFiles(current_task()).tensorboard)
+        self._output = own if run is None else run.tensorboard
 
     @property
     def writer(self) -> Any:
@@ -47,7 +47,3 @@ class TorchWriter:
     def flush(self) -> None:
         """Write out what is buffered."""
         self.writer.flush()
-
-
-def _output_without_run() -> TensorBoardOutput:
-    return TensorBoardOutput(enabled=True, locate=lambda: RunFiles(current_task()).tensorboard)

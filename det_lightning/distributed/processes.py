@@ -1,4 +1,4 @@
-"""The processes that Horovod connects, and whether a run is meant to train on them."""
+"""The processes of a run that a script leaves to ``init()``: those that torchrun started, or that Horovod connects."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import logging
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import free_port, topology_from_horovod
-from det_lightning.extras import how_to_install
+from det_lightning.extras import how_to_build_horovod
 
 logger = logging.getLogger(__name__)
 
 _WANTED = "USE_HOROVOD"
 _OF_HOROVODRUN = "HOROVOD_RANK"
 _OF_OTHERS = ("USE_TORCH_DISTRIBUTED", "USE_DEEPSPEED", "TORCHELASTIC_RUN_ID")
+_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_LAUNCHERS = (_OF_HOROVODRUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -44,9 +46,7 @@ def connect_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as e:
         raise ImportError(
-            f"This run is to train with Horovod, which cannot be imported ({e}). There are no wheels of it: "
-            f"{how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh of the source "
-            "of det-lightning, which builds and installs it."
+            f"This run is to train with Horovod, which cannot be imported ({e}). {how_to_build_horovod()}"
         ) from e
     if not hvd.is_initialized():
         hvd.init()
@@ -78,3 +78,33 @@ def horovod_context() -> DistributedContext:
     # The address where horovodrun was started, which is the first of its nodes.
     chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     return DistributedContext(**vars(topology), chief_ip=chief_ip, pub_port=port)
+
+
+def is_one_of_several() -> bool:
+    """Return whether torchrun, or a launcher based on it, started this process and others."""
+    return all(name in os.environ for name in _OF_TORCHRUN) and os.environ["WORLD_SIZE"] != "1"
+
+
+def torchrun_context() -> DistributedContext:
+    """Return the processes of torchrun, with ``torch.distributed`` between them; all of them must call this.
+
+    A process group that the script has created is used. One that is created here stays for the next ``init()``.
+    """
+    if not dist.is_initialized():
+        on_gpu = device_of(int(os.environ["LOCAL_RANK"])).type == "cuda"
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return DistributedContext.from_torch_distributed()
+
+
+def device_of(local_rank: int) -> torch.device:
+    """Return the device of a process, and make it torch's current one; raise a ValueError if there are too few GPUs."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise ValueError(
+            f"There are more processes on this node than its {count} GPUs: no GPU for local rank {local_rank}. Start "
+            f"at most {count} here (--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
