@@ -194,6 +194,16 @@ def targets_of(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression
     return [statement.target] if isinstance(statement, cst.AnnAssign) else [given.target for given in statement.targets]
 
 
+def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
+    """Return the parameters that can be passed by position."""
+    return [*function.params.posonly_params, *function.params.params]
+
+
+def parameter_names(function: cst.FunctionDef) -> list[str]:
+    """Return the names of :func:`parameters_of`."""
+    return [parameter.name.value for parameter in parameters_of(function)]
+
+
 def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
     """Return the methods that a class defines in its body."""
     return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of
-from det_lightning.porting.to_lightning.holders import parameters_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameter_names
 from det_lightning.porting.to_lightning.module_file import ModuleFile
 
 _BASE = "pl.Callback"
@@ -58,7 +57,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
     stage = ", stage" if name in _STAGED else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
     used = {name.value for name in file.names(within=method)}
-    given = [parameter.name.value for parameter in parameters_of(method)[1:]]
+    given = parameter_names(method)[1:]
     lines = [f"{given} = {value}" for given, value in zip(given, values, strict=False) if given in used]
     if lines:
         file.insert_in_body(method, lines)
@@ -66,7 +65,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
     """Return whether a method only reads single metrics by name."""
-    given = [parameter.name.value for parameter in parameters_of(method)[1:]]
+    given = parameter_names(method)[1:]
     uses = [name for name in file.names(within=method) if name.value in given]
     return all(isinstance(file.parent(use), cst.Subscript) for use in uses)
 

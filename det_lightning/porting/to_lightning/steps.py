@@ -6,9 +6,8 @@ from typing import TypeVar
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, string_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, parameter_names, parameters_of, string_of
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.holders import parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
 from det_lightning.porting.to_lightning.trial import Trial
 
@@ -87,7 +86,7 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
 def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
     """Return whether a function has no variable with the name of the parameter of a lambda in it."""
     function = file.function(clip)
-    if function is None or name in [parameter.name.value for parameter in parameters_of(function)]:
+    if function is None or name in parameter_names(function):
         return False
     uses = [use for use in file.names(within=function) if use.value == name]
     return all(_is_of_lambda(file, given) for use in uses for given in file.assignments(use))
@@ -109,7 +108,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
 
 def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``training_step``, which logs what ``train_batch`` returned."""
-    given = [parameter.name.value for parameter in parameters_of(method)]
+    given = parameter_names(method)
     batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
     _rewrite_signature(file, method, "training_step", batch)
     used = {name.value for name in file.names(within=method.body)}
@@ -131,7 +130,7 @@ def rewrite_calls_of_steps(trial: Trial) -> None:
 
 def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
     """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
-    names = [parameter.name.value for parameter in parameters_of(method)]
+    names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
     reductions = _reductions_of(reducer)
     if reductions is None:

@@ -8,17 +8,27 @@ import re
 import libcst as cst
 
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.python_syntax import dotted_name, is_keyword, last_name, methods_of, targets_of
+from det_lightning.porting.python_syntax import (
+    dotted_name,
+    is_keyword,
+    last_name,
+    methods_of,
+    parameter_names,
+    parameters_of,
+    targets_of,
+)
 from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
-from det_lightning.porting.to_lightning.holders import parameters_of
-from det_lightning.porting.to_lightning.hooks import append_hooks
-from det_lightning.porting.to_lightning.import_order import with_sorted_imports
-from det_lightning.porting.to_lightning.imports import Imports, advice_for
-from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers, remove_unused_imports
+from det_lightning.porting.to_lightning.hooks import append_hooks, rewrite_reducers
+from det_lightning.porting.to_lightning.imports import (
+    Imports,
+    advice_for,
+    remove_unused_imports,
+    with_sorted_imports,
+)
+from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
-from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
     rewrite_calls_of_steps,
     rewrite_evaluate_batch,
@@ -104,10 +114,10 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         rewrite_callback(file, callback)
-    imports.need("import pytorch_lightning as pl")
+    imports.needed.add("import pytorch_lightning as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
-            imports.need(statement)
+            imports.needed.add(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
     return _finished(trial, module_name)
 
@@ -205,7 +215,7 @@ def _rewrite_init(trial: Trial) -> None:
     for call in file.find(cst.Call, within=init):
         if calls_init_of_trial(call) and isinstance(file.parent(call), cst.Expr):
             file.replace_statement(file.statement(call), [])
-    own = any(parameter.name.value == "hparams" for parameter in parameters_of(init)[2:])
+    own = "hparams" in parameter_names(init)[2:]
     written = _parameters(file, init)
     if not own and init.params.star_kwarg is None:
         written.append("**hparams")
