@@ -1,4 +1,4 @@
-"""Shell commands: launch layers, installed packages and the program ``det``, in scripts, hooks and Dockerfiles."""
+"""Shell commands in scripts, hooks and Dockerfiles: launch layers, packages, the program ``det``, and variables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 
 from det_lightning.porting.counterparts import counterpart, missing
 from det_lightning.porting.det_commands import port_det_commands
-from det_lightning.porting.findings import Finding, Need, Severity, line_at
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import port_installs, useless_installs
-from det_lightning.porting.variables import note_variables
 
 _AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # Before a module in a command line, also on the line after it, or in a list of quoted words.
@@ -32,6 +31,31 @@ _OF_HOOK = (
     "install the packages once, in a virtual environment of the project, and remove such lines: pip may replace torch "
     "itself by another release"
 )
+# Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
+_SET_HERE = {
+    "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
+    "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
+}  # fmt: skip
+# What a project may set for Determined's own tools, which has no effect here.
+_READ_BY_DETERMINED = {
+    "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
+    "DET_SESSION_TOKEN", "DET_USER", "DET_USER_TOKEN",
+}  # fmt: skip
+_VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
+
+
+def note_variables(text: str, first_line: int) -> list[Finding]:
+    """Return a finding for each variable of Determined in a text that ``det-lightning run`` does not set."""
+    findings = []
+    for found in _VARIABLE.finditer(text):
+        name = found.group()
+        if name not in _SET_HERE:
+            premise = Premise.nothing if name in _READ_BY_DETERMINED else Premise.variable_unset
+            reason = f"{name}: det-lightning run does not set it"
+            advice = "remove it, or set it yourself, as in environment.environment_variables"
+            line = line_at(text, found.start(), first_line)
+            findings.append(Finding(line, Severity.check, reason, advice, premise=premise))
+    return findings
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:

@@ -13,9 +13,7 @@ from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_libraries import note_older_libraries
 from det_lightning.porting.older_releases import OlderReleases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
-from det_lightning.porting.started_commands import rewrite_started_commands
-from det_lightning.porting.strings import rewrite_strings
-from det_lightning.porting.variables import note_python_variables
+from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
