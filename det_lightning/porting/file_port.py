@@ -34,7 +34,7 @@ _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 # when it is needed, since each needs a library of its own.
 _KINDS: dict[str, tuple[str, Callable[[str], Facts]]] = {
     r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
-    r"(?is).+\.pyi": ("python_files.port_python", facts_of_commands),
+    r"(?is).+\.pyi": ("python_files.port_python", no_facts),
     r"(?is).+\.ipynb": ("notebook.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", no_facts),
