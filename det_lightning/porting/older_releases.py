@@ -6,7 +6,7 @@ import libcst as cst
 
 from det_lightning.porting.counterparts import callback_hooks
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of
+from det_lightning.porting.python_syntax import PythonFile, base_names, dotted_name, is_keyword, methods_of
 
 _RENAMED = {
     # The interface of several models, before it was public.
@@ -41,132 +41,131 @@ _NEW_HOOKS = {
     "on_validation_step_start": "on_validation_start",
 }
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
-_OLD_INTERFACE = {"build_model", "optimizer"}
 # What trials in examples did themselves, and is done for them: setting the mode that a method runs in.
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
-class OlderReleases:
-    """Rewrites names of the context, hooks of callbacks and calls of older releases, and notes what is gone."""
-
-    def __init__(self, file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
-        self._file = file
-        self._attributes = {node.attr.value for node in file.find(cst.Attribute)}
-        for node in file.find(cst.Attribute):
-            self._check_attribute(node)
-        for call in file.find(cst.Call):
-            if dotted_name(call.func).endswith("configure_apex_amp"):
-                self._check_losses(call)
-        for callback in callbacks:
-            self._rewrite_hooks(callback)
-        for trial in trials:
-            self._remove_mode_calls(trial)
-            self._note_old_interface(trial)
-            self._remove_models(trial)
-
-    # Anywhere
-
-    def _check_attribute(self, node: cst.Attribute) -> None:
-        owner = dotted_name(node.value)
-        name = node.attr.value
-        is_context = owner.split(".")[-1] in ("context", "trial_context")
-        inner = node.value
-        if name == "wrap_reducer" and isinstance(inner, cst.Attribute) and inner.attr.value == "experimental":
-            self._file.edits.replace(self._file.span(inner.value)[1], self._file.span(inner)[1], "")
-        elif is_context and name in _RENAMED:
-            self._file.replace(node.attr, _RENAMED[name])
-        elif is_context or owner.endswith(("context.distributed", "context.experimental")):
-            private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
-            if private or (is_context and name in _GONE):
-                reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
-                self._file.note(node, Severity.problem, reason, _GONE.get(name, _INSIDE))
-
-    def _check_losses(self, call: cst.Call) -> None:
-        for argument in call.args:
-            if is_keyword(argument, "num_losses") and self._file.source(argument.value) != "1":
-                reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
-                advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
-                self._file.note(argument, Severity.check, reason, advice)
-
-    # Callbacks
-
-    def _rewrite_hooks(self, callback: cst.ClassDef) -> None:
-        defined = {method.name.value for method in methods_of(callback)}
-        for method in methods_of(callback):
-            name = method.name.value
-            new = _NEW_HOOKS.get(name)
-            if new is not None and new not in defined and name not in self._attributes:
-                self._file.replace(method.name, new)
-            elif new is not None:
-                self._file.note(method, Severity.note, f"{name} is deprecated", f"merge it with {new}")
-            elif name == "on_before_optimizer_step":
-                advice = "pass a function as clip_grads= to context.step_optimizer()"
-                self._file.note(method, Severity.note, f"{name} is deprecated", advice)
-            elif name in _EPOCH_HOOKS:
-                self._add_epoch(method)
-            elif name.startswith("on_") and name not in callback_hooks() and name not in self._attributes:
-                advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
-                self._file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
-
-    def _add_epoch(self, method: cst.FunctionDef) -> None:
-        """Give a hook its argument, which it did not have until Determined 0.17."""
-        given = method.params
-        alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
-        starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
-        if alone and not starred and not method.decorators and method.name.value not in self._attributes:
-            _, end = self._file.span(given.params[0])
-            self._file.edits.replace(end, end, ", epoch_idx: int")
-
-    # Trials
-
-    def _remove_mode_calls(self, trial: cst.ClassDef) -> None:
-        """Remove ``self.model.train()`` if the model is in that mode anyway and nothing in the class changes it."""
-        wrapped = {
-            dotted_name(target.target)
-            for assign in self._file.find(cst.Assign, within=trial)
-            for target in assign.targets
-            if _calls(assign.value, "wrap_model")
-        } - {""}
-        mode_calls = [call for call in self._file.find(cst.Call, within=trial) if _calls(call, "train", "eval")]
-        removable = [line for method in methods_of(trial) for line in self._needless_lines(method, wrapped)]
-        if removable and len(removable) == len(mode_calls):
-            for line in removable:
-                self._file.remove_lines(line)
-
-    def _needless_lines(self, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
-        needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
-        lines = [
-            line
-            for line in method.body.body
-            if isinstance(line, cst.SimpleStatementLine) and self._file.source(line).strip() in needless
-        ]
-        return lines if len(lines) < len(method.body.body) else []
-
-    def _note_old_interface(self, trial: cst.ClassDef) -> None:
-        if {method.name.value for method in methods_of(trial)} >= _OLD_INTERFACE:
+def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
+    """Rewrite names of the context, hooks of callbacks and calls of older releases, and note what is gone."""
+    attributes = {node.attr.value for node in file.find(cst.Attribute)}
+    for node in file.find(cst.Attribute):
+        _check_attribute(file, node)
+    for call in file.find(cst.Call):
+        if dotted_name(call.func).endswith("configure_apex_amp"):
+            _check_losses(file, call)
+    for callback in callbacks:
+        _rewrite_hooks(file, callback, attributes)
+    for trial in trials:
+        _remove_mode_calls(file, trial)
+        names = {method.name.value for method in methods_of(trial)}
+        if names >= {"build_model", "optimizer"}:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
-            self._file.note(trial, Severity.note, reason, advice)
-
-    def _remove_models(self, trial: cst.ClassDef) -> None:
-        names = {method.name.value for method in methods_of(trial)}
-        bases = [last_name(base.value) for base in trial.bases]
-        if bases == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
+            file.note(trial, Severity.note, reason, advice)
+        if base_names(trial) == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
             for method in methods_of(trial):
-                self._remove_model(method)
+                _remove_model(file, method)
 
-    def _remove_model(self, method: cst.FunctionDef) -> None:
-        """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
-        given = method.params.params
-        index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
-        if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
-            return
-        if any(name.value == "model" for name in self._file.names(within=method.body)):
-            reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
-            advice = "remove the parameter, and use the attribute that holds the wrapped model"
-            self._file.note(method, Severity.problem, reason, advice)
-        else:
-            self._file.edits.replace(self._file.end_of(given[index - 1]), self._file.end_of(given[index]), "")
+
+# Anywhere
+
+
+def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
+    owner = dotted_name(node.value)
+    name = node.attr.value
+    is_context = owner.split(".")[-1] in ("context", "trial_context")
+    inner = node.value
+    if name == "wrap_reducer" and isinstance(inner, cst.Attribute) and inner.attr.value == "experimental":
+        file.edits.replace(file.span(inner.value)[1], file.span(inner)[1], "")
+    elif is_context and name in _RENAMED:
+        file.replace(node.attr, _RENAMED[name])
+    elif is_context or owner.endswith(("context.distributed", "context.experimental")):
+        private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
+        if private or (is_context and name in _GONE):
+            reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
+            file.note(node, Severity.problem, reason, _GONE.get(name, _INSIDE))
+
+
+def _check_losses(file: PythonFile, call: cst.Call) -> None:
+    for argument in call.args:
+        if is_keyword(argument, "num_losses") and file.source(argument.value) != "1":
+            reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
+            advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
+            file.note(argument, Severity.check, reason, advice)
+
+
+# Callbacks
+
+
+def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str]) -> None:
+    defined = {method.name.value for method in methods_of(callback)}
+    for method in methods_of(callback):
+        name = method.name.value
+        new = _NEW_HOOKS.get(name)
+        if new is not None and new not in defined and name not in attributes:
+            file.replace(method.name, new)
+        elif new is not None:
+            file.note(method, Severity.note, f"{name} is deprecated", f"merge it with {new}")
+        elif name == "on_before_optimizer_step":
+            advice = "pass a function as clip_grads= to context.step_optimizer()"
+            file.note(method, Severity.note, f"{name} is deprecated", advice)
+        elif name in _EPOCH_HOOKS and name not in attributes:
+            _add_epoch(file, method)
+        elif name.startswith("on_") and name not in callback_hooks() and name not in attributes:
+            advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
+            file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
+
+
+def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
+    """Give a hook its argument, which it did not have until Determined 0.17."""
+    given = method.params
+    alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
+    starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
+    if alone and not starred and not method.decorators:
+        _, end = file.span(given.params[0])
+        file.edits.replace(end, end, ", epoch_idx: int")
+
+
+# Trials
+
+
+def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
+    """Remove ``self.model.train()`` if the model is in that mode anyway and nothing in the class changes it."""
+    wrapped = {
+        dotted_name(target.target)
+        for assign in file.find(cst.Assign, within=trial)
+        for target in assign.targets
+        if _calls(assign.value, "wrap_model")
+    } - {""}
+    mode_calls = [call for call in file.find(cst.Call, within=trial) if _calls(call, "train", "eval")]
+    removable = [line for method in methods_of(trial) for line in _needless_lines(file, method, wrapped)]
+    if removable and len(removable) == len(mode_calls):
+        for line in removable:
+            file.remove_lines(line)
+
+
+def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
+    needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
+    lines = [
+        line
+        for line in method.body.body
+        if isinstance(line, cst.SimpleStatementLine) and file.source(line).strip() in needless
+    ]
+    return lines if len(lines) < len(method.body.body) else []
+
+
+def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
+    """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
+    given = method.params.params
+    index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
+    if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
+        return
+    if any(name.value == "model" for name in file.names(within=method.body)):
+        reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
+        advice = "remove the parameter, and use the attribute that holds the wrapped model"
+        file.note(method, Severity.problem, reason, advice)
+    else:
+        file.edits.replace(file.end_of(given[index - 1]), file.end_of(given[index]), "")
 
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:

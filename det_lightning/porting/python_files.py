@@ -11,7 +11,7 @@ from det_lightning.porting.counterparts import counterpart, missing, missing_pre
 from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_libraries import note_older_libraries
-from det_lightning.porting.older_releases import OlderReleases
+from det_lightning.porting.older_releases import rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
@@ -38,7 +38,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     classes = find_classes(file)
     uses_trials = imports.bindings.uses_trial_api() or ported.uses_trial_api()
     if uses_trials:
-        OlderReleases(file, classes["trial"], classes["callback"])
+        rewrite_older_releases(file, classes["trial"], classes["callback"])
     if found := [*imports.bindings.found, *ported.found]:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
         note_older_libraries(file)

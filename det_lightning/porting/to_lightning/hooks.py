@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name
+from det_lightning.porting.python_syntax import base_names, dotted_name, last_name
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
 from det_lightning.porting.to_lightning.trial import Scheduler, Trial, as_item
@@ -80,7 +80,7 @@ def rewrite_reducers(trial: Trial) -> list[list[str]]:
     if any(reducer.is_function for reducer in reducers):
         file.edits.insert(file.edits.offset(file.first_line(trial.definition), 0), _COLLECTED, first=True)
     for definition in file.find(cst.ClassDef):
-        if len(definition.bases) == 1 and last_name(definition.bases[0].value) == "MetricReducer":
+        if base_names(definition) == ["MetricReducer"]:
             start, end = file.span(definition.bases[0].value)
             file.edits.replace(file.text.rindex("(", 0, start), file.text.index(")", end) + 1, "")
     reducers = [reducer for reducer in reducers if reducer.for_validation]

@@ -6,7 +6,7 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, Statement, dotted_name, last_name
+from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name
 
 
 class ModuleFile(PythonFile):
@@ -151,7 +151,7 @@ def expand_blocks(text: str) -> str:
     """Return source in which each statement of a trial has its own line, so that others can replace it."""
     file = PythonFile(text)
     for trial in file.find(cst.ClassDef):
-        if any(last_name(base.value) == "PyTorchTrial" for base in trial.bases):
+        if "PyTorchTrial" in base_names(trial):
             for block in file.find(cst.SimpleStatementSuite, cst.SimpleStatementLine, within=trial):
                 _expand_block(file, block)
     return file.edits.result()

@@ -9,6 +9,7 @@ import libcst as cst
 
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.python_syntax import (
+    base_names,
     dotted_name,
     is_keyword,
     last_name,
@@ -182,7 +183,7 @@ def _mark_workers(trial: Trial) -> None:
 
 
 def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
-    return [node for node in file.find(cst.ClassDef) if any(last_name(given.value) == base for given in node.bases)]
+    return [node for node in file.find(cst.ClassDef) if base in base_names(node)]
 
 
 def _find_trial(file: ModuleFile) -> cst.ClassDef:
