@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import package_finding, trainer_methods
+from det_lightning.porting.counterparts import methods_in, package_finding
 from det_lightning.porting.findings import Premise, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
@@ -149,8 +149,10 @@ def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: set[st
 
 def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]) -> None:
     for call in file.find(cst.Call, within=method):
-        owner = dotted_name(call.func.value) if isinstance(call.func, cst.Attribute) else ""
-        name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+        if not isinstance(call.func, cst.Attribute):
+            continue
+        owner = dotted_name(call.func.value)
+        name = call.func.attr.value
         if name == "backward" and not owner.endswith("context"):
             reason = f"{owner or 'a loss'}.backward() goes around the context"
             file.note(call, Severity.check, reason, "call context.backward(loss)")
@@ -172,7 +174,6 @@ def _is_passed(file: PythonFile, node: cst.CSTNode) -> bool:
 
 
 def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
-    """Return what holds a wrapped optimizer, such as ``self.optimizer``."""
     return {
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
@@ -230,7 +231,7 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
         )
         reason = "fit() without max_length, which the searcher of an experiment provides"
         file.note(call, Severity.check, reason, advice, Premise.by_hand)
-    elif method not in trainer_methods():
+    elif method not in methods_in("_trainer.py", "Trainer"):
         reason = f"Trainer has no method {method}(), neither here nor in Determined"
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 

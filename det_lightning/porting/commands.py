@@ -9,7 +9,6 @@ from det_lightning.porting.det_commands import port_det_commands
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import port_installs, useless_installs
 
-_AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # Before a module in a command line, also on the line after it, or in a list of quoted words.
 _MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
 # The quote is that before the module's name.
@@ -26,10 +25,6 @@ _COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
 _IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 _INSTALLER = re.compile(
     r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+)*(?:install|add))\b", re.MULTILINE
-)
-_OF_HOOK = (
-    "install the packages once, in a virtual environment of the project, and remove such lines: pip may replace torch "
-    "itself by another release"
 )
 # Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
 _SET_HERE = {
@@ -61,7 +56,7 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:
     """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
     if module in ("autohorovod", "auto_horovod"):
-        return _AUTO
+        return ("det_lightning.launch.horovod", "--autohorovod")
     ours = counterpart(f"determined.launch.{module}")
     return None if ours is None else (ours,)
 
@@ -126,17 +121,12 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     line = first_line
     for index, part in enumerate(parts):
         if index % 2 == 0:  # between two comments
-            parts[index], found = _port_part(part, line)
-            findings += found
+            ported, launched = port_commands(part, line)
+            ported, left = port_det_commands(ported, line)
+            findings += [*launched, *left, *useless_installs(part, line), *note_variables(part, line)]
+            parts[index] = port_installs(ported)
         line += part.count("\n")
     return "".join(parts), findings
-
-
-def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
-    ported, findings = port_commands(text, first_line)
-    ported, left = port_det_commands(ported, first_line)
-    findings += [*left, *useless_installs(text, first_line), *note_variables(text, first_line)]
-    return port_installs(ported), findings
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
@@ -158,5 +148,9 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
     found = _INSTALLER.search(text)
     if found is not None:
         reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
-        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, _OF_HOOK))
+        advice = (
+            "install the packages once, in a virtual environment of the project, and remove such lines: pip may "
+            "replace torch itself by another release"
+        )
+        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, advice))
     return ported, findings

@@ -64,18 +64,11 @@ class NoCounterpart(ValueError):
 
 def is_det_command(words: list[str]) -> bool:
     """Return whether words, the first of which is ``det``, name one of its commands."""
-    return len(_without_global_options(words)) > 0 and _without_global_options(words)[0] in _GROUPS
+    return any(word in _GROUPS for word in _without_global_options(words)[:1])
 
 
 def translated(words: list[str]) -> list[str]:
-    """Return the words of the command that replaces one of ``det``.
-
-    Args:
-        words: of the command, as they are spelled; the first one is ``det``.
-
-    Raises:
-        NoCounterpart: nothing replaces it.
-    """
+    """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
     group, *rest = _without_global_options(words)
     group = _GROUPS.get(group, "")
     if group == "preview-search" and len(rest) == 1:

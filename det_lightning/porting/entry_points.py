@@ -55,20 +55,15 @@ class EntryPoint:
         """What the entry point will do, without its name."""
         how = f"with `{self.command}`" if self.command else "with det_lightning"
         if self.outcome is Outcome.moves:
-            looked_at = (
-                f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at" if self.to_check else ""
-            )
-            return f"runs {how}{looked_at}"
-        listed = _listed([str(reason) for reason in self.reasons])
+            found = f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at"
+            return f"runs {how}{found if self.to_check else ''}"
+        listed = ", ".join(str(reason) for reason in self.reasons[:_MOST_REASONS])
+        rest = len(self.reasons) - _MOST_REASONS
+        if rest > 0:
+            listed += f", and {rest} more line{'s' if rest > 1 else ''}"
         if self.outcome is Outcome.stays:
             return f"still needs Determined because of {listed}"
         return f"runs {how} once this is changed: {listed}"
-
-
-def _listed(reasons: list[str]) -> str:
-    shown = reasons[:_MOST_REASONS]
-    rest = len(reasons) - len(shown)
-    return ", ".join([*shown, *([f"and {rest} more line{'s' if rest > 1 else ''}"] if rest else [])])
 
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:

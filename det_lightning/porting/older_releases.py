@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import callback_hooks
+from det_lightning.porting.counterparts import methods_in
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import PythonFile, base_names, dotted_name, is_keyword, methods_of
 
@@ -98,6 +98,7 @@ def _check_losses(file: PythonFile, call: cst.Call) -> None:
 
 
 def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str]) -> None:
+    hooks = methods_in("_callback.py", "PyTorchCallback")
     defined = {method.name.value for method in methods_of(callback)}
     for method in methods_of(callback):
         name = method.name.value
@@ -111,7 +112,7 @@ def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str
             file.note(method, Severity.note, f"{name} is deprecated", advice)
         elif name in _EPOCH_HOOKS and name not in attributes:
             _add_epoch(file, method)
-        elif name.startswith("on_") and name not in callback_hooks() and name not in attributes:
+        elif name.startswith("on_") and name not in hooks and name not in attributes:
             advice = "use on_training_workload_end or another hook of PyTorchCallback, or do it in train_batch"
             file.note(method, Severity.check, f"{name} is not a hook: nothing calls it", advice)
 

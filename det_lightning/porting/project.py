@@ -56,13 +56,11 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
         for name in sorted(files):
             file = pathlib.Path(directory, name)
-            if is_portable(file) and file.is_file() and not _is_link_within(file, path):
+            if not is_portable(file) or not file.is_file():
+                continue
+            # What a link to another file of the project names is found itself.
+            if not file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
                 yield file
-
-
-def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
-    """Return whether a file is a link to another one of the project, which is found itself."""
-    return file.is_symlink() and file.resolve().is_relative_to(top.resolve())
 
 
 def _is_skipped(directory: pathlib.Path) -> bool:
@@ -105,12 +103,10 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
         return port
     if path.is_symlink():
         return port.not_written(f"it is a link to {path.resolve()}", "name that file itself")
-    return port if _is_writable(path) else port.not_written("it is read-only", "make it writable first")
-
-
-def _is_writable(path: pathlib.Path) -> bool:
     # The administrator may write to any file, even one that is write-protected.
-    return bool(path.stat().st_mode & stat.S_IWUSR) and os.access(path, os.W_OK)
+    if not path.stat().st_mode & stat.S_IWUSR or not os.access(path, os.W_OK):
+        return port.not_written("it is read-only", "make it writable first")
+    return port
 
 
 def _is_of_determined(port: FilePort) -> bool:

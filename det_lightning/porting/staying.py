@@ -27,65 +27,61 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
     This includes whatever imports or starts what cannot be ported; what such code passes trials to, or gets them from;
     the commands that start it; and the requirement of Determined itself.
     """
-    kept = _Kept(FileGraph(ports))
-    return [kept.port(port) for port in kept.graph.ports.values()]
+    graph = FileGraph(ports)
+    found = list(graph.ports.values())
+    why: dict[pathlib.Path, Reason] = {}
+    for port in found:
+        needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+        if needs:
+            why[port.path] = needs[0]
+    # Determined's classes cannot train a trial of det_lightning, nor the other way round.
+    for port in found:
+        if port.path in why and port.facts.uses_trials:
+            for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
+                why.setdefault(imported.path, why[port.path])
+    # Whatever keeps the requirement of Determined in the directories above it.
+    needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
+    return [_kept(port, graph, why, needs) if port.changed else port for port in found]
 
 
-class _Kept:
-    """Knows which files of a project stay, and why."""
+def _kept(port: FilePort, graph: FileGraph, why: dict[pathlib.Path, Reason], needs: list[Reason]) -> FilePort:
+    """Return a file in which what stays, for the reason that ``why`` gives for its path, is as it was."""
+    staying = {name: file for name, file in graph.named_by(port).items() if file.path in why}
+    is_python = port.path.suffix == ".py"
+    # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
+    is_whole = is_python or port.facts.kind is Kind.configuration
+    if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
+        for file in (port, *staying.values()):
+            if file.path in why:
+                return _restored(port, why[file.path])
+    if is_python and port.path.name != "setup.py":
+        return port
+    needed = next((reason for reason in needs if reason.path.is_relative_to(port.path.parent)), None)
+    return _kept_by_line(port, list(staying), needed)
 
-    def __init__(self, graph: FileGraph) -> None:
-        self.graph = graph
-        self._why: dict[pathlib.Path, Reason] = {}
-        for port in graph.ports.values():
-            needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
-            if needs:
-                self._why[port.path] = needs[0]
-        #: Whatever keeps the requirement of Determined in the directories above it.
-        self._needs = [need for port in graph.ports.values() for need in needs_of(port, Need.file, Need.script)]
-        # Determined's classes cannot train a trial of det_lightning, nor the other way round.
-        for port in graph.ports.values():
-            if port.path in self._why and port.facts.uses_trials:
-                for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
-                    self._why.setdefault(imported.path, self._why[port.path])
 
-    def port(self, port: FilePort) -> FilePort:
-        """Return a file in which what stays is as it was."""
-        if not port.changed:
-            return port
-        staying = {name: file for name, file in self.graph.named_by(port).items() if file.path in self._why}
-        is_python = port.path.suffix == ".py"
-        # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
-        is_whole = is_python or port.facts.kind is Kind.configuration
-        if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
-            reasons = [self._why[file.path] for file in (port, *staying.values()) if file.path in self._why]
-            if reasons:
-                return _restored(port, reasons[0])
-        return port if is_python and port.path.name != "setup.py" else self._by_line(port, list(staying))
-
-    def _by_line(self, port: FilePort, staying: list[str]) -> FilePort:
-        """Restore the lines that start what stays, and require both where both are needed."""
-        before = _lines(port.before)
-        after = _lines(port.after)
-        if len(before) != len(after):
-            return port
-        needed = next((why for why in self._needs if why.path.is_relative_to(port.path.parent)), None)
-        stripped = {line.strip() for line in before}
-        lines = []
-        findings = []
-        line = 1
-        for old, new in zip(before, after, strict=True):
-            starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
-            if old == new or starts_staying or not _OURS.search(new):
-                lines.append(old if starts_staying else new)
-            else:
-                # Of a notebook the lines of the code are counted, not those of the file.
-                shown = 0 if port.facts.kind is Kind.notebook else line
-                required, found = _requirement(old, new, new.strip() in stripped, needed, shown)
-                lines.append(required)
-                findings += found
-            line = line_at(old, len(old), line)
-        return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
+def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None) -> FilePort:
+    """Restore the lines that start what stays, and require both where both are needed."""
+    before = _lines(port.before)
+    after = _lines(port.after)
+    if len(before) != len(after):
+        return port
+    stripped = {line.strip() for line in before}
+    lines = []
+    findings = []
+    line = 1
+    for old, new in zip(before, after, strict=True):
+        starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
+        if old == new or starts_staying or not _OURS.search(new):
+            lines.append(old if starts_staying else new)
+        else:
+            # Of a notebook the lines of the code are counted, not those of the file.
+            shown = 0 if port.facts.kind is Kind.notebook else line
+            required, found = _requirement(old, new, new.strip() in stripped, needed, shown)
+            lines.append(required)
+            findings += found
+        line = line_at(old, len(old), line)
+    return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
 
 
 def _restored(port: FilePort, why: Reason) -> FilePort:
