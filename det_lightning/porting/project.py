@@ -9,13 +9,12 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, keep_what_stays
 from det_lightning.porting.facts import Facts, Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
-from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
 # What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code

@@ -10,15 +10,18 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.commands import launcher_counterpart, missing_launcher, note_variables, port_commands
-from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.det_commands import (
+from det_lightning.porting.commands import (
     NoCounterpart,
     is_det_command,
+    launcher_counterpart,
+    missing_launcher,
     needs_a_master,
+    note_variables,
+    port_commands,
     port_det_commands,
     translated,
 )
+from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import PythonFile, last_name, rename_in_code, string_of

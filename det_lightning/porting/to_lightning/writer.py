@@ -18,9 +18,13 @@ from det_lightning.porting.python_syntax import (
     parameters_of,
     targets_of,
 )
-from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
-from det_lightning.porting.to_lightning.hooks import append_hooks, rewrite_reducers
+from det_lightning.porting.to_lightning.hooks import (
+    append_hooks,
+    rewrite_build_callbacks,
+    rewrite_callback,
+    rewrite_reducers,
+)
 from det_lightning.porting.to_lightning.imports import (
     Imports,
     advice_for,
