@@ -26,7 +26,6 @@ _GROUP = (
     "remove it from the trial; a training script may make one and pass "
     "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
 )
-_LOADERS = ("build_training_data_loader", "build_validation_data_loader")
 _LOADER = (
     "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
@@ -35,7 +34,6 @@ _APEX = (
     "context.configure_apex_amp() works without it, and gives clip_grads= what amp.master_params() gave; or call "
     "context.experimental.use_amp()"
 )
-_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _CLUSTER = (
     "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
     'configuration; latest_checkpoint="last" resumes from the newest one'
@@ -57,7 +55,7 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         for method in methods_of(trial):
             if method.name.value == "train_batch":
                 _check_steps(file, method, _wrapped_optimizers(file, trial))
-            if method.name.value in _LOADERS:
+            if method.name.value in ("build_training_data_loader", "build_validation_data_loader"):
                 _check_loader(file, method, torch_names)
 
 
@@ -161,7 +159,7 @@ def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]
         elif name == "zero_grad" and owner in optimizers and "auto_zero_grads" not in file.edits.text:
             advice = "remove it: context.step_optimizer() zeroes, where it has stepped"
             file.note(call, Severity.check, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
-        elif name in _CLIPPING and not _is_passed(file, call):
+        elif name in ("clip_grad_norm_", "clip_grad_value_") and not _is_passed(file, call):
             reason = f"{name}() clips before gradients are averaged over batches and ranks"
             advice = f"pass clip_grads=lambda params: torch.nn.utils.{name}(params, ...) to context.step_optimizer()"
             file.note(call, Severity.check, reason, advice)

@@ -182,32 +182,22 @@ _DROPPED_OPTIONS = ("--project_id", "--project-id")
 
 # What to do about commands that cannot be translated, mostly because they name an experiment by its number.
 _KEEP = "remove it, or keep it for as long as there is a master"
-_SHOW = "det-lightning experiment show EXPERIMENT, with its directory"
-_LOGS = "det-lightning experiment logs EXPERIMENT TRIAL, with its directory"
-_STOP = "det-lightning experiment stop EXPERIMENT, with its directory"
-_RESUME = "det-lightning experiment resume EXPERIMENT, with its directory"
 _INSTEAD = {
-    ("experiment", "create"): "det-lightning run CONFIG DIR",
-    ("experiment", "describe"): _SHOW,
-    ("experiment", "list-trials"): _SHOW,
-    ("experiment", "lt"): _SHOW,
-    ("experiment", "logs"): _LOGS,
-    ("experiment", "pause"): _STOP,
-    ("experiment", "cancel"): _STOP,
-    ("experiment", "kill"): _STOP,
-    ("experiment", "activate"): _RESUME,
-    ("experiment", "continue"): _RESUME,
-    ("experiment", "list-checkpoints"): "det-lightning checkpoint ls STORAGE",
-    ("experiment", "lc"): "det-lightning checkpoint ls STORAGE",
-    ("trial", "describe"): _SHOW,
-    ("trial", "logs"): _LOGS,
-    ("trial", "download"): "det-lightning checkpoint export STORAGE",
-    ("checkpoint", "list"): "det-lightning checkpoint ls STORAGE",
-    ("checkpoint", "describe"): "det-lightning checkpoint show CHECKPOINT",
-    ("checkpoint", "download"): "det-lightning checkpoint export STORAGE",
-    ("checkpoint", "rm"): "det-lightning checkpoint prune STORAGE",
-    ("tensorboard", "start"): "tensorboard --logdir experiments",
-}
+    "det-lightning run CONFIG DIR": ("experiment create",),
+    "det-lightning experiment show EXPERIMENT, with its directory": (
+        "experiment describe", "experiment list-trials", "experiment lt", "trial describe",
+    ),
+    "det-lightning experiment logs EXPERIMENT TRIAL, with its directory": ("experiment logs", "trial logs"),
+    "det-lightning experiment stop EXPERIMENT, with its directory": (
+        "experiment pause", "experiment cancel", "experiment kill",
+    ),
+    "det-lightning experiment resume EXPERIMENT, with its directory": ("experiment activate", "experiment continue"),
+    "det-lightning checkpoint ls STORAGE": ("experiment list-checkpoints", "experiment lc", "checkpoint list"),
+    "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
+    "det-lightning checkpoint export STORAGE": ("trial download", "checkpoint download"),
+    "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
+    "tensorboard --logdir experiments": ("tensorboard start",),
+}  # fmt: skip
 
 
 class NoCounterpart(ValueError):
@@ -229,7 +219,8 @@ def translated(words: list[str]) -> list[str]:
         return ["det-lightning", "experiment", "ls"]
     if group == "experiment" and rest[:1] == ["create"]:
         return _run(rest[1:])
-    raise NoCounterpart(_INSTEAD.get((group, rest[0] if rest else ""), _KEEP))
+    command = " ".join([group, *rest[:1]])
+    raise NoCounterpart(next((instead for instead, commands in _INSTEAD.items() if command in commands), _KEEP))
 
 
 def port_det_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:

@@ -170,11 +170,8 @@ def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
     words = _WORD.findall(text)
     modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
     classes = [word for word in words if _CLASS.fullmatch(word)]
-    own = [
-        name
-        for name in (*modules, *(word.partition(":")[0] for word in classes))
-        if name.split(".")[0] not in _OF_DETERMINED
-    ]
+    named = [*modules, *(word.partition(":")[0] for word in classes)]
+    own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
     starts = [word for word in words if _FILE.fullmatch(word)]
     uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
     return Facts(kind, tuple(own), tuple(starts), uses, classes=tuple(classes))

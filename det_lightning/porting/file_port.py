@@ -117,8 +117,8 @@ def port_file(path: pathlib.Path) -> FilePort:
     name, facts_of = kind
     module, _, function = name.partition(".")
     port: _Port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
-    mark = _BOM if text.startswith(_BOM) else ""
-    body = text[len(mark) :]
+    body = text.removeprefix(_BOM)
+    mark = text[: len(text) - len(body)]
     try:
         ported, findings = port(body)
         if ported != body:

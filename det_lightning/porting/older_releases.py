@@ -180,6 +180,11 @@ def _calls(node: cst.CSTNode, *methods: str) -> bool:
 
 _PLAIN_TYPE = ("is gone since numpy 1.24", "use Python's {last}")
 _NUMPY_2 = "is gone since numpy 2"
+_RENAMED_IN_NUMPY_2 = {
+    "Inf": "inf", "Infinity": "inf", "infty": "inf", "PINF": "inf", "NaN": "nan", "complex_": "complex128",
+    "float_": "float64", "string_": "bytes_", "unicode_": "str_", "product": "prod", "cumproduct": "cumprod",
+    "sometrue": "any", "alltrue": "all", "round_": "round",
+}  # fmt: skip
 _COLLECTIONS = ("is gone since Python 3.10", "import it from collections.abc")
 _NO_LINALG = "raises an error since torch 2.0"
 _LINALG = (_NO_LINALG, "use torch.linalg.{last}, whose results may have another form")
@@ -188,18 +193,8 @@ _LINALG = (_NO_LINALG, "use torch.linalg.{last}, whose results may have another 
 _GONE_FROM_LIBRARIES = {
     **{f"numpy.{name}": _PLAIN_TYPE for name in ("float", "int", "complex", "object", "str")},
     "numpy.unicode": ("is gone since numpy 1.24", "use Python's str"),
-    "numpy.complex_": (_NUMPY_2, "use numpy.complex128"),
-    "numpy.float_": (_NUMPY_2, "use numpy.float64"),
-    "numpy.string_": (_NUMPY_2, "use numpy.bytes_"),
-    "numpy.unicode_": (_NUMPY_2, "use numpy.str_"),
-    **{f"numpy.{name}": (_NUMPY_2, "use numpy.inf") for name in ("Inf", "Infinity", "infty", "PINF")},
+    **{f"numpy.{old}": (_NUMPY_2, f"use numpy.{new}") for old, new in _RENAMED_IN_NUMPY_2.items()},
     "numpy.NINF": (_NUMPY_2, "use -numpy.inf"),
-    "numpy.NaN": (_NUMPY_2, "use numpy.nan"),
-    "numpy.product": (_NUMPY_2, "use numpy.prod"),
-    "numpy.cumproduct": (_NUMPY_2, "use numpy.cumprod"),
-    "numpy.sometrue": (_NUMPY_2, "use numpy.any"),
-    "numpy.alltrue": (_NUMPY_2, "use numpy.all"),
-    "numpy.round_": (_NUMPY_2, "use numpy.round"),
     "numpy.asfarray": (_NUMPY_2, "use numpy.asarray(..., dtype=float)"),
     "numpy.asscalar": ("is gone since numpy 1.23", "use the array's item()"),
     "numpy.in1d": ("is gone since numpy 2.4", "use numpy.isin"),
@@ -217,12 +212,11 @@ _GONE_FROM_LIBRARIES = {
         for name in ("Callable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set", "Sized")
     },
 }
-_PACKAGES = ("torch", "numpy", "PIL", "collections")
 
 
 def note_older_libraries(file: PythonFile) -> None:
     """Note the uses of libraries that today's releases no longer have, or interpret differently."""
-    for package in _PACKAGES:
+    for package in ("torch", "numpy", "PIL", "collections"):
         bindings = Bindings(file, package)
         for use in bindings.references:
             _check_use(file, use, f"{package}{use.path.removeprefix('determined')}")
@@ -251,9 +245,6 @@ def _check_use(file: PythonFile, use: Reference, path: str) -> None:
 
 
 def _note_gone(file: PythonFile, node: cst.CSTNode, path: str, is_module: bool) -> None:
-    parts = path.split(".")
-    prefixes = [path] if not is_module else [".".join(parts[:end]) for end in range(2, len(parts) + 1)]
-    for name in prefixes:
-        if name in _GONE_FROM_LIBRARIES:
-            since, advice = _GONE_FROM_LIBRARIES[name]
+    for name, (since, advice) in _GONE_FROM_LIBRARIES.items():
+        if name == path or (is_module and path.startswith(f"{name}.")):
             file.note(node, Severity.note, f"{name} {since}", advice.format(last=name.rpartition(".")[2]))

@@ -49,13 +49,12 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
         note_older_libraries(file)
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
-    if uses_trials:
+    if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
+        known = len(file.findings)
         note_devices(file)
-    elif not (imports.bindings.uses_core_api() or ported.uses_core_api()):
-        others = file.findings
-        file.findings = []
-        note_devices(file)
-        file.findings = others + [dataclasses.replace(finding, premise=Premise.in_trial) for finding in file.findings]
+        if not uses_trials:
+            found_here = file.findings[known:]
+            file.findings[known:] = [dataclasses.replace(finding, premise=Premise.in_trial) for finding in found_here]
     return file.edits.result(), file.findings
 
 

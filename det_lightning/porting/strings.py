@@ -139,8 +139,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
 
 def _rewrite_line(file: PythonFile, node: cst.BaseExpression) -> None:
     """Rewrite a string that is a line for the shell."""
-    source = file.source(node)
-    quoted = _QUOTED.fullmatch(source)
+    quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
     ported, findings = port_det_commands(quoted["text"], file.line(node))
     file.findings += [dataclasses.replace(finding, needs_determined=Need.script) for finding in findings]

@@ -122,8 +122,9 @@ def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
     methods += [*_full_dataset(trial, bool(reducing)), *reducing]
     if trial.models:
         # Lightning leaves modules as they are; Determined put wrapped models into training mode.
-        methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in _mode_lines(trial.models))])
-    if next(trial.context_calls("disable_dataset_reproducibility_checks"), None) is None:
+        lines = [line for holder in trial.models for line in _lines_for_each(holder, "model", "train()")]
+        methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in lines)])
+    if not trial.calls_context("disable_dataset_reproducibility_checks"):
         methods.append(_ONE_DRAW)
     methods.append(_KEPT_GRADIENTS)
     steps = [line for scheduler in trial.schedulers for line in _scheduler_lines(trial.file, scheduler)]
@@ -151,24 +152,18 @@ def _full_dataset(trial: Trial, has_reducers: bool) -> list[list[str]]:
     return _FULL_DATASET
 
 
-def _mode_lines(holders: list[str]) -> list[str]:
-    lines = []
-    for holder in holders:
-        if holder.startswith("*"):
-            lines += [f"for model in self.{holder[1:]}:", "    model.train()"]
-        else:
-            lines.append(f"self.{holder}.train()")
-    return lines
+def _lines_for_each(holder: str, variable: str, call: str) -> list[str]:
+    if holder.startswith("*"):
+        return [f"for {variable} in self.{holder[1:]}:", f"    {variable}.{call}"]
+    return [f"self.{holder}.{call}"]
 
 
 def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
-    held = f"self.{scheduler.holder.removeprefix('*')}"
-    lines = [f"{held}.step()"]
-    if scheduler.holder.startswith("*"):
-        lines = [f"for scheduler in {held}:", "    scheduler.step()"]
+    lines = _lines_for_each(scheduler.holder, "scheduler", "step()")
     condition = _condition(scheduler.mode, scheduler.every)
     if condition is None:
-        return [file.todo_line(f"call {held}.step() when its step mode says"), "pass"]
+        held = scheduler.holder.removeprefix("*")
+        return [file.todo_line(f"call self.{held}.step() when its step mode says"), "pass"]
     if condition == "True":
         return lines
     return [] if condition == "False" else [f"if {condition}:", *(f"    {line}" for line in lines)]
@@ -190,7 +185,6 @@ def _condition(mode: str, every: str) -> str | None:
 # A trial's callbacks, rewritten as Lightning callbacks
 
 
-_BASE = "pl.Callback"
 # By hook: Lightning's, and where the values of its parameters come from.
 _HOOKS: dict[str, tuple[str, list[str]]] = {
     "on_training_start": ("on_train_start", []),
@@ -204,7 +198,6 @@ _HOOKS: dict[str, tuple[str, list[str]]] = {
     ),
     "on_trial_shutdown": ("teardown", []),
 }
-_STAGED = ("teardown",)
 _OF_DETERMINED = {
     "on_trial_startup": "write setup(), which Lightning calls before the loaders are built",
     "on_training_workload_end": "write on_train_batch_end(), or a logger",
@@ -221,9 +214,7 @@ _CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 
 def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
     """Rewrite a class that derives from ``PyTorchCallback``."""
-    for base in definition.bases:
-        if last_name(base.value) == "PyTorchCallback":
-            file.replace(base.value, _BASE)
+    file.replace_base(definition, "PyTorchCallback", "pl.Callback")
     for method in methods_of(definition):
         if method.name.value in _HOOKS:
             _rewrite_hook(file, method)
@@ -237,7 +228,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
         file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
     if name == "on_validation_end" and not _takes_by_name(file, method):
         file.todo(method, "metrics holds those of training too, by the names that they are logged with")
-    stage = ", stage" if name in _STAGED else ""
+    stage = ", stage" if name == "teardown" else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
     used = {name.value for name in file.names(within=method)}
     given = parameter_names(method)[1:]

@@ -6,7 +6,7 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name
+from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name, last_name
 
 
 class ModuleFile(PythonFile):
@@ -134,6 +134,11 @@ class ModuleFile(PythonFile):
             given = self.find(cst.Param, within=function.params)
             end = self.text.index(")", max((self.span(node)[1] for node in given), default=start)) + 1
         self.edits.replace(start, end, new)
+
+    def replace_base(self, definition: cst.ClassDef, old: str, new: str) -> None:
+        for base in definition.bases:
+            if last_name(base.value) == old:
+                self.replace(base.value, new)
 
     def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
         body = statements_of(definition.body)

@@ -14,8 +14,6 @@ import libcst as cst
 from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameters_of, targets_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
-# What scales gradients.
-_AMP = ("use_amp", "wrap_scaler", "configure_apex_amp")
 _SEVERAL = (cst.List, cst.ListComp, cst.Tuple, cst.Set, cst.GeneratorExp)
 _BY_NAME = (cst.Dict, cst.DictComp)
 _MODULES = ("ModuleList", "ModuleDict", "Sequential")
@@ -105,8 +103,11 @@ class Trial:
                 if self.is_context(base):
                     yield call
 
+    def calls_context(self, *methods: str) -> bool:
+        return next(self.context_calls(*methods), None) is not None
+
     def uses_amp(self) -> bool:
-        return next(self.context_calls(*_AMP), None) is not None
+        return self.calls_context("use_amp", "wrap_scaler", "configure_apex_amp")
 
     def runs_before_training(self, node: cst.CSTNode) -> bool:
         """Return whether code is run by ``__init__``, when there is no trainer yet."""

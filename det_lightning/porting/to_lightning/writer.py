@@ -12,7 +12,6 @@ from det_lightning.porting.python_syntax import (
     base_names,
     dotted_name,
     is_keyword,
-    last_name,
     methods_of,
     parameter_names,
     parameters_of,
@@ -43,7 +42,6 @@ from det_lightning.porting.to_lightning.steps import (
 from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
-_LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
 # What newly written code imports.
 _NEEDED = {
     "torch.Generator()": "import torch",
@@ -102,15 +100,17 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     imports = Imports(file)
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
-    _mark_derived(file, definition)
-    rename_members(trial, {**_loaders_of(trial), definition.name.value: module_name})
+    for derived in _classes_of(file, definition.name.value):
+        file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
+    loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
+    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
+        del loaders["build_validation_data_loader"]
+    rename_members(trial, {**loaders, definition.name.value: module_name})
     file.replace(definition.name, module_name)
     imports.rewrite_uses()
     rewrite_context(trial)
     drop_own_hparams(trial, bool(settings_of(trial)))
-    for base in definition.bases:
-        if last_name(base.value) == "PyTorchTrial":
-            file.replace(base.value, "pl.LightningModule")
+    file.replace_base(definition, "PyTorchTrial", "pl.LightningModule")
     _rewrite_init(trial)
     reducing = rewrite_reducers(trial)
     _rewrite_methods(trial)
@@ -137,11 +137,12 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
     mark_leftovers(file, trial, module_name, annotated_contexts(trial.file))
     remove_unused_imports(file, trial.file.text)
     text = with_sorted_imports(file.edits.result())
-    own = [parameter for parameter in parameters_of(trial.methods["__init__"])[2:] if parameter.default is None]
+    given = parameters_of(trial.methods["__init__"])[2:]
+    own = [parameter.name.value for parameter in given if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
     todos = _find_todos(text, [*trial.file.todos, *file.todos])
-    return WrittenModule(text, module_name, todos, settings, [parameter.name.value for parameter in own])
+    return WrittenModule(text, module_name, todos, settings, own)
 
 
 def _find_todos(text: str, texts: list[str]) -> list[Todo]:
@@ -156,18 +157,6 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
             found += [Todo(number, todo) for todo in waiting]
             waiting = []
     return found
-
-
-def _loaders_of(trial: Trial) -> dict[str, str]:
-    """Return the new names of the methods that build the loaders, by their old names."""
-    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
-        return {"build_training_data_loader": "train_dataloader"}
-    return _LOADERS
-
-
-def _mark_derived(file: ModuleFile, definition: cst.ClassDef) -> None:
-    for other in _classes_of(file, definition.name.value):
-        file.todo(other, "what this class overrides of a trial must be what a LightningModule has")
 
 
 def _mark_aggregation(trial: Trial, aggregated_by: str) -> None:
