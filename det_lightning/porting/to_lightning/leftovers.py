@@ -25,22 +25,13 @@ _OF_CONTEXT = {
 _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "optimizers", "scaler", "to_device"}
 
 
-def annotated_contexts(file: PythonFile) -> set[str]:
-    """Return the parameters annotated as a context, as ``Class.function.parameter``."""
-    return {
-        key
-        for key, parameter in _parameters(file)
-        if parameter.annotation is not None and "TrialContext" in file.source(parameter.annotation.annotation)
+def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
+    """Put a comment at each use of a context in a file that is written, unless there is one."""
+    annotated = {
+        re.sub(f"^{trial.definition.name.value}\\b", module_name, key)
+        for key, parameter in _parameters(trial.file)
+        if parameter.annotation is not None and "TrialContext" in trial.file.source(parameter.annotation.annotation)
     }
-
-
-def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str, annotated: set[str]) -> None:
-    """Put a comment at each use of a context in a file that is written, unless there is one.
-
-    ``annotated`` are the parameters that :func:`annotated_contexts` found before.
-    """
-    trial_name = trial.definition.name.value
-    annotated = {re.sub(f"^{trial_name}\\b", module_name, key) for key in annotated}
     found = {parameter for key, parameter in _parameters(file) if key in annotated}
     found |= _used_as_context(file, trial.context_parameter)
     for definition in file.find(cst.ClassDef):

@@ -7,6 +7,7 @@ import re
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, targets_of
+from det_lightning.porting.to_lightning.context_calls import settings_of
 from det_lightning.porting.to_lightning.module_file import attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial, renamed
 
@@ -52,7 +53,7 @@ def _is_that_of_context(trial: Trial, attribute: str) -> bool:
     )
 
 
-def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
+def drop_own_hparams(trial: Trial) -> None:
     """Remove ``self.hparams = ...`` if it equals Lightning's ``hparams``; otherwise rename the attribute."""
     statements = [
         node
@@ -61,7 +62,7 @@ def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
     ]
     if not statements:
         return
-    if not has_settings and all(node.value is not None and _is_same(trial, node.value) for node in statements):
+    if not settings_of(trial) and all(node.value is not None and _is_same(trial, node.value) for node in statements):
         for node in statements:
             trial.file.replace_statement(node, [])
         return

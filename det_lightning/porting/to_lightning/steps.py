@@ -68,17 +68,16 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
     file = trial.file
     parameters = f'[p for group in {variable}.param_groups for p in group["params"]]'
     text = file.render(clip)
+    chosen = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
     if isinstance(clip, cst.Lambda):
         given = [parameter.name.value for parameter in clip.params.params]
         if len(given) == 1 and _is_free(file, given[0], clip):
             return [f"{given[0]} = {parameters}", file.render(clip.body)]
-        name = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
-        head = f"def {name}({', '.join(file.source(parameter) for parameter in clip.params.params)}):"
-        return [head, f"    return {file.render(clip.body)}", "", f"{name}({parameters})"]
+        head = f"def {chosen}({', '.join(file.source(parameter) for parameter in clip.params.params)}):"
+        return [head, f"    return {file.render(clip.body)}", "", f"{chosen}({parameters})"]
     if _is_function(trial, clip):
         return [f"{text}({parameters})"]
     if not dotted_name(clip):
-        chosen = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
         return [f"{chosen} = {text}", f"if {chosen} is not None:", f"    {chosen}({parameters})"]
     return [f"if {text} is not None:", f"    {text}({parameters})"]
 
@@ -89,11 +88,11 @@ def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
     if function is None or name in parameter_names(function):
         return False
     uses = [use for use in file.names(within=function) if use.value == name]
-    return all(_is_of_lambda(file, given) for use in uses for given in file.assignments(use))
-
-
-def _is_of_lambda(file: ModuleFile, assigned: cst.CSTNode | None) -> bool:
-    return assigned is not None and any(isinstance(outer, cst.Lambda) for outer in file.ancestors(assigned))
+    assigned = [given for use in uses for given in file.assignments(use)]
+    return all(
+        given is not None and any(isinstance(outer, cst.Lambda) for outer in file.ancestors(given))
+        for given in assigned
+    )
 
 
 def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:

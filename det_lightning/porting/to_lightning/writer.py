@@ -17,7 +17,7 @@ from det_lightning.porting.python_syntax import (
     parameters_of,
     targets_of,
 )
-from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
+from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
 from det_lightning.porting.to_lightning.hooks import (
     append_hooks,
     rewrite_build_callbacks,
@@ -30,7 +30,7 @@ from det_lightning.porting.to_lightning.imports import (
     remove_unused_imports,
     with_sorted_imports,
 )
-from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers
+from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
 from det_lightning.porting.to_lightning.steps import (
@@ -109,7 +109,7 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     file.replace(definition.name, module_name)
     imports.rewrite_uses()
     rewrite_context(trial)
-    drop_own_hparams(trial, bool(settings_of(trial)))
+    drop_own_hparams(trial)
     file.replace_base(definition, "PyTorchTrial", "pl.LightningModule")
     _rewrite_init(trial)
     reducing = rewrite_reducers(trial)
@@ -134,7 +134,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
     except cst.ParserSyntaxError as e:
         line = [*written.splitlines(), ""][e.raw_line - 1].strip()
         raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
-    mark_leftovers(file, trial, module_name, annotated_contexts(trial.file))
+    mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
     text = with_sorted_imports(file.edits.result())
     given = parameters_of(trial.methods["__init__"])[2:]
