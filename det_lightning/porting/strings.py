@@ -96,7 +96,9 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
 def _is_path(file: PythonFile, node: cst.SimpleString) -> bool:
     argument = file.parent(node)
     call = None if argument is None else file.parent(argument)
-    return isinstance(call, cst.Call) and call.args[0] is argument and last_name(call.func) in _TAKE_PATHS
+    if not isinstance(call, cst.Call) or not call.args:  # without arguments: a method of the string
+        return False
+    return call.args[0] is argument and last_name(call.func) in _TAKE_PATHS
 
 
 def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> None:
