@@ -117,7 +117,6 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
 
 
 def _not_startable(graph: FileGraph, port: FilePort) -> list[Reason]:
-    """Return what a configuration starts that cannot be started."""
     reasons = []
     for name, module in graph.missing_classes(port):
         reason = f"there is no class {name} in {_shown(module.path)}"

@@ -156,7 +156,6 @@ def facts_of_yaml(text: str) -> Facts:
 
 
 def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
-    """Return the names of the variables that the section ``environment`` of a configuration sets."""
     environment = config.get("environment")
     given = environment.get("environment_variables") if isinstance(environment, dict) else None
     lists = list(given.values()) if isinstance(given, dict) else [given]

@@ -126,7 +126,6 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 
 def _directory_of(path: pathlib.Path, directories: Iterable[pathlib.Path]) -> pathlib.Path | None:
-    """Return the deepest of some directories that has a file."""
     around = [directory for directory in directories if path.absolute().is_relative_to(directory.absolute())]
     return max(around, key=lambda directory: len(directory.absolute().parts), default=None)
 

@@ -171,7 +171,6 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
 
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:
-    """Return whether a node calls one of some methods, on any object."""
     return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods
 
 

@@ -59,7 +59,6 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
 
 
 def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
-    """Note names that a file that was ported uses, and that det_lightning does not have."""
     for use in ported.references:
         private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
         is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None

@@ -238,7 +238,6 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
-    """Return whether a method only reads single metrics by name."""
     given = parameter_names(method)[1:]
     uses = [name for name in file.names(within=method) if name.value in given]
     return all(isinstance(file.parent(use), cst.Subscript) for use in uses)

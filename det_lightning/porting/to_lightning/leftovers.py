@@ -78,7 +78,6 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
 
 
 def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
-    """Return the attributes of ``self`` in which a class keeps a context."""
     kept: set[str] = set()
     for method in methods_of(definition):
         for statement in file.find(cst.Assign, within=method):
