@@ -86,9 +86,9 @@ def rewrite_reducers(trial: Trial) -> list[list[str]]:
     reducers = [reducer for reducer in reducers if reducer.for_validation]
     if not reducers:
         return []
-    start = ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)]
+    resets = ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)]
     note = f"    {file.todo_line(_OF_ONE_PROCESS)}"
-    return [start, ["def on_validation_epoch_end(self):", note, *(f"    {reducer.log_line}" for reducer in reducers)]]
+    return [resets, ["def on_validation_epoch_end(self):", note, *(f"    {reducer.log_line}" for reducer in reducers)]]
 
 
 def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Reducer | None:
