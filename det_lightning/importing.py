@@ -141,7 +141,7 @@ class _Finder(machinery.FileFinder):
 def _only(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
     def hook(path: str) -> _Finder:
         resolved = pathlib.Path(path).resolve()
-        if resolved != directory and directory not in resolved.parents:
+        if not resolved.is_relative_to(directory):
             raise ImportError(f"{path} is not in {directory}")  # asks the import system to try the next hook
         return _Finder(str(resolved), allowed)
 
@@ -150,8 +150,7 @@ def _only(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _
 
 def _forget_finders(directory: pathlib.Path) -> None:
     for path in list(sys.path_importer_cache):
-        resolved = pathlib.Path(path).resolve()
-        if resolved == directory or directory in resolved.parents:
+        if pathlib.Path(path).resolve().is_relative_to(directory):
             del sys.path_importer_cache[path]
 
 

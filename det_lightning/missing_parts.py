@@ -14,8 +14,6 @@ from det_lightning.parts_of_determined import missing_part, topic_of
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
-#: Names that our package uses for something else.
-_SOMETHING_ELSE = ("determined.cli",)
 #: The packages that are symbolic links in a clone.
 _LINKED = {f"{_OURS}.{name}": Path(__file__).parent / name for name in ("adapters", "callbacks")}
 
@@ -39,7 +37,7 @@ def attribute_error(module: str, name: str) -> AttributeError:
 
 def is_something_else(path: str) -> bool:
     """Return whether our package has something else under the name of a module of Determined."""
-    return any(f"{path}.".startswith(f"{taken}.") for taken in _SOMETHING_ELSE)
+    return f"{path}.".startswith("determined.cli.")
 
 
 def _by_their_name(name: str) -> str:

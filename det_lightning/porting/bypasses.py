@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import package_finding, trainer_methods
+from det_lightning.porting.counterparts import methods_in, package_finding
 from det_lightning.porting.findings import Premise, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
@@ -26,7 +26,6 @@ _GROUP = (
     "remove it from the trial; a training script may make one and pass "
     "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
 )
-_LOADERS = ("build_training_data_loader", "build_validation_data_loader")
 _LOADER = (
     "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
@@ -35,7 +34,6 @@ _APEX = (
     "context.configure_apex_amp() works without it, and gives clip_grads= what amp.master_params() gave; or call "
     "context.experimental.use_amp()"
 )
-_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _CLUSTER = (
     "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
     'configuration; latest_checkpoint="last" resumes from the newest one'
@@ -57,7 +55,7 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         for method in methods_of(trial):
             if method.name.value == "train_batch":
                 _check_steps(file, method, _wrapped_optimizers(file, trial))
-            if method.name.value in _LOADERS:
+            if method.name.value in ("build_training_data_loader", "build_validation_data_loader"):
                 _check_loader(file, method, torch_names)
 
 
@@ -149,8 +147,10 @@ def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: set[st
 
 def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]) -> None:
     for call in file.find(cst.Call, within=method):
-        owner = dotted_name(call.func.value) if isinstance(call.func, cst.Attribute) else ""
-        name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+        if not isinstance(call.func, cst.Attribute):
+            continue
+        owner = dotted_name(call.func.value)
+        name = call.func.attr.value
         if name == "backward" and not owner.endswith("context"):
             reason = f"{owner or 'a loss'}.backward() goes around the context"
             file.note(call, Severity.check, reason, "call context.backward(loss)")
@@ -159,7 +159,7 @@ def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]
         elif name == "zero_grad" and owner in optimizers and "auto_zero_grads" not in file.edits.text:
             advice = "remove it: context.step_optimizer() zeroes, where it has stepped"
             file.note(call, Severity.check, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
-        elif name in _CLIPPING and not _is_passed(file, call):
+        elif name in ("clip_grad_norm_", "clip_grad_value_") and not _is_passed(file, call):
             reason = f"{name}() clips before gradients are averaged over batches and ranks"
             advice = f"pass clip_grads=lambda params: torch.nn.utils.{name}(params, ...) to context.step_optimizer()"
             file.note(call, Severity.check, reason, advice)
@@ -172,7 +172,6 @@ def _is_passed(file: PythonFile, node: cst.CSTNode) -> bool:
 
 
 def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
-    """Return what holds a wrapped optimizer, such as ``self.optimizer``."""
     return {
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
@@ -230,7 +229,7 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
         )
         reason = "fit() without max_length, which the searcher of an experiment provides"
         file.note(call, Severity.check, reason, advice, Premise.by_hand)
-    elif method not in trainer_methods():
+    elif method not in methods_in("_trainer.py", "Trainer"):
         reason = f"Trainer has no method {method}(), neither here nor in Determined"
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 

@@ -1,16 +1,13 @@
-"""Shell commands: launch layers, installed packages and the program ``det``, in scripts, hooks and Dockerfiles."""
+"""Shell commands in scripts, hooks and Dockerfiles: launch layers, packages, variables, and the program ``det``."""
 
 from __future__ import annotations
 
 import re
 
 from det_lightning.porting.counterparts import counterpart, missing
-from det_lightning.porting.det_commands import port_det_commands
-from det_lightning.porting.findings import Finding, Need, Severity, line_at
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import port_installs, useless_installs
-from det_lightning.porting.variables import note_variables
 
-_AUTO = ("det_lightning.launch.horovod", "--autohorovod")
 # Before a module in a command line, also on the line after it, or in a list of quoted words.
 _MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
 # The quote is that before the module's name.
@@ -28,16 +25,37 @@ _IMAGE = re.compile(r"^\s*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S
 _INSTALLER = re.compile(
     r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+)*(?:install|add))\b", re.MULTILINE
 )
-_OF_HOOK = (
-    "install the packages once, in a virtual environment of the project, and remove such lines: pip may replace torch "
-    "itself by another release"
-)
+# Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
+_SET_HERE = {
+    "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
+    "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
+}  # fmt: skip
+# What a project may set for Determined's own tools, which has no effect here.
+_READ_BY_DETERMINED = {
+    "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
+    "DET_SESSION_TOKEN", "DET_USER", "DET_USER_TOKEN",
+}  # fmt: skip
+_VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
+
+
+def note_variables(text: str, first_line: int) -> list[Finding]:
+    """Return a finding for each variable of Determined in a text that ``det-lightning run`` does not set."""
+    findings = []
+    for found in _VARIABLE.finditer(text):
+        name = found.group()
+        if name not in _SET_HERE:
+            premise = Premise.nothing if name in _READ_BY_DETERMINED else Premise.variable_unset
+            reason = f"{name}: det-lightning run does not set it"
+            advice = "remove it, or set it yourself, as in environment.environment_variables"
+            line = line_at(text, found.start(), first_line)
+            findings.append(Finding(line, Severity.check, reason, advice, premise=premise))
+    return findings
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:
     """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
     if module in ("autohorovod", "auto_horovod"):
-        return _AUTO
+        return ("det_lightning.launch.horovod", "--autohorovod")
     ours = counterpart(f"determined.launch.{module}")
     return None if ours is None else (ours,)
 
@@ -102,17 +120,12 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     line = first_line
     for index, part in enumerate(parts):
         if index % 2 == 0:  # between two comments
-            parts[index], found = _port_part(part, line)
-            findings += found
+            ported, launched = port_commands(part, line)
+            ported, left = port_det_commands(ported, line)
+            findings += [*launched, *left, *useless_installs(part, line), *note_variables(part, line)]
+            parts[index] = port_installs(ported)
         line += part.count("\n")
     return "".join(parts), findings
-
-
-def _port_part(text: str, first_line: int) -> tuple[str, list[Finding]]:
-    ported, findings = port_commands(text, first_line)
-    ported, left = port_det_commands(ported, first_line)
-    findings += [*left, *useless_installs(text, first_line), *note_variables(text, first_line)]
-    return port_installs(ported), findings
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
@@ -134,5 +147,127 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
     found = _INSTALLER.search(text)
     if found is not None:
         reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
-        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, _OF_HOOK))
+        advice = (
+            "install the packages once, in a virtual environment of the project, and remove such lines: pip may "
+            "replace torch itself by another release"
+        )
+        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, advice))
     return ported, findings
+
+
+# The program ``det``, and what replaces its commands
+
+
+_WORD = r"(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|[^\s;&|#`)\"'\\])+"
+_GAP = r"(?:[ \t]|\\\r?\n)+"
+_COMMAND = re.compile(rf"(?P<before>^|[\s;&|(`@!])(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
+_WORDS = re.compile(_WORD)
+
+_GROUPS = {
+    "experiment": "experiment", "e": "experiment", "exp": "experiment",
+    "checkpoint": "checkpoint", "c": "checkpoint",
+    "trial": "trial", "t": "trial",
+    "preview-search": "preview-search", "tensorboard": "tensorboard",
+    **dict.fromkeys(
+        ("a", "agent", "auth", "cmd", "command", "deploy", "dev", "job", "j", "master", "m", "model", "notebook",
+         "oauth", "p", "project", "resources", "resource-pool", "resource", "rp", "shell", "slot", "s", "task",
+         "template", "tpl", "user", "u", "user-group", "version", "w", "workspace"),
+        "",
+    ),
+}  # fmt: skip
+_GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
+# Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
+_DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
+_DROPPED_OPTIONS = ("--project_id", "--project-id")
+
+# What to do about commands that cannot be translated, mostly because they name an experiment by its number.
+_KEEP = "remove it, or keep it for as long as there is a master"
+_INSTEAD = {
+    "det-lightning run CONFIG DIR": ("experiment create",),
+    "det-lightning experiment show EXPERIMENT, with its directory": (
+        "experiment describe", "experiment list-trials", "experiment lt", "trial describe",
+    ),
+    "det-lightning experiment logs EXPERIMENT TRIAL, with its directory": ("experiment logs", "trial logs"),
+    "det-lightning experiment stop EXPERIMENT, with its directory": (
+        "experiment pause", "experiment cancel", "experiment kill",
+    ),
+    "det-lightning experiment resume EXPERIMENT, with its directory": ("experiment activate", "experiment continue"),
+    "det-lightning checkpoint ls STORAGE": ("experiment list-checkpoints", "experiment lc", "checkpoint list"),
+    "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
+    "det-lightning checkpoint export STORAGE": ("trial download", "checkpoint download"),
+    "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
+    "tensorboard --logdir experiments": ("tensorboard start",),
+}  # fmt: skip
+
+
+class NoCounterpart(ValueError):
+    """A command of ``det`` cannot be translated; the message says what to do."""
+
+
+def is_det_command(words: list[str]) -> bool:
+    """Return whether words, the first of which is ``det``, name one of its commands."""
+    return any(word in _GROUPS for word in _without_global_options(words)[:1])
+
+
+def translated(words: list[str]) -> list[str]:
+    """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
+    group, *rest = _without_global_options(words)
+    group = _GROUPS.get(group, "")
+    if group == "preview-search" and len(rest) == 1:
+        return ["det-lightning", "run", *rest, "--dry-run"]
+    if (group, rest) in (("experiment", ["list"]), ("experiment", ["ls"])):
+        return ["det-lightning", "experiment", "ls"]
+    if group == "experiment" and rest[:1] == ["create"]:
+        return _run(rest[1:])
+    command = " ".join([group, *rest[:1]])
+    raise NoCounterpart(next((instead for instead, commands in _INSTEAD.items() if command in commands), _KEEP))
+
+
+def port_det_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return shell commands with those of ``det`` translated, and findings for those that cannot be."""
+    findings = []
+
+    def replaced(found: re.Match[str]) -> str:
+        words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
+        if not is_det_command(words):
+            return found.group()
+        try:
+            return found["before"] + " ".join(translated(words))
+        except NoCounterpart as e:
+            findings.append(needs_a_master(words, str(e), line_at(text, found.start("command"), first_line)))
+            return found.group()
+
+    return _COMMAND.sub(replaced, text), findings
+
+
+def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:
+    """Return the finding for a command of ``det`` that stays."""
+    end = len(words) - len(_without_global_options(words)) + 2
+    return Finding(line, Severity.problem, f"{' '.join(words[:end])}: it needs a Determined master", advice, need)
+
+
+def _without_global_options(words: list[str]) -> list[str]:
+    rest = words[1:]
+    while rest and rest[0].split("=")[0] in _GLOBAL_OPTIONS:
+        rest = rest[1:] if "=" in rest[0] else rest[2:]
+    return rest
+
+
+def _run(words: list[str]) -> list[str]:
+    given: list[str] = []
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name == "--config":
+            options += [word] if equals else [word, next(rest, "")]
+        elif name in _DROPPED_OPTIONS:
+            if not equals:
+                next(rest, "")
+        elif word.startswith("-") and word not in _DROPPED_FLAGS:
+            raise NoCounterpart(f"det-lightning run CONFIG DIR, which has no option {name}")
+        elif not word.startswith("-"):
+            given.append(word)
+    if len(given) not in (1, 2) or given[-1].endswith(".py") or "" in options:
+        raise NoCounterpart("det-lightning run CONFIG DIR, with one configuration and the directory of the code")
+    return ["det-lightning", "run", *given, *options]

@@ -124,18 +124,8 @@ def package_finding(module: str, line: int) -> Finding | None:
 
 
 @functools.cache
-def callback_hooks() -> frozenset[str]:
-    """Return the names of the methods of ``PyTorchCallback``."""
-    return _methods_of("_callback.py", "PyTorchCallback")
-
-
-@functools.cache
-def trainer_methods() -> frozenset[str]:
-    """Return the names of the methods of ``Trainer``."""
-    return _methods_of("_trainer.py", "Trainer")
-
-
-def _methods_of(file: str, name: str) -> frozenset[str]:
+def methods_in(file: str, name: str) -> frozenset[str]:
+    """Return the names of the methods of a class in a file of ``det_lightning.pytorch``."""
     tree = ast.parse((_ROOT / "pytorch" / file).read_text(encoding="utf-8"))
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return frozenset(node.name for node in definition.body if isinstance(node, ast.FunctionDef))

@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import enum
 import itertools
-import pathlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -51,22 +50,13 @@ class Facts:
     sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
 
 
-def facts_of(path: pathlib.Path, text: str) -> Facts:
-    """Return what the text of a file says about it."""
-    suffix = path.suffix.lower()
-    if suffix in (".py", ".pyw"):
-        return _of_python(text, Kind.script)
-    if suffix == ".ipynb":
-        return _of_notebook(text)
-    if suffix in (".yaml", ".yml"):
-        return _of_yaml(text)
-    is_dockerfile = re.search(r"(?i)docker|container", path.name) is not None
-    if suffix in (".txt", ".in", ".toml", ".cfg", ".ini") or path.name == "Pipfile" or is_dockerfile:
-        return Facts()
-    return _of_commands(text, Kind.commands)
+def no_facts(text: str) -> Facts:
+    """Return nothing about a file that starts no other, such as a Dockerfile or a list of requirements."""
+    return Facts()
 
 
-def _of_python(text: str, kind: Kind) -> Facts:
+def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
+    """Return what Python source says about its file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -124,15 +114,16 @@ def _does_something(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.For | ast.While | ast.With)
 
 
-def _of_notebook(text: str) -> Facts:
-    from det_lightning.porting.notebook import NotebookError, parts_of
+def facts_of_notebook(text: str) -> Facts:
+    """Return what the code and the commands of a notebook say about it."""
+    from det_lightning.porting.python_files import NotebookError, parts_of
 
     try:
         program, commands = parts_of(text)
     except NotebookError:
         return Facts()
-    python = _of_python(program, Kind.notebook)
-    started = _of_commands(commands, Kind.notebook)
+    python = facts_of_python(program, Kind.notebook)
+    started = facts_of_commands(commands, Kind.notebook)
     return dataclasses.replace(
         python,
         kind=Kind.notebook,
@@ -141,7 +132,8 @@ def _of_notebook(text: str) -> Facts:
     )
 
 
-def _of_yaml(text: str) -> Facts:
+def facts_of_yaml(text: str) -> Facts:
+    """Return what YAML says about its file, if it is the configuration of an experiment."""
     import yaml
 
     try:
@@ -152,7 +144,7 @@ def _of_yaml(text: str) -> Facts:
         return Facts()
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
-    started = _of_commands(command, Kind.configuration)
+    started = facts_of_commands(command, Kind.configuration)
     words = _WORD.findall(command)
     return dataclasses.replace(
         started,
@@ -164,7 +156,6 @@ def _of_yaml(text: str) -> Facts:
 
 
 def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
-    """Return the names of the variables that the section ``environment`` of a configuration sets."""
     environment = config.get("environment")
     given = environment.get("environment_variables") if isinstance(environment, dict) else None
     lists = list(given.values()) if isinstance(given, dict) else [given]
@@ -172,16 +163,14 @@ def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _of_commands(text: str, kind: Kind) -> Facts:
+def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
+    """Return what shell commands say about their file."""
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
     classes = [word for word in words if _CLASS.fullmatch(word)]
-    own = [
-        name
-        for name in (*modules, *(word.partition(":")[0] for word in classes))
-        if name.split(".")[0] not in _OF_DETERMINED
-    ]
+    named = [*modules, *(word.partition(":")[0] for word in classes)]
+    own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
     starts = [word for word in words if _FILE.fullmatch(word)]
     uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
     return Facts(kind, tuple(own), tuple(starts), uses, classes=tuple(classes))

@@ -97,10 +97,7 @@ class FileGraph:
         return next((candidate for candidate in candidates if candidate in self.ports), None)
 
     def _file(self, port: FilePort, name: str) -> pathlib.Path | None:
-        def at(base: pathlib.Path) -> pathlib.Path | None:
-            return _normal(base / name) if _normal(base / name) in self.ports else None
-
-        return self._first(port, at)
+        return self._first(port, lambda base: path if (path := _normal(base / name)) in self.ports else None)
 
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], pathlib.Path | None]) -> pathlib.Path | None:
         """Return what is found from the directory of a file or from one above it.

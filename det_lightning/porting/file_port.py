@@ -15,7 +15,14 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.facts import Facts, facts_of
+from det_lightning.porting.facts import (
+    Facts,
+    facts_of_commands,
+    facts_of_notebook,
+    facts_of_python,
+    facts_of_yaml,
+    no_facts,
+)
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
@@ -23,16 +30,21 @@ _BOM = "\ufeff"
 _MOST_BYTES = 100 * 1024 * 1024
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
-# By the name of a file, the first that fits; imported when it is needed, since each needs a library of its own.
-_PORTS = {
-    r"(?is).+\.(?:py|pyi|pyw)": "python_files.port_python",
-    r"(?is).+\.ipynb": "notebook.port_notebook",
-    r"(?is).+\.ya?ml": "yaml_files.port_yaml",
-    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": "commands.port_dockerfile",
-    r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": "requirements.port_requirements_file",
-    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": "requirements.port_config_file",
-    r"startup-hook\.sh": "commands.port_startup_hook",
-    r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": "commands.port_shell",
+# By the name of a file, the first that fits: what ports its text, and what reads facts from it. The first is imported
+# when it is needed, since each needs a library of its own.
+_KINDS: dict[str, tuple[str, Callable[[str], Facts]]] = {
+    r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
+    r"(?is).+\.pyi": ("python_files.port_python", no_facts),
+    r"(?is).+\.ipynb": ("python_files.port_notebook", facts_of_notebook),
+    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
+    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", no_facts),
+    r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", no_facts),
+    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", no_facts),
+    r"startup-hook\.sh": ("commands.port_startup_hook", facts_of_commands),
+    r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
+        "commands.port_shell",
+        facts_of_commands,
+    ),
 }
 _Port = Callable[[str], tuple[str, list[Finding]]]
 
@@ -80,7 +92,7 @@ class FilePort:
 
 def is_portable(path: pathlib.Path) -> bool:
     """Return whether a file is of a kind that the porting tool reads."""
-    return _name_of_port(path) is not None
+    return _kind_of(path) is not None
 
 
 def port_file(path: pathlib.Path) -> FilePort:
@@ -90,7 +102,7 @@ def port_file(path: pathlib.Path) -> FilePort:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])
     content = path.read_bytes()
-    name = _name_of_port(path)
+    kind = _kind_of(path)
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
@@ -100,12 +112,13 @@ def port_file(path: pathlib.Path) -> FilePort:
         is_readable = False
     if not is_readable:
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
-    if name is None or "\0" in text:
+    if kind is None or "\0" in text:
         return FilePort(path, text, text, [], encoding)
+    name, facts_of = kind
     module, _, function = name.partition(".")
     port: _Port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
-    mark = _BOM if text.startswith(_BOM) else ""
-    body = text[len(mark) :]
+    body = text.removeprefix(_BOM)
+    mark = text[: len(text) - len(body)]
     try:
         ported, findings = port(body)
         if ported != body:
@@ -115,12 +128,11 @@ def port_file(path: pathlib.Path) -> FilePort:
         if reason is None:
             raise
         return FilePort(path, text, text, _not_understood(body, reason), encoding)
-    facts = facts_of(path, ported)
-    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts)
+    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts_of(ported))
 
 
-def _name_of_port(path: pathlib.Path) -> str | None:
-    return next((name for names, name in _PORTS.items() if re.fullmatch(names, path.name)), None)
+def _kind_of(path: pathlib.Path) -> tuple[str, Callable[[str], Facts]] | None:
+    return next((kind for names, kind in _KINDS.items() if re.fullmatch(names, path.name)), None)
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:
@@ -138,7 +150,7 @@ def _unreadable(error: Exception) -> str | None:
     import libcst
     import yaml
 
-    from det_lightning.porting.notebook import NotebookError
+    from det_lightning.porting.python_files import NotebookError
 
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"

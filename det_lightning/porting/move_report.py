@@ -24,9 +24,9 @@ FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
 # Comparing as many equal lines takes seconds.
 _MANY_LINES = 2000
-# As the report of a conversion marks the outcomes of checks.
-_MARKS = {Outcome.moves: "passed", Outcome.waits: "skipped", Outcome.stays: "failed"}
-_STATES = {Outcome.moves: "runs", Outcome.waits: "waits", Outcome.stays: "stays"}
+# By the outcome of an entry point: as the report of a conversion marks that of a check, and what is shown.
+_MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
+_STATES = {"moves": "runs", "waits": "waits", "stays": "stays"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,40 +60,26 @@ class MovedProject:
 
 
 def read_checks(file: pathlib.Path) -> list[Check]:
-    """Return the checks in a file that ``pytest --junitxml`` wrote.
-
-    Raises:
-        ValueError: it is not such a file.
-        OSError: it cannot be read.
-    """
+    """Return the checks in a file that ``pytest --junitxml`` wrote; raises ValueError if it is another one."""
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
     except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding
         raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
-    return [_check(case) for case in cases]
+    return [Check(case.get("classname", ""), case.get("name", ""), *_outcome(case)) for case in cases]
 
 
-def _check(case: ElementTree.Element) -> Check:
+def _outcome(case: ElementTree.Element) -> tuple[str, str]:
     for tag, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         if (found := case.find(tag)) is not None:
-            message = " ".join(found.get("message", "").split())
-            return Check(case.get("classname", ""), case.get("name", ""), outcome, message)
-    return Check(case.get("classname", ""), case.get("name", ""), "passed", "")
+            return outcome, " ".join(found.get("message", "").split())
+    return "passed", ""
 
 
 def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Check], *, written: bool) -> None:
-    """Write the report of a move as HTML or Markdown, by the end of the file's name.
+    """Write the report of a move as HTML or Markdown, by the end of the file's name; an existing file is replaced.
 
-    Args:
-        file: replaced if it exists.
-        project: what was ported.
-        checks: what ``pytest --trial`` found.
-        written: whether the files were changed, or only would be.
-
-    Raises:
-        ValueError: the file's name has another ending.
-        ImportError: jinja2 is not installed.
-        OSError: the file cannot be written.
+    ``written`` says whether the project's files were changed, or only would be. Raises ValueError for another ending,
+    and ImportError if jinja2 is not installed.
     """
     try:
         import jinja2
@@ -118,8 +104,8 @@ def _content(project: ProjectPort, checks: list[Check]) -> dict[str, Any]:
         "projects": list(_projects(project)),
         "total": len(project.entry_points),
         "counts": {outcome.value: outcomes[outcome] for outcome in Outcome},
-        "marks": {outcome.value: mark for outcome, mark in _MARKS.items()},
-        "states": {outcome.value: state for outcome, state in _STATES.items()},
+        "marks": _MARKS,
+        "states": _STATES,
         "changed": sum(port.changed and port.may_be_written for port in project.files),
         "checks": checks,
         "made_at": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -140,7 +126,6 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 
 def _directory_of(path: pathlib.Path, directories: Iterable[pathlib.Path]) -> pathlib.Path | None:
-    """Return the deepest of some directories that has a file."""
     around = [directory for directory in directories if path.absolute().is_relative_to(directory.absolute())]
     return max(around, key=lambda directory: len(directory.absolute().parts), default=None)
 

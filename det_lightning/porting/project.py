@@ -6,16 +6,15 @@ import dataclasses
 import os
 import pathlib
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points
-from det_lightning.porting.facts import Kind
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, keep_what_stays
+from det_lightning.porting.facts import Facts, Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort, is_portable
-from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.premises import without_pointless_findings
+from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
-from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
 # What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
@@ -56,13 +55,11 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
         for name in sorted(files):
             file = pathlib.Path(directory, name)
-            if is_portable(file) and file.is_file() and not _is_link_within(file, path):
+            if not is_portable(file) or not file.is_file():
+                continue
+            # What a link to another file of the project names is found itself.
+            if not file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
                 yield file
-
-
-def _is_link_within(file: pathlib.Path, top: pathlib.Path) -> bool:
-    """Return whether a file is a link to another one of the project, which is found itself."""
-    return file.is_symlink() and file.resolve().is_relative_to(top.resolve())
 
 
 def _is_skipped(directory: pathlib.Path) -> bool:
@@ -90,7 +87,7 @@ def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
         ported = [_port(process, file) for file in find_files(paths)]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])
-    kept = without_pointless_findings(FileGraph(keep_what_stays(ported)))
+    kept = _without_pointless_findings(FileGraph(keep_what_stays(ported)))
     files = [port for port in kept if port.changed or port.findings]
     return ProjectPort(files, find_entry_points(FileGraph(kept)))
 
@@ -105,15 +102,43 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
         return port
     if path.is_symlink():
         return port.not_written(f"it is a link to {path.resolve()}", "name that file itself")
-    return port if _is_writable(path) else port.not_written("it is read-only", "make it writable first")
-
-
-def _is_writable(path: pathlib.Path) -> bool:
     # The administrator may write to any file, even one that is write-protected.
-    return bool(path.stat().st_mode & stat.S_IWUSR) and os.access(path, os.W_OK)
+    if not path.stat().st_mode & stat.S_IWUSR or not os.access(path, os.W_OK):
+        return port.not_written("it is read-only", "make it writable first")
+    return port
 
 
 def _is_of_determined(port: FilePort) -> bool:
     hints = all(finding.severity is Severity.check for finding in port.findings)
     is_configuration = port.facts.kind is Kind.configuration
     return port.changed or not hints or is_configuration or "det_lightning" in port.before
+
+
+def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
+    """Return the files of a project without the findings whose premise the project disproves."""
+    configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
+    users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
+    for port in graph.ports.values():
+        if port.facts.kind is Kind.configuration:
+            for reached in graph.reached_by(port):
+                configurations[reached.path].append(port.facts)
+        elif port.facts.uses_determined:
+            for imported in graph.imported_by(port):
+                users[imported.path].append(port.facts)
+    kept = []
+    for port in graph.ports.values():
+        around = (configurations[port.path], users[port.path])
+        kept.append(dataclasses.replace(port, findings=[one for one in port.findings if _is_relevant(one, *around)]))
+    return kept
+
+
+def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts]) -> bool:
+    """Return whether a finding still holds, given the configurations that reach its file and what imports it."""
+    if finding.premise is Premise.by_hand:
+        return not configurations
+    if finding.premise is Premise.variable_unset:
+        name = finding.reason.partition(":")[0]
+        return not configurations or any(name not in config.sets for config in configurations)
+    if finding.premise is Premise.in_trial:
+        return not users or any(user.uses_trials for user in users)
+    return True

@@ -194,6 +194,21 @@ def targets_of(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression
     return [statement.target] if isinstance(statement, cst.AnnAssign) else [given.target for given in statement.targets]
 
 
+def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
+    """Return the parameters that can be passed by position."""
+    return [*function.params.posonly_params, *function.params.params]
+
+
+def parameter_names(function: cst.FunctionDef) -> list[str]:
+    """Return the names of :func:`parameters_of`."""
+    return [parameter.name.value for parameter in parameters_of(function)]
+
+
+def base_names(definition: cst.ClassDef) -> list[str]:
+    """Return the last names of the classes that a class derives from."""
+    return [last_name(base.value) for base in definition.bases]
+
+
 def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
     """Return the methods that a class defines in its body."""
     return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]
@@ -207,7 +222,7 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
     kinds = {"PyTorchTrial": "trial", "PyTorchCallback": "callback"}
     found: dict[str, list[cst.ClassDef]] = {"trial": [], "callback": []}
     for node in file.find(cst.ClassDef):
-        bases = [last_name(base.value) for base in node.bases]
+        bases = base_names(node)
         kind = next((kinds[base] for base in bases if base in kinds), None)
         if kind is None and any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases):
             kind = "trial" if any(method.name.value == "train_batch" for method in methods_of(node)) else None

@@ -112,21 +112,21 @@ class _ConfigReader:
         goes_on = self._depth > 0 or (line[:1].isspace() and self._requires())
         key = None if goes_on else _KEY.match(line)
         value = key["value"] if key else line
+        is_list = key is not None and value.lstrip().startswith("[")
         if key:
             self._key = key["key"]
-        if self._depth or (key and value.lstrip().startswith("[")):
+        if self._depth or is_list:
             self._depth += value.count("[") - value.count("]")
-        return self._ported(line, key)
+        if key and self._key == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
+            return self._named(line)
+        if not self._requires() or line.lstrip().startswith("#"):
+            return line
+        return self._listed(line, key)
 
     def _requires(self) -> bool:
         return self._key in _KEYS or self._section.endswith(_SECTIONS)
 
-    def _ported(self, line: str, key: re.Match[str] | None) -> str:
-        is_list = key is not None and key["value"].lstrip().startswith("[")
-        if key and key["key"] == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
-            return self._named(line)
-        if not self._requires() or line.lstrip().startswith("#"):
-            return line
+    def _listed(self, line: str, key: re.Match[str] | None) -> str:
         quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
         if quoted != line:
             return quoted

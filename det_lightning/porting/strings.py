@@ -1,14 +1,28 @@
-"""Strings that hold names: annotations, module paths, commands. ``determined`` stays in all other strings."""
+"""Strings that hold names, commands and variables, as in annotations, module paths and what ``subprocess`` starts.
+
+``determined`` stays in all other strings.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import libcst as cst
 
-from det_lightning.porting.commands import launcher_counterpart, missing_launcher, port_commands
+from det_lightning.porting.commands import (
+    NoCounterpart,
+    is_det_command,
+    launcher_counterpart,
+    missing_launcher,
+    needs_a_master,
+    note_variables,
+    port_commands,
+    port_det_commands,
+    translated,
+)
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.findings import Severity
+from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import PythonFile, last_name, rename_in_code, string_of
 from det_lightning.porting.requirements import port_requirement
@@ -20,6 +34,12 @@ _REQUIREMENTS = {"extras_require", "install_requires", "requires", "setup_requir
 _TAKE_PATHS = {
     "__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "run_module", "setattr",
 }  # fmt: skip
+
+_START = {
+    "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system",
+    "create_subprocess_exec", "create_subprocess_shell", "split",
+}  # fmt: skip
+_QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
@@ -76,7 +96,9 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
 def _is_path(file: PythonFile, node: cst.SimpleString) -> bool:
     argument = file.parent(node)
     call = None if argument is None else file.parent(argument)
-    return isinstance(call, cst.Call) and call.args[0] is argument and last_name(call.func) in _TAKE_PATHS
+    if not isinstance(call, cst.Call) or not call.args:  # without arguments: a method of the string
+        return False
+    return call.args[0] is argument and last_name(call.func) in _TAKE_PATHS
 
 
 def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> None:
@@ -90,3 +112,61 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
     else:
         reason = f"determined.launch.{module}: two words replace it, {' '.join(words)}"
         file.note(node, Severity.problem, reason, "write both into the command")
+
+
+def note_python_variables(file: PythonFile) -> None:
+    """Note the variables of Determined that Python code names in a string of its own."""
+    for node in file.find(cst.SimpleString):
+        value = string_of(node) or ""
+        if re.fullmatch(r"\w+", value):
+            file.findings += note_variables(value, file.line(node))
+
+
+# Commands of det that Python starts
+
+
+def rewrite_started_commands(file: PythonFile) -> None:
+    """Translate the commands of ``det`` that a file starts; note those that nothing replaces."""
+    for call in file.find(cst.Call):
+        if last_name(call.func) in _START and call.args:
+            first = call.args[0].value
+            if isinstance(first, cst.SimpleString | cst.FormattedString):
+                _rewrite_line(file, first)
+            if not any(argument.star for argument in call.args):
+                _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
+    for sequence in file.find(cst.List, cst.Tuple):
+        if not any(isinstance(element, cst.StarredElement) for element in sequence.elements):
+            _rewrite_words(file, [element.value for element in sequence.elements])
+
+
+def _rewrite_line(file: PythonFile, node: cst.BaseExpression) -> None:
+    """Rewrite a string that is a line for the shell."""
+    quoted = _QUOTED.fullmatch(file.source(node))
+    assert quoted is not None, "it is the source of a string"
+    ported, findings = port_det_commands(quoted["text"], file.line(node))
+    file.findings += [dataclasses.replace(finding, needs_determined=Need.script) for finding in findings]
+    if ported != quoted["text"]:
+        file.replace(node, quoted["start"] + ported + quoted["quote"])
+
+
+def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
+    """Rewrite a command that is given as words; an expression stands for one word."""
+    values = [string_of(node) for node in nodes]
+    if not values or values[0] != "det":
+        return
+    sources = [file.source(node) for node in nodes]
+    words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]
+    if not is_det_command(words):
+        return
+    start = file.span(nodes[0])[0]
+    end = file.span(nodes[-1])[1]
+    try:
+        if "#" in file.edits.text[start:end]:
+            raise NoCounterpart("translate it by hand, since there is a comment in it")
+        new = translated(words)
+    except NoCounterpart as e:
+        file.findings.append(needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
+        return
+    known = dict(zip(reversed(words), reversed(sources), strict=True))
+    quote = sources[0][-1]
+    file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from det_lightning.config import FieldEffect, field_effects, read_config
+from det_lightning.config import field_effects, read_config
 from det_lightning.config.environment import Images
 from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
@@ -25,9 +25,6 @@ from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.requirements import port_requirement
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
-# The porting tool has advice of its own for these.
-_ELSEWHERE = {"optimizations.mixed_precision"}
-_INSTALL = "install what the code needs of the image before the run, in a virtual environment of the project"
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 
@@ -82,22 +79,18 @@ class _YamlPort:
                 if words is None:
                     self.findings.append(missing_launcher(found.group(1), _line(word)))
                 else:
-                    self._replace(word, self._separator(node, word).join(_quoted(new, word) for new in words))
+                    before_word = self.edits.text[self.edits.offset(_line(word), 0) : word.start_mark.index]
+                    separator = ", " if node.flow_style else self.edits.newline() + before_word
+                    self._replace(word, separator.join(_quoted(new, word) for new in words))
         scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]
         trial = trial_class_in([word.value for word in scalars])
         if trial is not None:
             self.findings.append(runs_a_class(trial, next(_line(word) for word in scalars if trial in word.value)))
 
-    def _separator(self, node: yaml.SequenceNode, word: yaml.ScalarNode) -> str:
-        if node.flow_style:
-            return ", "
-        line_start = self.edits.offset(_line(word), 0)
-        return self.edits.newline() + self.edits.text[line_start : word.start_mark.index]
-
     # Kinds of documents
 
     def check_document(self, entries: dict[str, yaml.Node]) -> None:
-        """Note what cannot stay in an experiment configuration, and port the packages of a conda environment."""
+        """Port the packages of a conda environment, and note what cannot stay."""
         for item in _items(entries.get("dependencies")):
             if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
@@ -118,7 +111,9 @@ class _YamlPort:
                 # In an entrypoint, a launcher that runs a class is fine.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
                 self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
-                self._check_class(entrypoint, trial)
+                finding = package_finding(trial.partition(":")[0], _line(entrypoint))
+                if finding is not None and finding.severity is Severity.problem:  # it is not covered
+                    self.findings.append(finding)
         precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
@@ -127,12 +122,6 @@ class _YamlPort:
                 "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
             )
             self._note(precision, Severity.check, reason, advice)
-
-    def _check_class(self, entrypoint: yaml.Node, trial: str) -> None:
-        """Note a trial class of a package that is not covered."""
-        finding = package_finding(trial.partition(":")[0], _line(entrypoint))
-        if finding is not None and finding.severity is Severity.problem:
-            self.findings.append(finding)
 
     def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
@@ -154,15 +143,16 @@ def _findings_of_run(text: str) -> list[Finding]:
         for note in config.notes
     ]
     for field in field_effects(config):
+        severity = _SEVERITIES.get(field.effect)
+        advice = field.note.rstrip(".")
         if field.path == "environment.image" and not _is_of_determined(config.environment.image):
-            findings.append(_without_effect(field, Severity.check, _INSTALL))
-        elif field.effect in _SEVERITIES and field.path not in _ELSEWHERE:
-            findings.append(_without_effect(field, _SEVERITIES[field.effect], field.note.rstrip(".")))
+            severity = Severity.check
+            advice = "install what the code needs of the image before the run, in a virtual environment of the project"
+        # The porting tool has advice of its own for mixed_precision.
+        if severity is not None and field.path != "optimizations.mixed_precision":
+            reason = f"{field.path} has no effect under det-lightning run"
+            findings.append(Finding(field.line or 0, severity, reason, advice))
     return findings
-
-
-def _without_effect(field: FieldEffect, severity: Severity, advice: str) -> Finding:
-    return Finding(field.line or 0, severity, f"{field.path} has no effect under det-lightning run", advice)
 
 
 def _is_of_determined(image: Images) -> bool:

@@ -244,6 +244,23 @@ def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> 
 
 
 @pytest.mark.slow
+def test_a_stub_is_no_entry_point() -> None:
+    project = made(api_pyi="from determined.experimental import client\n")
+    assert [finding.severity for port in project.files for finding in port.findings] == [Severity.problem]
+    assert project.entry_points == []
+
+
+@pytest.mark.slow
+def test_a_shell_script_with_docker_in_its_name_is_an_entry_point_like_others() -> None:
+    launch = "python -m determined.launch.torch_distributed -- python train.py\n"
+    project = made(**{"docker-run_sh": launch, "scripts__docker_mk": launch, "Dockerfile_gpu": f"RUN {launch}"})
+    assert sentences(project) == {
+        "docker-run.sh": "runs with `sh docker-run.sh`",
+        "scripts/docker.mk": "runs with det_lightning",
+    }
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"),
     [

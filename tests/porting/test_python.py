@@ -66,6 +66,7 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
             "from det_lightning.pytorch._reducer import _SimpleReducer\n",
         ),
         ("import importlib\nimportlib.import_module('determined.pytorch')\n", None),
+        ("import determined\nname = 'determined'.upper()\n", "import det_lightning\nname = 'determined'.upper()\n"),
         ("import logging\nlogging.getLogger('determined')\n", None),
         ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])\n", None),
         ("run('python -m determined.launch.horovod train.py')\n", None),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
 from det_lightning.porting.to_lightning import NoTrialError, write_module
-from det_lightning.porting.to_lightning.import_order import with_sorted_imports
+from det_lightning.porting.to_lightning.imports import with_sorted_imports
 from tests.porting.side_by_side import assert_equal, train_trial, train_written
 from tests.porting.test_trials import HPARAMS, TRIALS, load, ported
 

@@ -17,13 +17,11 @@ from det_lightning.porting.to_lightning.trial import Trial
 #: The index of a batch over all epochs, as Determined counts; ``batch_idx`` is Lightning's.
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 
-# Parts of the context that have methods and attributes of their own.
-_PARTS = ("experimental", "distributed", "position")
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
 # Methods that are rewritten elsewhere.
 _ELSEWHERE = (*_UNWRAPPED, "step_optimizer", "wrap_reducer")
 # Methods that return a setting, which becomes a hyperparameter.
-SETTINGS = {
+_SETTINGS = {
     "get_data_config": ("data", 'pass the section "data" of the experiment configuration as data={...}'),
     "get_trial_seed": ("trial_seed", "pass the seed as trial_seed=..., and to pl.seed_everything() too"),
 }
@@ -58,9 +56,7 @@ def rewrite_context(trial: Trial) -> None:
 def _is_read(file: ModuleFile, node: cst.Name | cst.Attribute) -> bool:
     """Return whether an expression is used, and not the name of an attribute, argument or parameter, or assigned to."""
     parent = file.parent(node)
-    if isinstance(parent, cst.Attribute):
-        return parent.value is node
-    if isinstance(parent, cst.Arg):
+    if isinstance(parent, cst.Attribute | cst.Arg):
         return parent.value is node
     return not isinstance(parent, cst.Param | cst.AssignTarget) and getattr(parent, "target", None) is not node
 
@@ -74,7 +70,7 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
         return
     part = attribute.attr.value
     inner = file.parent(attribute)
-    if part in _PARTS and isinstance(inner, cst.Attribute):
+    if part in ("experimental", "distributed", "position") and isinstance(inner, cst.Attribute):
         attribute = inner
     else:
         part = ""
@@ -131,8 +127,8 @@ def _rewrite_call(trial: Trial, call: cst.Call, part: str, name: str) -> None:
         _rewrite_to_device(trial, call)
     elif value in LATE_VALUES:
         write_late_value(trial, call, value)
-    elif name in SETTINGS:
-        setting, advice = SETTINGS[name]
+    elif name in _SETTINGS:
+        setting, advice = _SETTINGS[name]
         replace_expression(trial, call, f'self.hparams["{setting}"]')
         file.todo(call, advice)
     elif name == "set_stop_requested":
@@ -171,7 +167,7 @@ def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
 
 def settings_of(trial: Trial) -> list[str]:
     """Return the hyperparameters of the module that were not hyperparameters of the trial."""
-    return [name for method, (name, _) in SETTINGS.items() if next(trial.context_calls(method), None) is not None]
+    return [name for method, (name, _) in _SETTINGS.items() if trial.calls_context(method)]
 
 
 def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:

@@ -1,13 +1,16 @@
-"""Methods that a LightningModule needs and a trial does not have: hooks, and what configures the optimizers."""
+"""Hooks of Lightning: those that a module needs and a trial does not have, and those of a trial's callbacks."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
+import libcst as cst
+
+from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, methods_of, parameter_names
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.holders import as_item
-from det_lightning.porting.to_lightning.module_file import ModuleFile
-from det_lightning.porting.to_lightning.trial import Scheduler, Trial
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
+from det_lightning.porting.to_lightning.trial import Scheduler, Trial, as_item
 
 _COMPUTED = re.compile(r"[^\w.]")
 _FIND_OPTIMIZER = [
@@ -39,6 +42,79 @@ _FULL_DATASET = [
     ],
 ]
 
+_COLLECTED = '''\
+class CollectedValues:
+    """Keeps values, and computes a metric from all of them."""
+
+    def __init__(self, reduce):
+        self.reduce = reduce
+        self.reset()
+
+    def reset(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+    def compute(self):
+        return self.reduce(self.values)
+
+
+'''
+_OF_ONE_PROCESS = "these are of one process; use torchmetrics for several, and in training steps"
+
+
+class _Reducer(NamedTuple):
+    holder: str
+    log_line: str
+    is_function: bool
+    for_validation: bool
+
+
+def rewrite_reducers(trial: Trial) -> list[list[str]]:
+    """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each as a list of lines."""
+    file = trial.file
+    functions = {function.name.value for function in file.find(cst.FunctionDef)}
+    found = [_rewrite_reducer(trial, call, functions) for call in trial.context_calls("wrap_reducer")]
+    reducers = [reducer for reducer in found if reducer is not None]
+    if any(reducer.is_function for reducer in reducers):
+        file.edits.insert(file.edits.offset(file.first_line(trial.definition), 0), _COLLECTED, first=True)
+    for definition in file.find(cst.ClassDef):
+        if base_names(definition) == ["MetricReducer"]:
+            start, end = file.span(definition.bases[0].value)
+            file.edits.replace(file.text.rindex("(", 0, start), file.text.index(")", end) + 1, "")
+    reducers = [reducer for reducer in reducers if reducer.for_validation]
+    if not reducers:
+        return []
+    resets = ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)]
+    note = f"    {file.todo_line(_OF_ONE_PROCESS)}"
+    return [resets, ["def on_validation_epoch_end(self):", note, *(f"    {reducer.log_line}" for reducer in reducers)]]
+
+
+def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Reducer | None:
+    reducer = argument(call, 0, "reducer")
+    name = argument(call, 1, "name")
+    statement = trial.file.parent(call)
+    holder = trial.file.attribute_as_written(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
+    if not for_validation:
+        trial.file.todo(call, "reset this reducer in training, and log what it reduces to")
+    is_function = isinstance(reducer, cst.Lambda) or last_name(reducer) in functions
+    if reducer is None or not holder or not (is_function or isinstance(reducer, cst.Call)):
+        trial.file.todo(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
+        is_function = False
+        holder = ""
+    if reducer is not None:
+        trial.file.replace_around(call, reducer, "CollectedValues(" if is_function else "", ")" if is_function else "")
+    if not holder:
+        return None
+    held = f"self.{holder}"
+    value = f"{held}.compute()" if is_function else f"{held}.cross_slot_reduce([{held}.per_slot_reduce()])"
+    log_line = f"self.log_dict({value})"
+    if name is not None and dotted_name(name) != "None":
+        log_line = f"self.log({trial.file.render(name)}, float({value}))"
+    return _Reducer(holder, log_line, is_function, for_validation)
+
 
 def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
     """Append properties and hooks to the class; ``reducing`` are those of reducers."""
@@ -46,8 +122,9 @@ def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
     methods += [*_full_dataset(trial, bool(reducing)), *reducing]
     if trial.models:
         # Lightning leaves modules as they are; Determined put wrapped models into training mode.
-        methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in _mode_lines(trial.models))])
-    if next(trial.context_calls("disable_dataset_reproducibility_checks"), None) is None:
+        lines = [line for holder in trial.models for line in _lines_for_each(holder, "model", "train()")]
+        methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in lines)])
+    if not trial.calls_context("disable_dataset_reproducibility_checks"):
         methods.append(_ONE_DRAW)
     methods.append(_KEPT_GRADIENTS)
     steps = [line for scheduler in trial.schedulers for line in _scheduler_lines(trial.file, scheduler)]
@@ -75,24 +152,18 @@ def _full_dataset(trial: Trial, has_reducers: bool) -> list[list[str]]:
     return _FULL_DATASET
 
 
-def _mode_lines(holders: list[str]) -> list[str]:
-    lines = []
-    for holder in holders:
-        if holder.startswith("*"):
-            lines += [f"for model in self.{holder[1:]}:", "    model.train()"]
-        else:
-            lines.append(f"self.{holder}.train()")
-    return lines
+def _lines_for_each(holder: str, variable: str, call: str) -> list[str]:
+    if holder.startswith("*"):
+        return [f"for {variable} in self.{holder[1:]}:", f"    {variable}.{call}"]
+    return [f"self.{holder}.{call}"]
 
 
 def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
-    held = f"self.{scheduler.holder.removeprefix('*')}"
-    lines = [f"{held}.step()"]
-    if scheduler.holder.startswith("*"):
-        lines = [f"for scheduler in {held}:", "    scheduler.step()"]
+    lines = _lines_for_each(scheduler.holder, "scheduler", "step()")
     condition = _condition(scheduler.mode, scheduler.every)
     if condition is None:
-        return [file.todo_line(f"call {held}.step() when its step mode says"), "pass"]
+        held = scheduler.holder.removeprefix("*")
+        return [file.todo_line(f"call self.{held}.step() when its step mode says"), "pass"]
     if condition == "True":
         return lines
     return [] if condition == "False" else [f"if {condition}:", *(f"    {line}" for line in lines)]
@@ -109,3 +180,102 @@ def _condition(mode: str, every: str) -> str | None:
     if mode in ("STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
         return "True" if every == "1" else f"(batch_idx + 1) % {every} == 0"
     return None
+
+
+# A trial's callbacks, rewritten as Lightning callbacks
+
+
+# By hook: Lightning's, and where the values of its parameters come from.
+_HOOKS: dict[str, tuple[str, list[str]]] = {
+    "on_training_start": ("on_train_start", []),
+    "on_training_epoch_start": ("on_train_epoch_start", ["trainer.current_epoch"]),
+    "on_training_epoch_end": ("on_train_epoch_end", ["trainer.current_epoch"]),
+    "on_validation_start": ("on_validation_start", []),
+    "on_validation_epoch_start": ("on_validation_epoch_start", []),
+    "on_validation_end": (
+        "on_validation_end",
+        ["{name: value.item() for name, value in trainer.callback_metrics.items()}"],
+    ),
+    "on_trial_shutdown": ("teardown", []),
+}
+_OF_DETERMINED = {
+    "on_trial_startup": "write setup(), which Lightning calls before the loaders are built",
+    "on_training_workload_end": "write on_train_batch_end(), or a logger",
+    "on_validation_epoch_end": "collect what validation_step() computes, and write on_validation_epoch_end()",
+    "on_checkpoint_load_start": "write on_load_checkpoint()",
+    "on_checkpoint_save_start": "write on_save_checkpoint()",
+    "on_checkpoint_write_end": "subclass ModelCheckpoint",
+    "on_checkpoint_upload_end": "subclass ModelCheckpoint",
+    "on_checkpoint_end": "subclass ModelCheckpoint",
+    "on_before_optimizer_step": "clip in training_step()",
+}
+_CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
+
+
+def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
+    """Rewrite a class that derives from ``PyTorchCallback``."""
+    file.replace_base(definition, "PyTorchCallback", "pl.Callback")
+    for method in methods_of(definition):
+        if method.name.value in _HOOKS:
+            _rewrite_hook(file, method)
+        elif method.name.value in _OF_DETERMINED:
+            file.todo(method, f"Lightning has no such hook: {_OF_DETERMINED[method.name.value]}")
+
+
+def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
+    name, values = _HOOKS[method.name.value]
+    if name == "on_train_epoch_end":
+        file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
+    if name == "on_validation_end" and not _takes_by_name(file, method):
+        file.todo(method, "metrics holds those of training too, by the names that they are logged with")
+    stage = ", stage" if name == "teardown" else ""
+    file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
+    used = {name.value for name in file.names(within=method)}
+    given = parameter_names(method)[1:]
+    lines = [f"{given} = {value}" for given, value in zip(given, values, strict=False) if given in used]
+    if lines:
+        file.insert_in_body(method, lines)
+
+
+def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
+    given = parameter_names(method)[1:]
+    uses = [name for name in file.names(within=method) if name.value in given]
+    return all(isinstance(file.parent(use), cst.Subscript) for use in uses)
+
+
+def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
+    """Write ``configure_callbacks``, which returns a list."""
+    file.replace_signature(method, "def configure_callbacks(self)")
+    _mark_foreign_callbacks(file, method)
+    for returned in file.find(cst.Return, within=method):
+        value = returned.value
+        if isinstance(value, cst.Dict):
+            kept = [element.value for element in value.elements if not _clips(file, element.value)]
+            file.replace(value, f"[{', '.join(file.render(callback) for callback in kept)}]")
+        elif value is not None:
+            file.replace(value, f"list({file.render(value)}.values())")
+
+
+def _mark_foreign_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
+    """Mark callbacks from other files, which must be rewritten as Lightning callbacks too."""
+    own = {definition.name.value for definition in file.find(cst.ClassDef)}
+    for call in file.find(cst.Call, within=method):
+        made = call.func
+        is_made = isinstance(file.parent(call), cst.DictElement) and bool(dotted_name(made))
+        if is_made and last_name(made) not in own | set(_CLIPPING) and not dotted_name(made).startswith("self."):
+            file.todo(call, f"{last_name(made)} must be a pl.Callback")
+
+
+def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
+    """Return whether a callback is one of Determined's that clip, and note what replaces it."""
+    name = last_name(callback.func) if isinstance(callback, cst.Call) else ""
+    if name not in _CLIPPING or not isinstance(callback, cst.Call):
+        return False
+    positional = [given.value for given in callback.args if given.keyword is None]
+    limit = ", ".join(" ".join(file.render(value).split()) for value in positional) or "..."
+    file.todo(
+        callback,
+        "call this in training_step(), before optimizer.step(): self.clip_gradients(optimizer, "
+        f'gradient_clip_val={limit}, gradient_clip_algorithm="{_CLIPPING[name]}")',
+    )
+    return True

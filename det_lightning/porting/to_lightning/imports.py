@@ -1,14 +1,16 @@
-"""The names that a file imports from det_lightning, and what replaces them."""
+"""The imports of a file: what replaces those from det_lightning, which ones nothing uses any more, and their order."""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 
 import libcst as cst
 
 from det_lightning.porting.bindings import Bindings, Reference
-from det_lightning.porting.python_syntax import dotted_name, rename_in_code, string_of
-from det_lightning.porting.to_lightning.module_file import ModuleFile
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, rename_in_code, string_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
 
 _LOADER = "determined.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
@@ -20,6 +22,8 @@ _ADVICE = {
     "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
 }
 
+_Import = ast.Import | ast.ImportFrom
+
 
 class Imports:
     """Knows what the names of a file stand for, and rewrites its import statements."""
@@ -27,27 +31,29 @@ class Imports:
     def __init__(self, file: ModuleFile) -> None:
         self._file = file
         self._bindings = Bindings(file, "det_lightning")
-        self._needed: set[str] = set()
+        self.needed: set[str] = set()  # statements
 
     def rewrite_uses(self) -> None:
         """Use torch's ``DataLoader``, and ``Any`` in annotations."""
         for use in self._bindings.references:
             if use.path == _LOADER and use.attributes:
-                self.need("import torch")
+                self.needed.add("import torch")
                 self._file.replace(use.expression, _TORCH_LOADER)
             elif use.path == _LOADER:
                 name = use.node.value
-                self.need("from torch.utils.data import DataLoader" + (f" as {name}" if name != "DataLoader" else ""))
+                self.needed.add(
+                    "from torch.utils.data import DataLoader" + (f" as {name}" if name != "DataLoader" else "")
+                )
             elif self._file.is_annotation(use.node):
-                self.need(_ANY)
+                self.needed.add(_ANY)
                 self._file.replace(use.expression, "Any")
         for quoted in self._file.find(cst.SimpleString):
             code = string_of(quoted)
             if code is not None and self._file.is_annotation(quoted):
                 new = rename_in_code(code, self._in_annotation)
                 if new != code:
-                    self.need("import torch")
-                    self.need(_ANY)
+                    self.needed.add("import torch")
+                    self.needed.add(_ANY)
                     self._file.replace(quoted, f'"{new}"')
 
     def _in_annotation(self, name: str) -> str | None:
@@ -63,19 +69,16 @@ class Imports:
         uses = [use for use in self._bindings.references if use.node in names and use.path != _LOADER]
         return [use for use in uses if not self._file.edits.covers(*self._file.span(use.expression))]
 
-    def need(self, statement: str) -> None:
-        self._needed.add(statement)
-
     def rewrite(self, remaining: set[str]) -> None:
         """Replace the imports of det_lightning, except for the names that are ``remaining`` in use."""
         if not re.search(r"\bAny\b", self._file.edits.result()):
-            self._needed.discard(_ANY)
-        new = sorted(self._needed - self._existing())
+            self.needed.discard(_ANY)
+        new = sorted(self.needed - self._existing())
         ours = {binding.alias: binding.name for binding in self._bindings.found}
         for statement in self._statements():
             left = [alias for alias in _aliases(statement) if ours.get(alias) in remaining]
             kept = [alias for alias in _aliases(statement) if alias in left or alias not in ours]
-            self._file.replace_statement(statement, [*import_lines(statement, kept), *new])
+            self._file.replace_statement(statement, [*_import_lines(statement, kept), *new])
             new = []
             if left:
                 self._file.todo(statement, "these names are still used and must be replaced")
@@ -104,12 +107,118 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
     return [] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
 
 
-def import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
+def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
     """Return an import statement with only these of its names; no lines if there are none."""
-    names = [
-        alias.evaluated_name + (f" as {alias.evaluated_alias}" if alias.evaluated_alias else "") for alias in aliases
-    ]
-    if not names:
-        return []
+    named = [(alias.evaluated_name, alias.evaluated_alias) for alias in aliases]
     module = "" if isinstance(statement, cst.Import) else f"from {dotted_name(statement.module)} "
-    return [f"{module}import {', '.join(names)}"]
+    return (
+        [f"{module}import {', '.join(f'{name} as {alias}' if alias else name for name, alias in named)}"]
+        if named
+        else []
+    )
+
+
+def remove_unused_imports(file: ModuleFile, before: str) -> None:
+    """Remove the imports that only code that was in the file ``before`` needed."""
+    gone = _used(PythonFile(before)) - _used(file)
+    for statement in statements_of(file.module):
+        if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
+            names = {
+                alias: alias.evaluated_alias or alias.evaluated_name.partition(".")[0] for alias in statement.names
+            }
+            kept = [alias for alias, name in names.items() if name not in gone]
+            if len(kept) < len(names):
+                file.replace_statement(statement, _import_lines(statement, kept))
+
+
+def _used(file: PythonFile) -> set[str]:
+    """Return the names that code uses, and the words of its strings, which may be annotations."""
+    imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
+    used = {name.value for name in set(file.names()) - set(imports)}
+    for text in file.find(cst.SimpleString):
+        used.update(re.findall(r"\w+", text.value))
+    return used
+
+
+# Their order
+
+
+def with_sorted_imports(text: str) -> str:
+    """Return Python source with the first block of imports sorted; a block with comments stays as it is.
+
+    Python's own modules come first. Others stay in the user's groups, which empty lines separate.
+    """
+    lines = text.splitlines(keepends=True)
+    block = _first_block(ast.parse(text), lines)
+    if not block:
+        return text
+    first = block[0].lineno - 1
+    last = block[-1].end_lineno or block[-1].lineno
+    groups = _groups(block)
+    written = ["\n".join(_written(group, text)) for group in groups if group]
+    return "".join([*lines[:first], "\n\n".join(written), "\n", *lines[last:]])
+
+
+def _first_block(tree: ast.Module, lines: list[str]) -> list[_Import]:
+    """Return the imports at the top of a module, below its docstring, up to a comment or another statement."""
+    block: list[_Import] = []
+    statements = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    for statement in statements:
+        if not isinstance(statement, _Import):
+            break
+        before = lines[block[-1].end_lineno or 0 : statement.lineno - 1] if block else []
+        own = lines[statement.lineno - 1 : statement.end_lineno]
+        if any(line.strip() for line in before) or any("#" in line or ";" in line for line in own):
+            break
+        block.append(statement)
+    return block
+
+
+def _groups(block: list[_Import]) -> list[list[_Import]]:
+    future: list[_Import] = []
+    pythons_own: list[_Import] = []
+    others: list[list[_Import]] = [[]]
+    for position, statement in enumerate(block):
+        if position and statement.lineno - 1 > (block[position - 1].end_lineno or 0):  # after an empty line
+            others.append([])
+        module = _module(statement)
+        if module == "__future__":
+            future.append(statement)
+        elif module.partition(".")[0] in sys.stdlib_module_names:
+            pythons_own.append(statement)
+        else:
+            others[-1].append(statement)
+    return [future, pythons_own, *others]
+
+
+def _module(statement: _Import) -> str:
+    if isinstance(statement, ast.Import):
+        return statement.names[0].name
+    return "." * statement.level + (statement.module or "")
+
+
+def _written(group: list[_Import], text: str) -> list[str]:
+    """Return the lines of a group: ``import a`` before ``from a import b``, each by module, and each module once."""
+    by_module: dict[str, list[ast.ImportFrom]] = {}
+    for statement in group:
+        if isinstance(statement, ast.ImportFrom):
+            by_module.setdefault(_module(statement), []).append(statement)
+    plain = sorted((node for node in group if isinstance(node, ast.Import)), key=lambda node: _module(node).lower())
+    written = [ast.get_source_segment(text, node) or "" for node in plain]
+    for module in sorted(by_module, key=lambda name: (not name.startswith("."), name.lower())):
+        same = by_module[module]
+        written += [ast.get_source_segment(text, same[0]) or ""] if len(same) == 1 else [_merged(module, same)]
+    return written
+
+
+def _merged(module: str, statements: list[ast.ImportFrom]) -> str:
+    names = {
+        f"{name.name} as {name.asname}" if name.asname else name.name for node in statements for name in node.names
+    }
+    return f"from {module} import {', '.join(sorted(names, key=_by_kind))}"
+
+
+def _by_kind(name: str) -> tuple[int, str]:
+    """Return a key that sorts CONSTANTS before Classes before other names."""
+    is_constant = name.isupper() and len(name) > 1
+    return (0 if is_constant else 1 if name[0].isupper() else 2, name.lower())

@@ -26,10 +26,10 @@ class LateValue:
     without_trainer: str = ""  # what to write there; by default the same
 
 
-RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
+_RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
 LATE_VALUES = {
-    "rank": LateValue("self.global_rank", RANK),
-    "local_rank": LateValue("self.local_rank", RANK),
+    "rank": LateValue("self.global_rank", _RANK),
+    "local_rank": LateValue("self.local_rank", _RANK),
     "size": LateValue(
         "self.trainer.world_size",
         "the number of processes is not known here; it is self.trainer.world_size, once there is a trainer",

@@ -1,4 +1,4 @@
-"""What is left of the context after everything else is rewritten, and imports that nothing uses any more."""
+"""What is left of the context after everything else is rewritten."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, methods_of
-from det_lightning.porting.to_lightning.holders import parameters_of
-from det_lightning.porting.to_lightning.imports import import_lines
-from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self, statements_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, methods_of, parameters_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
-_WORDS = re.compile(r"\w+")
 _ADVICE = "a LightningModule has no context; pass what is needed from it"
 # Methods of a context whose names nothing else has.
 _OF_CONTEXT = {
@@ -28,27 +25,18 @@ _OF_CONTEXT = {
 _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "optimizers", "scaler", "to_device"}
 
 
-def annotated_contexts(file: PythonFile) -> set[str]:
-    """Return the parameters annotated as a context, as ``Class.function.parameter``."""
-    return {
-        key
-        for key, parameter in _parameters(file)
-        if parameter.annotation is not None and "TrialContext" in file.source(parameter.annotation.annotation)
+def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
+    """Put a comment at each use of a context in a file that is written, unless there is one."""
+    annotated = {
+        re.sub(f"^{trial.definition.name.value}\\b", module_name, key)
+        for key, parameter in _parameters(trial.file)
+        if parameter.annotation is not None and "TrialContext" in trial.file.source(parameter.annotation.annotation)
     }
-
-
-def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str, annotated: set[str]) -> None:
-    """Put a comment at each use of a context in a file that is written, unless there is one.
-
-    ``annotated`` are the parameters that :func:`annotated_contexts` found before.
-    """
-    trial_name = trial.definition.name.value
-    annotated = {re.sub(f"^{trial_name}\\b", module_name, key) for key in annotated}
     found = {parameter for key, parameter in _parameters(file) if key in annotated}
     found |= _used_as_context(file, trial.context_parameter)
     for definition in file.find(cst.ClassDef):
         is_module = definition.name.value == module_name
-        kept = trial.contexts.attributes if is_module else _kept(file, definition, found)
+        kept = trial.context_attributes if is_module else _kept(file, definition, found)
         for attribute in file.find(cst.Attribute, within=definition):
             if attribute_of_self(attribute) in kept:
                 _mark(file, attribute)
@@ -90,7 +78,6 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
 
 
 def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
-    """Return the attributes of ``self`` in which a class keeps a context."""
     kept: set[str] = set()
     for method in methods_of(definition):
         for statement in file.find(cst.Assign, within=method):
@@ -101,26 +88,3 @@ def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]
         if attribute.attr.value in _OF_CONTEXT:
             kept.add(attribute_of_self(attribute.value))
     return kept - {""}
-
-
-def remove_unused_imports(file: ModuleFile, before: str) -> None:
-    """Remove the imports that only code that was in the file ``before`` needed."""
-    gone = _used(PythonFile(before)) - _used(file)
-    for statement in statements_of(file.module):
-        if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
-            kept = [alias for alias in statement.names if _name_of(alias) not in gone]
-            if len(kept) < len(statement.names):
-                file.replace_statement(statement, import_lines(statement, kept))
-
-
-def _name_of(alias: cst.ImportAlias) -> str:
-    return alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
-
-
-def _used(file: PythonFile) -> set[str]:
-    """Return the names that code uses, and the words of its strings, which may be annotations."""
-    imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
-    used = {name.value for name in set(file.names()) - set(imports)}
-    for text in file.find(cst.SimpleString):
-        used.update(_WORDS.findall(text.value))
-    return used

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, targets_of
-from det_lightning.porting.to_lightning.holders import renamed
+from det_lightning.porting.to_lightning.context_calls import settings_of
 from det_lightning.porting.to_lightning.module_file import attribute_of_self
-from det_lightning.porting.to_lightning.trial import Trial
+from det_lightning.porting.to_lightning.trial import Trial, renamed
 
 # Names of LightningModule; a trial's members with these names are renamed.
 _RESERVED = re.compile(
@@ -29,11 +28,10 @@ def rename_members(trial: Trial, names: dict[str, str]) -> None:
     if _is_that_of_context(trial, "device"):
         own.discard("device")
     members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names
-    trial.schedulers[:] = [
-        dataclasses.replace(scheduler, holder=renamed(scheduler.holder, members)) for scheduler in trial.schedulers
-    ]
-    trial.optimizers[:] = [renamed(name, members) for name in trial.optimizers]
-    trial.models[:] = [renamed(name, members) for name in trial.models]
+    for scheduler in trial.schedulers:
+        scheduler.holder = renamed(scheduler.holder, members)
+    trial.optimizers = [renamed(name, members) for name in trial.optimizers]
+    trial.models = [renamed(name, members) for name in trial.models]
     for attribute in file.find(cst.Attribute, within=trial.definition):
         if attribute_of_self(attribute) in members:
             file.replace(attribute.attr, members[attribute.attr.value])
@@ -55,7 +53,7 @@ def _is_that_of_context(trial: Trial, attribute: str) -> bool:
     )
 
 
-def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
+def drop_own_hparams(trial: Trial) -> None:
     """Remove ``self.hparams = ...`` if it equals Lightning's ``hparams``; otherwise rename the attribute."""
     statements = [
         node
@@ -64,7 +62,7 @@ def drop_own_hparams(trial: Trial, has_settings: bool) -> None:
     ]
     if not statements:
         return
-    if not has_settings and all(node.value is not None and _is_same(trial, node.value) for node in statements):
+    if not settings_of(trial) and all(node.value is not None and _is_same(trial, node.value) for node in statements):
         for node in statements:
             trial.file.replace_statement(node, [])
         return

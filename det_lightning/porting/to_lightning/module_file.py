@@ -6,7 +6,7 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, Statement, dotted_name, last_name
+from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name, last_name
 
 
 class ModuleFile(PythonFile):
@@ -135,6 +135,11 @@ class ModuleFile(PythonFile):
             end = self.text.index(")", max((self.span(node)[1] for node in given), default=start)) + 1
         self.edits.replace(start, end, new)
 
+    def replace_base(self, definition: cst.ClassDef, old: str, new: str) -> None:
+        for base in definition.bases:
+            if last_name(base.value) == old:
+                self.replace(base.value, new)
+
     def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
         body = statements_of(definition.body)
         last = [statement for statement in body if statement not in self._removed][-1]
@@ -151,7 +156,7 @@ def expand_blocks(text: str) -> str:
     """Return source in which each statement of a trial has its own line, so that others can replace it."""
     file = PythonFile(text)
     for trial in file.find(cst.ClassDef):
-        if any(last_name(base.value) == "PyTorchTrial" for base in trial.bases):
+        if "PyTorchTrial" in base_names(trial):
             for block in file.find(cst.SimpleStatementSuite, cst.SimpleStatementLine, within=trial):
                 _expand_block(file, block)
     return file.edits.result()

@@ -6,9 +6,8 @@ from typing import TypeVar
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, string_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, parameter_names, parameters_of, string_of
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.holders import parameters_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
 from det_lightning.porting.to_lightning.trial import Trial
 
@@ -69,17 +68,16 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
     file = trial.file
     parameters = f'[p for group in {variable}.param_groups for p in group["params"]]'
     text = file.render(clip)
+    chosen = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
     if isinstance(clip, cst.Lambda):
         given = [parameter.name.value for parameter in clip.params.params]
         if len(given) == 1 and _is_free(file, given[0], clip):
             return [f"{given[0]} = {parameters}", file.render(clip.body)]
-        name = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
-        head = f"def {name}({', '.join(file.source(parameter) for parameter in clip.params.params)}):"
-        return [head, f"    return {file.render(clip.body)}", "", f"{name}({parameters})"]
+        head = f"def {chosen}({', '.join(file.source(parameter) for parameter in clip.params.params)}):"
+        return [head, f"    return {file.render(clip.body)}", "", f"{chosen}({parameters})"]
     if _is_function(trial, clip):
         return [f"{text}({parameters})"]
     if not dotted_name(clip):
-        chosen = "chosen_clip_grads" if "clip_grads" in used else "clip_grads"
         return [f"{chosen} = {text}", f"if {chosen} is not None:", f"    {chosen}({parameters})"]
     return [f"if {text} is not None:", f"    {text}({parameters})"]
 
@@ -87,14 +85,14 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
 def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
     """Return whether a function has no variable with the name of the parameter of a lambda in it."""
     function = file.function(clip)
-    if function is None or name in [parameter.name.value for parameter in parameters_of(function)]:
+    if function is None or name in parameter_names(function):
         return False
     uses = [use for use in file.names(within=function) if use.value == name]
-    return all(_is_of_lambda(file, given) for use in uses for given in file.assignments(use))
-
-
-def _is_of_lambda(file: ModuleFile, assigned: cst.CSTNode | None) -> bool:
-    return assigned is not None and any(isinstance(outer, cst.Lambda) for outer in file.ancestors(assigned))
+    assigned = [given for use in uses for given in file.assignments(use)]
+    return all(
+        given is not None and any(isinstance(outer, cst.Lambda) for outer in file.ancestors(given))
+        for given in assigned
+    )
 
 
 def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
@@ -109,7 +107,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
 
 def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``training_step``, which logs what ``train_batch`` returned."""
-    given = [parameter.name.value for parameter in parameters_of(method)]
+    given = parameter_names(method)
     batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
     _rewrite_signature(file, method, "training_step", batch)
     used = {name.value for name in file.names(within=method.body)}
@@ -131,7 +129,7 @@ def rewrite_calls_of_steps(trial: Trial) -> None:
 
 def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
     """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
-    names = [parameter.name.value for parameter in parameters_of(method)]
+    names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
     reductions = _reductions_of(reducer)
     if reductions is None:

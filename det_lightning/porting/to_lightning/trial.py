@@ -1,4 +1,8 @@
-"""What a trial is made of: its context, its methods, and what it wraps."""
+"""What a trial is made of: its context, its methods, and what it wraps.
+
+What holds something that was wrapped is written as an expression for a list: ``x`` is ``self.x`` itself, ``*x`` what
+``self.x`` holds, ``*x.values()`` what it holds by name.
+"""
 
 from __future__ import annotations
 
@@ -7,52 +11,21 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, targets_of
-from det_lightning.porting.to_lightning.holders import holders_of, is_in_module, parameters_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameters_of, targets_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
-# What scales gradients.
-_AMP = ("use_amp", "wrap_scaler", "configure_apex_amp")
+_SEVERAL = (cst.List, cst.ListComp, cst.Tuple, cst.Set, cst.GeneratorExp)
+_BY_NAME = (cst.Dict, cst.DictComp)
+_MODULES = ("ModuleList", "ModuleDict", "Sequential")
+_CONTAINERS = (*_MODULES, "list", "tuple")
+_Assignments = list[tuple[str, cst.BaseExpression]]
 
 
-class ContextNames:
-    """The parameter of ``__init__``, and the variables and attributes of ``self`` that it is assigned to."""
-
-    def __init__(self, file: ModuleFile, definition: cst.ClassDef, parameter: cst.Param | None) -> None:
-        self._file = file
-        self.attributes: set[str] = set()
-        self._variables: set[cst.CSTNode] = set()  # where they get their value
-        if parameter is not None:
-            self._variables.add(parameter)
-        statements = file.find(cst.Assign, cst.AnnAssign, within=definition)
-        while self._find_more(statements):
-            pass
-
-    def _find_more(self, statements: list[cst.Assign | cst.AnnAssign]) -> bool:
-        """Add what a known name is assigned to; return whether there is more than before."""
-        known = len(self._variables) + len(self.attributes)
-        for statement in statements:
-            is_context = statement.value is not None and self.include(statement.value)
-            for target in targets_of(statement) if is_context else []:
-                if isinstance(target, cst.Name):
-                    self._variables.add(target)
-                elif name := attribute_of_self(target):
-                    self.attributes.add(name)
-        return len(self._variables) + len(self.attributes) > known
-
-    def include(self, node: cst.CSTNode) -> bool:
-        """Return whether an expression is the context, and cannot be anything else."""
-        if isinstance(node, cst.Name):
-            assigned = self._file.assignments(node)
-            return bool(assigned) and all(given in self._variables for given in assigned)
-        return attribute_of_self(node) in self.attributes
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Scheduler:
     """A wrapped learning rate scheduler."""
 
-    holder: str  # see holders_of()
+    holder: str  # see _holders_of()
     mode: str  # empty if the code does not say
     frequency: cst.BaseExpression | None
     every: str = "1"  # the frequency, as it is written
@@ -68,11 +41,13 @@ class Trial:
         init = self.methods.get("__init__")
         parameters = [] if init is None else parameters_of(init)
         self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
-        self.contexts = ContextNames(file, definition, parameters[1] if len(parameters) > 1 else None)
+        self.context_attributes: set[str] = set()  # of self, that are assigned the context
+        self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}  # where those get their value that hold it
+        self._find_contexts()
         self._called_by_init = self.reached_from("__init__")
         self.properties: dict[str, str] = {}  # expressions, by the names that replace attributes
         self.finds_optimizers = False  # a step looks up Lightning's optimizer for that of the trial
-        # What holds them; see holders_of().
+        # What holds them; see _holders_of().
         self.models: list[str] = []
         self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
@@ -98,20 +73,41 @@ class Trial:
         found = self.file.find(cst.Attribute, within=self.definition)
         return [node for node in found if attribute_of_self(node) == attribute]
 
+    def _find_contexts(self) -> None:
+        """Find what the context is assigned to, until that adds nothing more."""
+        known = -1
+        while (found := len(self._context_variables) + len(self.context_attributes)) > known:
+            known = found
+            for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
+                is_context = statement.value is not None and self.is_context(statement.value)
+                for target in targets_of(statement) if is_context else []:
+                    if isinstance(target, cst.Name):
+                        self._context_variables.add(target)
+                    elif name := attribute_of_self(target):
+                        self.context_attributes.add(name)
+
     def is_context(self, node: cst.CSTNode) -> bool:
-        return self.contexts.include(node)
+        """Return whether an expression is the context, and cannot be anything else."""
+        if isinstance(node, cst.Name):
+            assigned = self.file.assignments(node)
+            return bool(assigned) and all(given in self._context_variables for given in assigned)
+        return attribute_of_self(node) in self.context_attributes
 
     def context_calls(self, *methods: str) -> Iterator[cst.Call]:
         for call in self.file.find(cst.Call, within=self.definition):
             called = call.func
             if isinstance(called, cst.Attribute) and called.attr.value in methods:
                 base = called.value
-                is_part = isinstance(base, cst.Attribute) and base.attr.value in ("experimental", "distributed")
-                if self.is_context(base.value if is_part and isinstance(base, cst.Attribute) else base):
+                if isinstance(base, cst.Attribute) and base.attr.value in ("experimental", "distributed"):
+                    base = base.value
+                if self.is_context(base):
                     yield call
 
+    def calls_context(self, *methods: str) -> bool:
+        return next(self.context_calls(*methods), None) is not None
+
     def uses_amp(self) -> bool:
-        return next(self.context_calls(*_AMP), None) is not None
+        return self.calls_context("use_amp", "wrap_scaler", "configure_apex_amp")
 
     def runs_before_training(self, node: cst.CSTNode) -> bool:
         """Return whether code is run by ``__init__``, when there is no trainer yet."""
@@ -130,18 +126,22 @@ class Trial:
 
     def _holders(self, call: cst.Call, advice: str) -> list[str]:
         """Return what holds the result of a call; where the code does not say, put the advice above it."""
-        holders = holders_of(self.file, call, list(self.assignments()))
+        holders = _holders_of(self.file, call, list(self.assignments()))
         if not holders:
             self.file.todo(call, advice)
         return holders
 
     def _add_model(self, call: cst.Call) -> None:
-        holders = self._holders(
-            call, "keep this model in an attribute: Lightning saves, moves and counts no other ones"
-        )
-        if any(holder.startswith("*") for holder in holders) and not is_in_module(call, self.file):
+        advice = "keep this model in an attribute: Lightning saves, moves and counts no other ones"
+        holders = self._holders(call, advice)
+        if any(holder.startswith("*") for holder in holders) and not self._is_in_module(call):
             self.file.todo(call, "keep these models in a torch.nn.ModuleList: Lightning saves and moves no other lists")
         self.models += [holder for holder in holders if holder not in self.models]
+
+    def _is_in_module(self, call: cst.Call) -> bool:
+        """Return whether a call is within a container that is a module, whose contents Lightning knows."""
+        outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
+        return any(last_name(node.func) in _MODULES for node in outer)
 
     def _add_optimizer(self, call: cst.Call) -> None:
         advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
@@ -163,15 +163,95 @@ class Trial:
 
     def render_frequencies(self) -> None:
         """Keep the rewritten frequencies of schedulers, before the calls that wrap the schedulers are removed."""
-        self.schedulers[:] = [
-            scheduler
-            if scheduler.frequency is None
-            else dataclasses.replace(scheduler, every=self.file.render(scheduler.frequency))
-            for scheduler in self.schedulers
-        ]
+        for scheduler in self.schedulers:
+            if scheduler.frequency is not None:
+                scheduler.every = self.file.render(scheduler.frequency)
 
     def _is_local(self, value: cst.BaseExpression) -> bool:
         """Return whether an expression names a variable of a function, which other methods do not have."""
         names = self.file.names(within=value)
         own = [name for name in names if not self.is_context(name) and name.value != "self"]
         return any(self.file.is_local(name) for name in own)
+
+
+def as_item(holder: str) -> str:
+    """Return a holder as an item of a list."""
+    return f"*self.{holder[1:]}" if holder.startswith("*") else f"self.{holder}"
+
+
+def renamed(holder: str, names: dict[str, str]) -> str:
+    """Return a holder under its new name, if its attribute was renamed."""
+    star = "*" if holder.startswith("*") else ""
+    name, dot, rest = holder.removeprefix("*").partition(".")
+    return star + names.get(name, name) + dot + rest
+
+
+def _holders_of(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
+    """Return what holds the result of a call that wraps something; empty if the code does not say."""
+    statement = file.statement(call)
+    if isinstance(statement, cst.Return):  # of a method: what keeps its result
+        function = file.function(call)
+        name = "" if function is None else function.name.value
+        calls = [(holder, value) for holder, value in assignments if isinstance(value, cst.Call)]
+        return [holder for holder, value in calls if attribute_of_self(value.func) == name]
+    if isinstance(statement, cst.Expr):
+        return _holders_in_expression(statement, call, assignments)
+    if isinstance(statement, cst.Assign | cst.AnnAssign) and statement.value is not None:
+        return _holders_in_assignment(statement, statement.value, call, assignments)
+    return []
+
+
+def _holders_in_expression(statement: cst.Expr, call: cst.Call, assignments: _Assignments) -> list[str]:
+    outer = statement.value
+    if outer is call:
+        return _holders_of_name(call.args[0].value, assignments) if call.args else []
+    if isinstance(outer, cst.Call) and isinstance(outer.func, cst.Attribute) and outer.func.attr.value == "append":
+        name = attribute_of_self(outer.func.value)
+        return [f"*{name}"] if name and outer.args[0].value is call else []
+    return []
+
+
+def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> list[str]:
+    """Return the attributes that a name stands for, or that it is assigned to."""
+    if name := attribute_of_self(value):
+        return [name]
+    known = dotted_name(value)
+    return [holder for holder, given in assignments if known and dotted_name(given) == known][:1]
+
+
+def _holders_in_assignment(
+    statement: cst.Assign | cst.AnnAssign, value: cst.BaseExpression, call: cst.Call, assignments: _Assignments
+) -> list[str]:
+    target = targets_of(statement)[0]
+    if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
+        pairs = zip(target.elements, value.elements, strict=False)
+        names = [attribute_of_self(left.value) for left, right in pairs if right.value is call]
+        return [name for name in names if name]
+    if isinstance(target, cst.Subscript):
+        name = attribute_of_self(target.value)
+        is_by_name = any(holder == name and _is_by_name(given) for holder, given in assignments)
+        return [f"*{name}.values()"] if name and value is call and is_by_name else []
+    if _is_result(value, call) and isinstance(target, cst.Name):
+        return _holders_of_name(target, assignments)
+    name = attribute_of_self(target)
+    if not name:
+        return []
+    if _is_result(value, call):
+        return [name]
+    held = value
+    if isinstance(value, cst.Call) and last_name(value.func) in _CONTAINERS and value.args:
+        held = value.args[0].value
+    if isinstance(held, _SEVERAL):
+        return [f"*{name}"]
+    return [f"*{name}.values()"] if isinstance(held, _BY_NAME) else []
+
+
+def _is_by_name(value: cst.BaseExpression) -> bool:
+    return isinstance(value, _BY_NAME) or (isinstance(value, cst.Call) and dotted_name(value.func) == "dict")
+
+
+def _is_result(value: cst.BaseExpression, call: cst.Call) -> bool:
+    """Return whether an expression has the value of a call in at least one case."""
+    if isinstance(value, cst.IfExp):
+        return _is_result(value.body, call) or _is_result(value.orelse, call)
+    return value is call

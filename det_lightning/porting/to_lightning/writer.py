@@ -8,17 +8,31 @@ import re
 import libcst as cst
 
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.python_syntax import dotted_name, is_keyword, last_name, methods_of, targets_of
-from det_lightning.porting.to_lightning.callbacks import rewrite_build_callbacks, rewrite_callback
-from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context, settings_of
-from det_lightning.porting.to_lightning.holders import parameters_of
-from det_lightning.porting.to_lightning.hooks import append_hooks
-from det_lightning.porting.to_lightning.import_order import with_sorted_imports
-from det_lightning.porting.to_lightning.imports import Imports, advice_for
-from det_lightning.porting.to_lightning.leftovers import annotated_contexts, mark_leftovers, remove_unused_imports
+from det_lightning.porting.python_syntax import (
+    base_names,
+    dotted_name,
+    is_keyword,
+    methods_of,
+    parameter_names,
+    parameters_of,
+    targets_of,
+)
+from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
+from det_lightning.porting.to_lightning.hooks import (
+    append_hooks,
+    rewrite_build_callbacks,
+    rewrite_callback,
+    rewrite_reducers,
+)
+from det_lightning.porting.to_lightning.imports import (
+    Imports,
+    advice_for,
+    remove_unused_imports,
+    with_sorted_imports,
+)
+from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
-from det_lightning.porting.to_lightning.reducers import rewrite_reducers
 from det_lightning.porting.to_lightning.steps import (
     rewrite_calls_of_steps,
     rewrite_evaluate_batch,
@@ -28,7 +42,6 @@ from det_lightning.porting.to_lightning.steps import (
 from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
-_LOADERS = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
 # What newly written code imports.
 _NEEDED = {
     "torch.Generator()": "import torch",
@@ -87,15 +100,17 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     imports = Imports(file)
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
-    _mark_derived(file, definition)
-    rename_members(trial, {**_loaders_of(trial), definition.name.value: module_name})
+    for derived in _classes_of(file, definition.name.value):
+        file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
+    loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
+    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
+        del loaders["build_validation_data_loader"]
+    rename_members(trial, {**loaders, definition.name.value: module_name})
     file.replace(definition.name, module_name)
     imports.rewrite_uses()
     rewrite_context(trial)
-    drop_own_hparams(trial, bool(settings_of(trial)))
-    for base in definition.bases:
-        if last_name(base.value) == "PyTorchTrial":
-            file.replace(base.value, "pl.LightningModule")
+    drop_own_hparams(trial)
+    file.replace_base(definition, "PyTorchTrial", "pl.LightningModule")
     _rewrite_init(trial)
     reducing = rewrite_reducers(trial)
     _rewrite_methods(trial)
@@ -104,10 +119,10 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         rewrite_callback(file, callback)
-    imports.need("import pytorch_lightning as pl")
+    imports.needed.add("import pytorch_lightning as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
-            imports.need(statement)
+            imports.needed.add(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
     return _finished(trial, module_name)
 
@@ -119,14 +134,15 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
     except cst.ParserSyntaxError as e:
         line = [*written.splitlines(), ""][e.raw_line - 1].strip()
         raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
-    mark_leftovers(file, trial, module_name, annotated_contexts(trial.file))
+    mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
     text = with_sorted_imports(file.edits.result())
-    own = [parameter for parameter in parameters_of(trial.methods["__init__"])[2:] if parameter.default is None]
+    given = parameters_of(trial.methods["__init__"])[2:]
+    own = [parameter.name.value for parameter in given if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
     todos = _find_todos(text, [*trial.file.todos, *file.todos])
-    return WrittenModule(text, module_name, todos, settings, [parameter.name.value for parameter in own])
+    return WrittenModule(text, module_name, todos, settings, own)
 
 
 def _find_todos(text: str, texts: list[str]) -> list[Todo]:
@@ -141,18 +157,6 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
             found += [Todo(number, todo) for todo in waiting]
             waiting = []
     return found
-
-
-def _loaders_of(trial: Trial) -> dict[str, str]:
-    """Return the new names of the methods that build the loaders, by their old names."""
-    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
-        return {"build_training_data_loader": "train_dataloader"}
-    return _LOADERS
-
-
-def _mark_derived(file: ModuleFile, definition: cst.ClassDef) -> None:
-    for other in _classes_of(file, definition.name.value):
-        file.todo(other, "what this class overrides of a trial must be what a LightningModule has")
 
 
 def _mark_aggregation(trial: Trial, aggregated_by: str) -> None:
@@ -172,7 +176,7 @@ def _mark_workers(trial: Trial) -> None:
 
 
 def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
-    return [node for node in file.find(cst.ClassDef) if any(last_name(given.value) == base for given in node.bases)]
+    return [node for node in file.find(cst.ClassDef) if base in base_names(node)]
 
 
 def _find_trial(file: ModuleFile) -> cst.ClassDef:
@@ -205,7 +209,7 @@ def _rewrite_init(trial: Trial) -> None:
     for call in file.find(cst.Call, within=init):
         if calls_init_of_trial(call) and isinstance(file.parent(call), cst.Expr):
             file.replace_statement(file.statement(call), [])
-    own = any(parameter.name.value == "hparams" for parameter in parameters_of(init)[2:])
+    own = "hparams" in parameter_names(init)[2:]
     written = _parameters(file, init)
     if not own and init.params.star_kwarg is None:
         written.append("**hparams")
