@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from det_lightning import errors
-from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.distributed.group_collectives import Rows
+from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 _INT64 = range(-(2**63), 2**63)
