@@ -1,4 +1,4 @@
-"""The style that no linter checks: one assignment a line, and no expression that hides a condition."""
+"""The style that no linter checks: one assignment a line, no expression that hides a condition, no deep nesting."""
 
 from __future__ import annotations
 
@@ -50,7 +50,21 @@ def calls_of_a_choice(tree: ast.AST) -> Iterator[ast.AST]:
             yield node
 
 
-RULES = (packed_assignments, products_with_truth, calls_of_a_choice)
+def blocks_too_deep(tree: ast.AST, outer_blocks: int = 0) -> Iterator[ast.AST]:
+    """Yield each block that is inside of ``MOST_NESTED_BLOCKS`` others of its function; an ``elif`` is not inside."""
+    for node in ast.iter_child_nodes(tree):
+        starts_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+        is_elif = isinstance(tree, ast.If) and isinstance(node, ast.If) and tree.orelse == [node]
+        around = 0 if starts_function else outer_blocks + (isinstance(node, BLOCKS) and not is_elif)
+        if around > MOST_NESTED_BLOCKS:
+            yield node
+        else:
+            yield from blocks_too_deep(node, around)
+
+
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+MOST_NESTED_BLOCKS = 3
+RULES = (packed_assignments, products_with_truth, calls_of_a_choice, blocks_too_deep)
 
 
 def lines_found(text: str) -> list[int]:
@@ -82,6 +96,13 @@ def test_it_is_found(text: str) -> None:
 )
 def test_other_code_is_left_alone(text: str) -> None:
     assert lines_found(text) == []
+
+
+def test_a_block_inside_of_three_others_is_found_unless_it_is_an_elif_or_in_a_function_of_its_own() -> None:
+    deep = "while a:\n with b:\n  for c in d:\n   if e: f()\n   elif g: h()"
+    flat = "while a:\n with b:\n  if c: d()\n  elif e: f()\n  else:\n   def g():\n    if h: i()"
+    assert lines_found(deep) == [4]
+    assert lines_found(flat) == []
 
 
 @pytest.mark.slow

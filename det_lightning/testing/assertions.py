@@ -163,8 +163,8 @@ def assert_resumes(
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
     options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
+    resume_checks = [check for check in CHECKS if check.keyword == "trial_resume"]
     with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
-        for check in CHECKS:
-            if check.keyword == "trial_resume":
-                with contextlib.suppress(NotChecked):  # the trial has no such boundary
-                    check.run(runs)
+        for check in resume_checks:
+            with contextlib.suppress(NotChecked):  # the trial has no such boundary
+                check.run(runs)

@@ -204,20 +204,18 @@ class _Scan:
         pending = deque([("", self.rules.ignores_above())])
         while pending and self.partial_because is None:
             folder, ignores = pending.popleft()
-            entries: dict[str, os.DirEntry[str]] = {}
+            listed = []
             try:
                 with os.scandir(self.source / folder) as found:
-                    for entry in found:
-                        seen += 1
-                        if seen > self._limits.entries:
-                            self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
-                            break
-                        if time.monotonic() > ends_at:
-                            self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
-                            break
-                        entries[entry.name] = entry
+                    listed = list(itertools.islice(found, self._limits.entries - seen + 1))
             except OSError as e:
                 self.problems[folder or "."] = e.strerror or str(e)
+            seen += len(listed)
+            if seen > self._limits.entries:
+                self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
+            elif time.monotonic() > ends_at:
+                self.partial_because = f"looking through it took more than {self._limits.scan_s:g} s"
+            entries = {entry.name: entry for entry in listed}
             if not folder or not is_environment_or_result(self.source / folder, entries.keys()):
                 folders.append(folder)
                 ignores = self.rules.ignores_in(f"{self.source}/{folder}", entries, ignores)
@@ -233,10 +231,11 @@ class _Scan:
                 is_directory = entry.is_dir(follow_symlinks=False)
                 if self.rules.leaves_out(f"{name}/" if is_directory else name, ignores):
                     continue
-                if entry.is_symlink():
-                    # A rule for a directory also applies to a link to one.
-                    if not self.rules.leaves_out(f"{name}/", ignores):
-                        self.problems[name] = "it is a link"
+                is_link = entry.is_symlink()
+                if is_link and self.rules.leaves_out(f"{name}/", ignores):
+                    continue  # a rule for a directory also applies to a link to one
+                if is_link:
+                    self.problems[name] = "it is a link"
                 elif not is_directory and not entry.is_file(follow_symlinks=False):
                     self.problems[name] = "it is neither a file nor a directory"
                 elif _ODD_NAME.search(entry.name):

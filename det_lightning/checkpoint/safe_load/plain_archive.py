@@ -122,8 +122,8 @@ class Stream(io.RawIOBase):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self._size = size
-        self._position = 0
+        self.size = size
+        self.position = 0
 
     def readable(self) -> bool:
         return True
@@ -132,9 +132,9 @@ class Stream(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        self.position = max(0, origin + offset)
+        return self.position
 
 
 class PlainArchive(Stream):
@@ -160,7 +160,7 @@ class PlainArchive(Stream):
         directory = b""
         for name, entry in entries.items():
             directory += self._append_entry(f"archive/{name}".encode(), entry, contents.get(name))
-        begin = self._size
+        begin = self.size
         end_64 = (archive.END_64_MAGIC, archive.END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0)
         count = len(entries)
         self._append(
@@ -172,7 +172,7 @@ class PlainArchive(Stream):
 
     def _append_entry(self, name: bytes, entry: Entry, given: bytes | None) -> bytes:
         """Add an entry; return its line in the list of entries."""
-        header_at = self._size
+        header_at = self.size
         sizes = struct.pack("<2H2Q", 1, 16, entry.size, entry.size)
         common = (0x800, zipfile.ZIP_STORED, 0, 0, entry.crc32, 0xFFFFFFFF, 0xFFFFFFFF, len(name))
         self._append(archive.LOCAL.pack(archive.LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + name + sizes)
@@ -184,16 +184,16 @@ class PlainArchive(Stream):
     def _append(self, part: bytes | EntryContent) -> None:
         if size := len(part):
             self._parts.append(part)
-            self._begins.append(self._size)
-            self._size += size
+            self._begins.append(self.size)
+            self.size += size
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         done = 0
-        while done < len(target) and self._position < self._size:
-            index = bisect.bisect_right(self._begins, self._position) - 1
+        while done < len(target) and self.position < self.size:
+            index = bisect.bisect_right(self._begins, self.position) - 1
             part = self._parts[index]
-            offset = self._position - self._begins[index]
+            offset = self.position - self._begins[index]
             wanted = target[done : done + len(part) - offset]
             if isinstance(part, bytes):
                 wanted[:] = part[offset : offset + len(wanted)]
@@ -202,7 +202,7 @@ class PlainArchive(Stream):
             elif not self._reader.read(part, offset, wanted):
                 break
             done += len(wanted)
-            self._position += len(wanted)
+            self.position += len(wanted)
         return done
 
     def _leave(self, content: EntryContent, target: memoryview, is_all: bool) -> None:

@@ -182,10 +182,10 @@ class _FileSection(Stream):
         self._begin = begin
 
     def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._begin + self._position)
-        room = memoryview(buffer)[: max(0, self._size - self._position)]
+        self._file.seek(self._begin + self.position)
+        room = memoryview(buffer)[: max(0, self.size - self.position)]
         count: int = self._file.readinto(room)  # type: ignore[attr-defined]  # of an unbuffered file
-        self._position += count
+        self.position += count
         return count
 
 

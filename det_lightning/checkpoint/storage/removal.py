@@ -173,12 +173,17 @@ def remove_dead_stagings() -> None:
         try:
             if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
                 logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
-                for path in directory.iterdir():
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                shutil.rmtree(directory)  # with the mark, which identifies it
+                _remove_mark_last(directory)
         except OSError as e:  # another process was faster, or it must not be removed
             logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
+
+
+def _remove_mark_last(directory: pathlib.Path) -> None:
+    """Remove a temporary directory, and last of all the mark, which identifies it."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    shutil.rmtree(directory)
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:

@@ -7,6 +7,7 @@ What holds something that was wrapped is written as an expression for a list: ``
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import libcst as cst
@@ -78,13 +79,13 @@ class Trial:
         known = -1
         while (found := len(self._context_variables) + len(self.context_attributes)) > known:
             known = found
-            for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
-                is_context = statement.value is not None and self.is_context(statement.value)
-                for target in targets_of(statement) if is_context else []:
-                    if isinstance(target, cst.Name):
-                        self._context_variables.add(target)
-                    elif name := attribute_of_self(target):
-                        self.context_attributes.add(name)
+            statements = self.file.find(cst.Assign, cst.AnnAssign, within=self.definition)
+            of_context = [one for one in statements if one.value is not None and self.is_context(one.value)]
+            for target in itertools.chain.from_iterable(map(targets_of, of_context)):
+                if isinstance(target, cst.Name):
+                    self._context_variables.add(target)
+                elif name := attribute_of_self(target):
+                    self.context_attributes.add(name)
 
     def is_context(self, node: cst.CSTNode) -> bool:
         """Return whether an expression is the context, and cannot be anything else."""

@@ -45,11 +45,8 @@ def trains(runs: TrialRuns) -> None:
         runs.succeeded(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
-            number = 0.0
-            if "loss" in name.lower():
-                with contextlib.suppress(TypeError, ValueError):  # not a number
-                    number = float(np.asarray(value))
-            if not math.isfinite(number):
+            number = _number_of(value)
+            if "loss" in name.lower() and not math.isfinite(number):
                 raise CheckFailed(
                     f"training metric {name!r} is {number:g} at batch {batch}.",
                     causes=[
@@ -57,6 +54,13 @@ def trains(runs: TrialRuns) -> None:
                         "a logarithm or square root of 0, or a division by 0, in the loss",
                     ],
                 )
+
+
+def _number_of(metric: Any) -> float:
+    """Return a metric as a float; 0.0 if it is not a number."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(np.asarray(metric))
+    return 0.0
 
 
 def is_deterministic(runs: TrialRuns) -> None:
