@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 
@@ -121,13 +122,16 @@ class ModelStates:
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return the gradients that a wrapped model holds, by parameter, each in the shape of the whole parameter."""
-        named = model.named_parameters()
-        return {name.removeprefix(DDP_PREFIX): p.grad for name, p in named if p.grad is not None}
+        prefix = DDP_PREFIX if isinstance(model, DistributedDataParallel) else ""
+        return {name.removeprefix(prefix): p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         """Restore what :meth:`gradients` returned, and remove all other gradients."""
+        # In checkpoints written before, the prefix is missing for any model.
+        has_prefix = any(name.startswith(DDP_PREFIX) for name in saved)
+        prefix = "" if has_prefix and not isinstance(model, DistributedDataParallel) else DDP_PREFIX
         for name, parameter in model.named_parameters():
-            grad = saved.get(name.removeprefix(DDP_PREFIX))
+            grad = saved.get(name.removeprefix(prefix))
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
