@@ -7,7 +7,7 @@ import libcst as cst
 from det_lightning.porting.bindings import Bindings, Reference
 from det_lightning.porting.counterparts import methods_in
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_syntax import PythonFile, base_names, dotted_name, is_keyword, methods_of
+from det_lightning.porting.python_syntax import PythonFile, base_names, dotted_name, is_keyword, methods_of, string_of
 
 _RENAMED = {
     # The interface of several models, before it was public.
@@ -172,6 +172,45 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:
     return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods
+
+
+# The Core API: its first releases counted batches as latest_batch
+
+
+_OLD_COUNT = "latest_batch"
+_COUNT = "steps_completed"
+_REPORTS = ("report_training_metrics", "report_validation_metrics")
+_STORES = ("store_path", "upload")
+
+
+def rewrite_batch_counts(file: PythonFile) -> None:
+    """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
+    metadata: dict[cst.Dict, None] = {}  # in the order of the file
+    for call in file.find(cst.Call):
+        owner, _, method = dotted_name(call.func).rpartition(".")
+        keywords = {argument.keyword.value: argument for argument in call.args if argument.keyword is not None}
+        if method in _REPORTS and owner.rpartition(".")[2] == "train" and _OLD_COUNT in keywords:
+            keyword = keywords[_OLD_COUNT].keyword
+            assert keyword is not None
+            file.replace(keyword, _COUNT)
+        elif method in _STORES and owner.rpartition(".")[2] == "checkpoint":
+            given = [keywords["metadata"]] if "metadata" in keywords else call.args[_STORES.index(method) :][:1]
+            metadata.update(dict.fromkeys(literal for one in given for literal in _dicts_of(file, one.value)))
+    for literal in metadata:
+        values = {string_of(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
+        count = values.get(_OLD_COUNT)
+        if count is not None and _COUNT not in values and not file.find(cst.Call, within=count):
+            start, _ = file.span(literal.elements[0])
+            file.edits.replace(start, start, f'"{_COUNT}": {file.source(count)}, ')
+
+
+def _dicts_of(file: PythonFile, node: cst.CSTNode) -> list[cst.Dict]:
+    """Return the literal that an expression is, or those that are assigned to a variable."""
+    if isinstance(node, cst.Dict):
+        return [node]
+    targets = file.assignments(node) if isinstance(node, cst.Name) else []
+    statements = [file.parent(file.parent(target) or target) for target in targets if target is not None]
+    return [one.value for one in statements if isinstance(one, cst.Assign) and isinstance(one.value, cst.Dict)]
 
 
 # Libraries: what today's torch, numpy, Pillow and Python no longer have

@@ -16,7 +16,7 @@ from det_lightning.porting.commands import port_shell
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise, line_at
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.older_releases import note_older_libraries, rewrite_older_releases
+from det_lightning.porting.older_releases import note_older_libraries, rewrite_batch_counts, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
@@ -47,6 +47,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     if found := [*imports.bindings.found, *ported.found]:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
         note_older_libraries(file)
+        rewrite_batch_counts(file)
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
     if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):

@@ -515,6 +515,39 @@ def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
     assert findings_of(before) == []
 
 
+FIRST_CORE_API = """\
+import determined as det
+
+
+def main(core_context, batch):
+    core_context.train.report_training_metrics(latest_batch=batch, metrics={"x": 1})
+    core_context.train.report_validation_metrics(metrics={"x": 1}, latest_batch=batch)
+    metadata = {"latest_batch": batch}
+    with core_context.checkpoint.store_path(metadata) as (path, uuid):
+        path.joinpath("state").write_text(str(batch))
+    with core_context.checkpoint.store_path(metadata, shard=True) as (path, uuid):
+        pass
+    core_context.checkpoint.upload("directory", {"kind": "last", "latest_batch": batch + 1})
+    core_context.checkpoint.upload("directory", metadata={"latest_batch": batch, "steps_completed": batch})
+    core_context.checkpoint.upload("directory", {"latest_batch": next(batch)})
+    own.report_training_metrics(latest_batch=batch)
+"""
+
+
+def test_batches_are_counted_under_todays_name_in_the_core_api() -> None:
+    after = ported(FIRST_CORE_API)
+    expected = FIRST_CORE_API.replace("determined", "det_lightning")
+    for before, now in (
+        ("training_metrics(latest_batch=batch, ", "training_metrics(steps_completed=batch, "),
+        ('metrics={"x": 1}, latest_batch=', 'metrics={"x": 1}, steps_completed='),
+        ('metadata = {"latest', 'metadata = {"steps_completed": batch, "latest'),
+        ('{"kind"', '{"steps_completed": batch + 1, "kind"'),
+    ):
+        expected = expected.replace(before, now)
+    assert after == expected
+    assert ported(after) == after
+
+
 def test_the_environment_of_a_trial_is_a_problem() -> None:
     text = trial("det.get_cluster_info().latest_checkpoint", "self.context.env")
     assert [reason.split(":")[0] for reason in findings_of(text)] == ["10"]

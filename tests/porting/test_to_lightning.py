@@ -301,6 +301,7 @@ def test_odd_forms_stay_readable() -> None:
     [
         ("x = 1\n", "exactly one class must derive from PyTorchTrial; found: none"),
         ("class A(PyTorchTrial): ...\nclass B(PyTorchTrial): ...\n", "found: A, B"),
+        ("class A(PyTorchTrial):\n    __init__ = make\n", "A does not define __init__, train_batch"),
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
         (
             "class A(PyTorchTrial):\n    def build_model(self): ...\n    def optimizer(self, model): ...\n",

@@ -189,7 +189,7 @@ def _find_trial(file: ModuleFile) -> cst.ClassDef:
     defined = {method.name.value for method in methods_of(trial)}
     for statement in statements_of(trial.body):
         if isinstance(statement, cst.Assign):
-            defined.update(dotted_name(target) for target in targets_of(statement))
+            defined.update({dotted_name(target) for target in targets_of(statement)} - {"__init__"})
     missing = [method for method in _REQUIRED if method not in defined]
     if {"evaluate_batch", "evaluate_full_dataset"}.isdisjoint(defined):
         missing.append("evaluate_batch")
