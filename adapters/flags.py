@@ -24,7 +24,7 @@ from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.schedule import Schedule
-from det_lightning.pytorch._context_parts import TrainingPosition
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.units import Batch, Epoch, TrainUnit
 

@@ -19,11 +19,11 @@ from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_c
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.engine.boundaries import Reporter
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
+from det_lightning.engine.workload_reports import Reporter
 from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial

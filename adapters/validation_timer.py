@@ -6,7 +6,7 @@ import time
 from collections.abc import Container
 
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.pytorch._context_parts import TrainingPosition
+from det_lightning.pytorch._position import TrainingPosition
 
 #: The clock that intervals are measured by, in seconds.
 clock = time.monotonic

@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.background import tensors_in
-from det_lightning.pytorch._context_parts import TrainingPosition
 from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal

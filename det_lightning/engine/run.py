@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.engine.boundaries import BoundaryExchange, Reporter, WorkloadReports, add_position
 from det_lightning.engine.data_stream import SideStream, TrialData, copy_aside
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog, RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.stopping import StopRequest
-from det_lightning.engine.trial_calls import Evaluation, Training, require_trainable
+from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
+from det_lightning.engine.workload_reports import BoundaryExchange, Reporter, WorkloadReports, add_position
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial

@@ -15,9 +15,15 @@ from types import FrameType, TracebackType
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
+# Flags with which a rank says something at a boundary, along with its metrics or on its own.
+_STOP = 1  # the trial wants to stop
+_PREEMPT = 2  # the process was asked to end
+_ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
 # If all ranks come to the same end, they do so at about the same time.
 _MEETING_TIME_S = 10.0
 
@@ -28,6 +34,54 @@ class StopRequest:
 
     exit_code: int
     requested: bool = False
+
+
+class EarlyEnd:
+    """Agrees with the other ranks on whether the run ends; ``preempted`` if it ends because a process was asked to.
+
+    What the ranks say travels with the metrics of a workload or a validation. They ask again before they go on only
+    if user code has since run on any of them, or a checkpoint was written.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
+        self.stop_request = stop_request or StopRequest(exit_code=0)
+        self.is_alone = exchange.is_alone
+        self.preempted = False
+        self._context = context
+        self._exchange = exchange
+        self._agreed: int | None = None
+
+    def wishes(self, users_code_follows: bool) -> int:
+        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
+        stop = _STOP if self._context.get_stop_requested() else 0
+        preempt = _PREEMPT if self.stop_request.requested else 0
+        return stop | preempt | (_ASK_AGAIN if users_code_follows else 0)
+
+    def note(self, flags: int) -> None:
+        """Remember the flags of all ranks for :meth:`agree`."""
+        self._agreed = None if self.is_alone or flags & _ASK_AGAIN else flags
+
+    def forget(self) -> None:
+        """Ask again at the next :meth:`agree`, on all ranks."""
+        self._agreed = None
+
+    def agree(self) -> bool:
+        """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
+        agreed = self._agreed
+        if agreed is None:
+            wishes = self.wishes(users_code_follows=False)
+            agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
+            self.note(agreed)
+        stops = bool(agreed & _STOP)
+        # A trial that wants to stop is done: a scheduler must not start it again.
+        self.preempted = bool(agreed & _PREEMPT) and not stops
+        return stops or self.preempted
+
+    def is_immediate(self, at_boundary: bool) -> bool:
+        """Return whether the run ends before a boundary, because its only process was asked to end."""
+        if self.is_alone and not at_boundary and self.stop_request.requested:
+            self.preempted = True
+        return self.preempted
 
 
 def all_ranks_end(distributed: DistributedContext) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from det_lightning.estimator._cache import DatasetCache
 from det_lightning.estimator._reducer import ReducedMetrics
-from det_lightning.pytorch._context_parts import forward
+from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._settings import TrialSettings
 

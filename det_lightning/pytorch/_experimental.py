@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._context_parts import forward
+from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,14 @@ from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._context_parts import TrainingPosition, UpdateHooks, WrappedParts, forward, forward_attribute
 from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
+from det_lightning.pytorch._forwarding import forward, forward_attribute
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
+from det_lightning.pytorch._update_hooks import UpdateHooks
+from det_lightning.pytorch._wrapped_parts import WrappedParts
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 MOST_CALLS = 97
 MOST_CALLS_INSIDE = 67
 MOST_FILES = 19
-MOST_FILES_OF_A_RESUME = 67
+MOST_FILES_OF_A_RESUME = 70
 MOST_FILES_INSIDE = 22
 
 

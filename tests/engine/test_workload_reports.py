@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.engine import trial_calls
+from det_lightning.engine import train_and_evaluate
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow
 from tests.trials import SmallTrial, seed_everything
 
@@ -28,7 +28,7 @@ class OnGpu(MetricWindow):
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_calls, "MetricWindow", OnGpu)
+    monkeypatch.setattr(train_and_evaluate, "MetricWindow", OnGpu)
 
 
 class Recorded(SmallTrial):
@@ -123,7 +123,7 @@ def test_a_gpu_gets_the_next_batch_before_its_metrics_are_waited_for() -> None:
 
 def test_a_later_report_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = train()
-    monkeypatch.setattr(trial_calls, "MetricWindow", OnGpu)
+    monkeypatch.setattr(train_and_evaluate, "MetricWindow", OnGpu)
     assert len(at_once.reported) == 3
     assert train().reported == at_once.reported
 

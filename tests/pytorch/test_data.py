@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
-from det_lightning.pytorch._context_parts import TrainingPosition
+from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._random_state import PassJournal
 
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._shards import list_files, only_files
 from det_lightning.core._train import TrainContext
 from det_lightning.distributed.processes import device_of
-from det_lightning.pytorch._context_parts import forward
 from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 
 

@@ -13,63 +13,12 @@ from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
-from det_lightning.engine.stopping import StopRequest
+from det_lightning.engine.stopping import EarlyEnd, StopRequest
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
-# Flags with which a rank says something at a boundary, along with its metrics or on its own.
-_STOP = 1  # the trial wants to stop
-_PREEMPT = 2  # the process was asked to end
-_ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
-_CHECKPOINT_COMPLETED = 8  # the chief has checkpoints to report
-
-
-class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends; ``preempted`` if it ends because a process was asked to.
-
-    What the ranks say travels with the metrics of a workload or a validation. They ask again before they go on only
-    if user code has since run on any of them, or a checkpoint was written.
-    """
-
-    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
-        self.stop_request = stop_request or StopRequest(exit_code=0)
-        self.is_alone = exchange.is_alone
-        self.preempted = False
-        self._context = context
-        self._exchange = exchange
-        self._agreed: int | None = None
-
-    def wishes(self, users_code_follows: bool) -> int:
-        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
-        stop = _STOP if self._context.get_stop_requested() else 0
-        preempt = _PREEMPT if self.stop_request.requested else 0
-        return stop | preempt | (_ASK_AGAIN if users_code_follows else 0)
-
-    def note(self, flags: int) -> None:
-        """Remember the flags of all ranks for :meth:`agree`."""
-        self._agreed = None if self.is_alone or flags & _ASK_AGAIN else flags
-
-    def forget(self) -> None:
-        """Ask again at the next :meth:`agree`, on all ranks."""
-        self._agreed = None
-
-    def agree(self) -> bool:
-        """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
-        agreed = self._agreed
-        if agreed is None:
-            wishes = self.wishes(users_code_follows=False)
-            agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
-            self.note(agreed)
-        stops = bool(agreed & _STOP)
-        # A trial that wants to stop is done: a scheduler must not start it again.
-        self.preempted = bool(agreed & _PREEMPT) and not stops
-        return stops or self.preempted
-
-    def is_immediate(self, at_boundary: bool) -> bool:
-        """Return whether the run ends before a boundary, because its only process was asked to end."""
-        if self.is_alone and not at_boundary and self.stop_request.requested:
-            self.preempted = True
-        return self.preempted
+#: In addition to the flags of :class:`EarlyEnd`: the chief has checkpoints to report.
+_CHECKPOINT_COMPLETED = 1 << 8
 
 
 class BoundaryExchange:
@@ -123,7 +72,7 @@ class BoundaryExchange:
 
     def _note(self, of_all_ranks: int) -> None:
         self.checkpoint_completed = bool(of_all_ranks & _CHECKPOINT_COMPLETED)
-        self.early_end.note(of_all_ranks)
+        self.early_end.note(of_all_ranks & ~_CHECKPOINT_COMPLETED)
 
 
 class Reporter(Protocol):
