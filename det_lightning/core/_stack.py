@@ -57,7 +57,7 @@ def _stack_of(thread: int) -> list[FrameType]:
 
     Frames inside an exchange of objects are left out: it polls, so they change even while the rank only waits.
     """
-    innermost = sys._current_frames().get(thread)
+    innermost = _innermost_frames().get(thread)
     frames = [] if innermost is None else _outwards(innermost)
     exchanges = [index for index, frame in enumerate(frames) if _is_in(frame, _EXCHANGES)]
     return frames[exchanges[-1] :] if exchanges else frames
@@ -67,8 +67,12 @@ def writes_a_checkpoint() -> bool:
     """Return whether a thread of this process is writing a checkpoint without waiting for another rank."""
     return any(
         any(_is_in(frame, _WRITERS) for frame in frames) and not any(_is_in(frame, _OTHERS) for frame in frames)
-        for frames in map(_outwards, sys._current_frames().values())
+        for frames in map(_outwards, _innermost_frames().values())
     )
+
+
+def _innermost_frames() -> dict[int, FrameType]:
+    return sys._current_frames()  # the documented way, in spite of its name
 
 
 def _outwards(innermost: FrameType) -> list[FrameType]:
