@@ -122,11 +122,15 @@ def test_checkpoints_are_described_without_being_read(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, MAX_SMALL_FILE_BYTES], ids=["empty", "too large"])
-def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(backend: Backend, padding: int | None) -> None:
+def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(
+    backend: Backend, padding: int | None, tmp_path: Path
+) -> None:
     storage = backend.storage()
     checkpoint_id = write(storage)
     file = checkpoint_path(storage.root, checkpoint_id) / METADATA_FILE
-    file.write(b"" if padding is None else file.read() + b" " * padding)
+    changed = tmp_path / "changed"
+    changed.write_bytes(b"" if padding is None else file.read() + b" " * padding)
+    file.fs.put_file(str(changed), file.path)
     # Asked for without a listing, whose size anyone could have made up.
     assert storage.read_metadata(checkpoint_id) == {}
 
