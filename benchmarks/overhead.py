@@ -16,10 +16,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from relay import Blocks, CallCounter, Stopwatch, run_blocks, run_in_turn
+from relay import Blocks, CallCounter, Stopwatch, Watch, run_blocks, run_in_turn
 from variants import VALIDATION_BATCHES, VARIANTS, Task, Variant, trial_class
-
-Watch = Stopwatch | CallCounter
 
 TRAINING_BLOCK = 100
 WARM_UP_BLOCKS = 3

@@ -19,8 +19,19 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-__all__ = ["Blocks", "CallCounter", "Stopwatch", "peak_mib", "run_blocks", "run_in_turn"]
+__all__ = ["Blocks", "CallCounter", "Stopwatch", "Watch", "peak_mib", "run_blocks", "run_in_turn"]
+
+
+class Watch(Protocol):
+    """What a training tells of each of its batches, of which it trains ``batches``; ``seen`` are done."""
+
+    batches: int
+    seen: int
+
+    def tick(self) -> None:
+        """Count one batch."""
 
 
 class Stopwatch:
@@ -180,7 +191,7 @@ class _Runner:
         self._process.communicate()
 
 
-def run_blocks(run: Callable[[Stopwatch | CallCounter], None], watch: Stopwatch | CallCounter) -> None:
+def run_blocks(run: Callable[[Watch], None], watch: Watch) -> None:
     """Run a system in this process, in directories of its own, without its log."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

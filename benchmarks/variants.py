@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from relay import CallCounter, Stopwatch
+from relay import Watch
 
 __all__ = ["VALIDATION_BATCHES", "VARIANTS", "Task", "Variant", "trial_class"]
 
@@ -77,7 +77,7 @@ class Task:
         """Return a new scheduler."""
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)
 
-    def train_plainly(self, watch: Stopwatch | CallCounter) -> None:
+    def train_plainly(self, watch: Watch) -> None:
         """Train in a plain loop, as one would write it for this variant."""
         variant = self.variant
         optimizers = self.optimizers()
@@ -105,7 +105,7 @@ class Task:
         while True:
             yield from loader
 
-    def validate_plainly(self, watch: Stopwatch | CallCounter) -> None:
+    def validate_plainly(self, watch: Watch) -> None:
         """Validate again and again in a plain loop, with a training batch before each validation."""
         (optimizer,) = self.optimizers()
         batches = self._endless()
@@ -142,7 +142,7 @@ def _divide(optimizer: torch.optim.Optimizer, divisor: int) -> None:
             parameter.grad.div_(divisor)
 
 
-def trial_class(pytorch: Any, task: Task, watch: Stopwatch | CallCounter) -> Any:
+def trial_class(pytorch: Any, task: Task, watch: Watch) -> Any:
     """Return the trial of a task, for the package ``determined.pytorch`` or ``det_lightning.pytorch``."""
     variant = task.variant
     trains = (lambda: None) if variant.validates else watch.tick

@@ -34,7 +34,7 @@ def test_a_second_run_of_a_commit_adds_to_its_entry(run_all: ModuleType) -> None
 
 
 def test_a_benchmark_is_found_by_its_function(run_all: ModuleType) -> None:
-    known = {"checkpoint", "overhead", "resume", "safe_load", "sharded_checkpoint", "start"}
+    known = {"checkpoint", "instructions", "overhead", "resume", "safe_load", "sharded_checkpoint", "start"}
     assert known <= set(run_all.find_benchmarks())
 
 
