@@ -1,6 +1,6 @@
 """What the ranks of tests/distributed/test_fsdp.py run; each rank writes what it found to a file.
 
-torchrun --nproc-per-node 2 -m tests.distributed.fsdp_ranks two OUTPUT
+torchrun --nproc-per-node 2 -m tests.distributed.fsdp_ranks two|load|real OUTPUT
 torchrun --nproc-per-node 1 -m tests.distributed.fsdp_ranks one OUTPUT
 python -m tests.distributed.fsdp_ranks lightning OUTPUT
 """
@@ -162,16 +162,20 @@ def load(output: Path) -> None:
             load_models(context, wrong, "wrong")
         except errors.InvalidCheckpointException as e:
             (output / f"wrong-{dist.get_rank()}.txt").write_text(str(e))
-    if (output / "real.pth").exists():
-        from tests.conformance.trials import basic
 
-        real = torch.load(output / "real.pth", weights_only=False)
-        with context_of("trial_fsdp") as context:
-            basic(pytorch)(context)
-            load_state(context, {}, real, "real")
-            gathered = collect_weights(context)
-            if dist.get_rank() == 0:
-                torch.save(gathered, output / "reloaded-real.pt")
+
+def real(output: Path) -> None:
+    """Write what the real determined will read; load into shards what it has written, and keep what is gathered."""
+    from tests.conformance.trials import basic
+
+    save(train(Plain, output / "plain-trial_fsdp-storage", "trial_fsdp"), output, "plain-trial_fsdp")
+    state = torch.load(output / "real.pth", weights_only=False)
+    with context_of("trial_fsdp") as context:
+        basic(pytorch)(context)
+        load_state(context, {}, state, "real")
+        gathered = collect_weights(context)
+        if dist.get_rank() == 0:
+            torch.save(gathered, output / "reloaded-real.pt")
 
 
 def lightning(output: Path) -> None:
@@ -206,7 +210,7 @@ if __name__ == "__main__":
     command, folder = sys.argv[1], Path(sys.argv[2])
     if command != "lightning":
         dist.init_process_group("gloo")
-    {"two": two, "one": one, "load": load, "lightning": lightning}[command](folder)
+    {"two": two, "one": one, "load": load, "real": real, "lightning": lightning}[command](folder)
     if command != "lightning":
         dist.barrier()
         dist.destroy_process_group()

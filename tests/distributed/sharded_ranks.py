@@ -2,6 +2,7 @@
 
 torchrun --nproc-per-node 2 -m tests.distributed.sharded_ranks two OUTPUT [S3_URL OPTIONS]
 torchrun --nproc-per-node 3 -m tests.distributed.sharded_ranks three OUTPUT
+torchrun --nproc-per-node 2 -m tests.distributed.sharded_ranks aggregated OUTPUT
 """
 
 from __future__ import annotations
@@ -83,6 +84,15 @@ def two(output: Path, url: str = "", options: str = "{}") -> None:
     (output / f"failure-{dist.get_rank()}.txt").write_text(failure(output / "failing-storage"))
 
 
+def aggregated(output: Path) -> None:
+    """Write one checkpoint, between two updates."""
+    storage = output / "aggregated-sharded"
+    train(Plain, storage, in_shards(), frequency=3, **FIVE)
+    (metadata,) = storage.glob("*/metadata.json")
+    if dist.get_rank() == 0:
+        (output / "aggregated-checkpoint.txt").write_text(str(metadata.parent))
+
+
 def failure(storage: Path) -> str:
     """Return the error of a run whose second rank cannot write more than 15 kB into a file."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -111,6 +121,6 @@ def three(output: Path) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    {"two": two, "three": three}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    {"two": two, "three": three, "aggregated": aggregated}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     dist.barrier()
     dist.destroy_process_group()

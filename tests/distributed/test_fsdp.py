@@ -38,11 +38,7 @@ def launch(command: str, folder: Path, ranks: int = 2, torchrun: bool = True) ->
 
 
 def write_real_checkpoint(folder: Path) -> None:
-    """Let the real determined, if it is here, train a trial, and keep its ``state_dict.pth``."""
-    try:
-        importlib.import_module("determined")
-    except ImportError:
-        return
+    """Let the real determined train a trial, and keep its ``state_dict.pth``."""
     from tests.conformance.sides import run
     from tests.conformance.trials import basic
 
@@ -58,7 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("working_directory"))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
-        write_real_checkpoint(found)
         launch("two", found)
         launch("one", found, ranks=1)
         launch("load", found)
@@ -194,7 +189,13 @@ def test_one_process_loads_a_trial_with_its_weights(folder: Path) -> None:
 
 
 @pytest.mark.determined
-def test_the_real_one_and_ours_read_each_others_checkpoints(folder: Path) -> None:
+def test_the_real_one_and_ours_read_each_others_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "ranks").mkdir()
+    (working_directory := tmp_path / "working_directory").mkdir()
+    monkeypatch.chdir(working_directory)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data_home"))
+    write_real_checkpoint(folder)
+    launch("real", folder)
     real = importlib.import_module("determined.pytorch")
     (metadata,) = (folder / "plain-trial_fsdp-storage").glob("*/metadata.json")
     trial = real.load_trial_from_checkpoint_path(

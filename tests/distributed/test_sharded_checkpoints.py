@@ -188,9 +188,10 @@ def test_weights_are_exported_and_loaded_from_shards(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.determined
-def test_the_real_one_loads_what_was_merged(folder: Path, tmp_path: Path) -> None:
+def test_the_real_one_loads_what_was_merged(tmp_path: Path) -> None:
     real = importlib.import_module("determined.pytorch")
-    sharded = checkpoint_in(folder, "aggregated")
+    launch("aggregated", tmp_path, 2)
+    sharded = checkpoint_in(tmp_path, "aggregated")
     merged = tmp_path / run_cli("merge", sharded, tmp_path).strip()
     trial = real.load_trial_from_checkpoint_path(
         str(merged), trial_class=reader(real), torch_load_kwargs={"weights_only": False}
