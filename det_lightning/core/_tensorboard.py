@@ -125,14 +125,20 @@ class EventFile:
     def _append(self, events: list[bytes]) -> None:
         """Append TFRecords: the length of an event, its masked checksum, the event, its masked checksum."""
         # In a single write; tensorboard's own writer would spend most of its time on checksums, in Python.
-        records = []
-        for event in events:
-            for piece in (struct.pack("<Q", len(event)), event):
-                checksum = google_crc32c.value(piece)
-                masked = ((checksum >> 15) | (checksum << 17)) + 0xA282EAD8
-                records += [piece, struct.pack("<I", masked & 0xFFFFFFFF)]
+        lengths = list({len(event) for event in events})
+        headers = dict(zip(lengths, _with_checksums([struct.pack("<Q", length) for length in lengths]), strict=True))
+        records = [headers[len(event)] + body for event, body in zip(events, _with_checksums(events), strict=True)]
         with self.path.open("ab") as file:
             file.write(b"".join(records))
+
+
+def _with_checksums(pieces: list[bytes]) -> list[bytes]:
+    extended = []
+    for piece in pieces:
+        checksum = google_crc32c.value(piece)
+        masked = ((checksum >> 15) | (checksum << 17)) + 0xA282EAD8
+        extended.append(piece + struct.pack("<I", masked & 0xFFFFFFFF))
+    return extended
 
 
 def validation_tag(metric: str) -> str:
