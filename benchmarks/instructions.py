@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import logging
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import warnings
 
 import overhead
+from relay import run_blocks
 from variants import VALIDATION_BATCHES, VARIANTS, Task
 
 SHORTER = 300
@@ -54,13 +53,13 @@ def instructions(variant: str, system: str, batches: int) -> int:
     counted = [int(number.replace(",", "")) for number in re.findall(r"I +refs: +([\d,]+)", process.stderr)]
     if process.returncode != 0 or not counted:
         raise RuntimeError(f"{' '.join(one)} failed:\n{process.stdout}{process.stderr}")
-    return max(counted)  # the processes that it starts, Determined's for its code, execute far fewer
+    return max(counted)  # Determined starts processes of its own, which execute far fewer
 
 
 def per_batch(variant: str, system: str) -> float:
     """Return the instructions of a batch."""
     unit = VALIDATION_BATCHES if VARIANTS[variant].validates else 1
-    shorter, longer = ((-(-batches // unit)) * unit for batches in (SHORTER, SHORTER + MORE))
+    shorter, longer = (math.ceil(batches / unit) * unit for batches in (SHORTER, SHORTER + MORE))
     difference = instructions(variant, system, longer) - instructions(variant, system, shorter)
     return difference / (longer - shorter)
 
@@ -86,17 +85,6 @@ def figures(short: bool = False) -> dict[str, float]:
     return found
 
 
-def run_one(system: str, variant: str, batches: int) -> None:
-    """Train in this process, in directories of its own, without its log."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as storage:
-        os.chdir(directory)
-        os.environ["XDG_DATA_HOME"] = storage  # apart: Determined would copy its storage into itself
-        overhead.RUNNERS[system](Task(VARIANTS[variant]), Batches(batches))
-        os.chdir(storage)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", default=",".join(VARIANTS))
@@ -104,7 +92,8 @@ def main() -> None:
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        run_one(arguments.systems, arguments.variants, arguments.one)
+        run, task = overhead.RUNNERS[arguments.systems], Task(VARIANTS[arguments.variants])
+        run_blocks(lambda watch: run(task, watch), Batches(arguments.one))
         return
     for variant in arguments.variants.split(","):
         print(f"\n{variant}: {VARIANTS[variant].title}\n{'instructions a batch':28} {'added':>10} {'ratio':>8}")

@@ -64,16 +64,14 @@ def two(output: Path, url: str = "", options: str = "{}") -> None:
         if resuming:
             save(train(kind, output / f"{name}-whole", "trial_fsdp", frequency=frequency), output, f"{name}-whole")
         train(kind, output / f"{name}-five-whole", "trial_fsdp", frequency=frequency, **FIVE)
-        storage = output / f"{name}-sharded"
-        written = train(kind, storage, in_shards(), frequency=frequency, **FIVE)
-        (metadata,) = storage.glob("*/metadata.json")
+        written = train(kind, output / f"{name}-sharded", in_shards(), frequency=frequency, **FIVE)
+        checkpoint = note_checkpoint(output, name)
         if isinstance(written, Looking):
             torch.save(written.seen, output / f"seen-{dist.get_rank()}.pt")
-        if dist.get_rank() == 0:
-            (output / f"{name}-checkpoint.txt").write_text(str(metadata.parent))
         dist.barrier()
         for strategy in resuming:
-            resumed = train(kind, storage, strategy, frequency=frequency, latest_checkpoint=metadata.parent)
+            storage = checkpoint.parent
+            resumed = train(kind, storage, strategy, frequency=frequency, latest_checkpoint=checkpoint)
             save(resumed, output, f"{name}-{strategy}")
     if url:
         remote: Any = CheckpointStorage(url, options=json.loads(options))
@@ -86,11 +84,16 @@ def two(output: Path, url: str = "", options: str = "{}") -> None:
 
 def aggregated(output: Path) -> None:
     """Write one checkpoint, between two updates."""
-    storage = output / "aggregated-sharded"
-    train(Plain, storage, in_shards(), frequency=3, **FIVE)
-    (metadata,) = storage.glob("*/metadata.json")
+    train(Plain, output / "aggregated-sharded", in_shards(), frequency=3, **FIVE)
+    note_checkpoint(output, "aggregated")
+
+
+def note_checkpoint(output: Path, name: str) -> Path:
+    """Return the only sharded checkpoint of a scenario; the chief writes its path where the tests look for it."""
+    (metadata,) = (output / f"{name}-sharded").glob("*/metadata.json")
     if dist.get_rank() == 0:
-        (output / "aggregated-checkpoint.txt").write_text(str(metadata.parent))
+        (output / f"{name}-checkpoint.txt").write_text(str(metadata.parent))
+    return metadata.parent
 
 
 def failure(storage: Path) -> str:
