@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -125,12 +125,14 @@ class RunDriver:
         if self._shows_each_training_batch:
             fetched = self._fetched
             self._fetched = []
-            trained = run.train(iter(fetched), lambda: True)
+            self._train_on(iter(fetched), lambda: True)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
-            trained = run.train(run.prepared(run.data.training.batches), self._ends_training_step)
+            batches = run.prepared(run.data.training.batches)
+            self._train_on(batches, self._ends_training_step)
+            while self._passes_boundary():
+                self._train_on(batches, self._ends_training_step, first=False)
         outputs = run.window.take_latest()
-        lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, extra_batches=trained - 1)
         if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
             # Callbacks may look at metrics now, and no report follows.
             lightning_internals.publish_metrics(self._trainer, run.window.means())
@@ -144,6 +146,31 @@ class RunDriver:
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
         return outputs
+
+    def _train_on(self, batches: Iterator[Any], yields: Callable[[], bool], first: bool = True) -> None:
+        """Train up to a boundary; Lightning itself counts the ``first`` batch of a step."""
+        run = self.run
+        trained = run.train(batches, yields)
+        lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, trained - int(first))
+
+    def _passes_boundary(self) -> bool:
+        """Report the workload within the step if nothing else is due; return whether the step goes on.
+
+        Ending a step costs as much as a report, and nothing but progress bars can see that it ended.
+        """
+        run = self.run
+        if self._bars.any_on_a_rank or not run.only_reports():
+            return False
+        if self._ends_training_step() or self._lightning_ends_here():
+            return False
+        run.end_workload()
+        self._report_complete()
+        return run.continues()
+
+    @_invalid_hp_ends_the_run()
+    def _report_complete(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.report_complete()
 
     def _ends_training_step(self) -> bool:
         """Return whether the step ends after this batch, which is no boundary. Equal runs take equal steps."""
@@ -195,8 +222,7 @@ class RunDriver:
     @_invalid_hp_ends_the_run()
     def act(self) -> bool:
         """Do what is due up to a validation; return whether Lightning must validate now."""
-        if self._checkpoints is not None:
-            self._checkpoints.report_complete()
+        self._report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
                 if self._trainer.enable_validation:

@@ -67,7 +67,10 @@ class BarRefresh:
     def __init__(self, trainer: pl.Trainer) -> None:
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         self._trainer = trainer
-        self._bars = [bar for bar in callbacks if isinstance(bar, ProgressBar) and getattr(bar, "is_enabled", True)]
+        bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+        #: Whether there are bars, here or on another rank: only the first rank draws them.
+        self.any_on_a_rank = bool(bars)
+        self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
         self.any_drawn = bool(self._bars)
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
 

@@ -140,9 +140,8 @@ class TrialRun:
         state = self.state
         position = self.context.position
         train_batch = self.training.train_batch
+        reports = self.reports
         first = state.batches_trained
-        # Once a GPU has this batch, it stays busy while the report on the earlier ones is finished.
-        stop = self._step_end if self.reports.unfinished is None else first + 1
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
         try:
@@ -152,7 +151,9 @@ class TrialRun:
                     self.events.start_epoch(epoch_idx)
                 train_batch(batch, epoch_idx, batch_idx)
                 state.batches_trained = batch_idx + 1
-                if batch_idx + 1 == stop or yields():
+                if reports.unfinished is not None:
+                    reports.finish()  # a GPU has this batch, and stays busy meanwhile
+                if batch_idx + 1 == self._step_end or yields():
                     break
             else:
                 raise RuntimeError(
@@ -161,8 +162,7 @@ class TrialRun:
                     "det_lightning.pytorch.samplers.RepeatBatchSampler."
                 )
         finally:
-            if self.reports.unfinished is not None:
-                self.reports.finish()
+            reports.finish()
         if self.at_epoch_end():
             self.events.emit("on_training_epoch_end", epoch_idx)
             state.epochs_trained += 1
@@ -207,6 +207,14 @@ class TrialRun:
         next_batch_follows = self._due == [Due.REPORT] and not self.at_epoch_end() and not training_ends
         self.reports.report(self.window, self.state, next_batch_follows)
         self._actions.begin(self._due)
+
+    def only_reports(self) -> bool:
+        """Return whether nothing but a report is due at this boundary, and no epoch or training ends."""
+        return self._due == [Due.REPORT] and not self.at_epoch_end() and not self.schedule.is_complete(self.state)
+
+    def continues(self) -> bool:
+        """Return whether training goes on after a boundary that :meth:`only_reports`; all ranks call it."""
+        return self._actions.continue_after_report()
 
     def progress(self) -> float | None:
         """Return the fraction of its length that the run has trained, from 0 to 1; None if it has no length."""

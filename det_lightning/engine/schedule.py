@@ -178,6 +178,14 @@ class BoundaryActions:
                 return action
         return None
 
+    def continue_after_report(self) -> bool:
+        """Return whether nobody wants to stop at a boundary where only a report is due; :meth:`next` acts on it."""
+        self._advance()
+        self._advance()
+        if self.phase is Phase.DUE:
+            self._advance()
+        return self.phase is Phase.TRAINING
+
     def _advance(self) -> Action | None:
         """Enter the next phase; return the action that it calls for, if any."""
         if self.phase is Phase.DUE:

@@ -51,7 +51,19 @@ def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float) -> None:
     Trial.seconds = seconds
     module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
     fit(module, max_epochs=2)
-    # Boundaries after batches 5, 7 (the epoch's end), 10 and 14.
+    # After batches 7 and 14, the ends of the epochs; the reports after batches 5 and 10 end none.
+    assert module.steps == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.06])
+def test_with_a_progress_bar_a_report_ends_a_step(seconds: float) -> None:
+    class Trial(SlowTrial):
+        pass
+
+    Trial.seconds = seconds
+    module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
+    fit(module, max_epochs=2, callbacks=[TQDMProgressBar()])
+    # After batches 5, 7, 10 and 14.
     assert module.steps == 4
 
 
