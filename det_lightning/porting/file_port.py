@@ -102,7 +102,6 @@ def port_file(path: pathlib.Path) -> FilePort:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])
     content = path.read_bytes()
-    kind = _kind_of(path)
     encoding = _encoding_of(path, content)
     try:
         text = content.decode(encoding)
@@ -112,11 +111,10 @@ def port_file(path: pathlib.Path) -> FilePort:
         is_readable = False
     if not is_readable:
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
+    kind = import_port(path)
     if kind is None or "\0" in text:
         return FilePort(path, text, text, [], encoding)
-    name, facts_of = kind
-    module, _, function = name.partition(".")
-    port: _Port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
+    port, facts_of = kind
     body = text.removeprefix(_BOM)
     mark = text[: len(text) - len(body)]
     try:
@@ -129,6 +127,16 @@ def port_file(path: pathlib.Path) -> FilePort:
             raise
         return FilePort(path, text, text, _not_understood(body, reason), encoding)
     return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts_of(ported))
+
+
+def import_port(path: pathlib.Path) -> tuple[_Port, Callable[[str], Facts]] | None:
+    """Return what ports the text of a file of this name, and what reads facts from it; None for other files."""
+    kind = _kind_of(path)
+    if kind is None:
+        return None
+    name, facts_of = kind
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"det_lightning.porting.{module}"), function), facts_of
 
 
 def _kind_of(path: pathlib.Path) -> tuple[str, Callable[[str], Facts]] | None:

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import det_lightning
-from det_lightning.porting.file_port import FilePort, port_file
+from det_lightning.porting.file_port import FilePort, import_port, port_file
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -80,16 +80,21 @@ def serve(timeout_s: float) -> None:
     sys.stdout = sys.stderr
     with pathlib.Path(os.devnull).open("w") as ignored:
         for line in sys.stdin:
-            faulthandler.dump_traceback_later(timeout_s, exit=True, file=ignored)
-            reply = _answer(pathlib.Path(json.loads(line)))
-            faulthandler.cancel_dump_traceback_later()
+            reply = _answer(pathlib.Path(json.loads(line)), timeout_s, ignored)
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 
 
-def _answer(path: pathlib.Path) -> Any:
+def _answer(path: pathlib.Path, timeout_s: float, ignored: IO[str]) -> Any:
     try:
-        return _plain_form().dump_python(port_file(path), mode="json")
+        # On a slow disk the first import of the libraries takes longer than any file.
+        import_port(path)
+        plain_form = _plain_form()
+        faulthandler.dump_traceback_later(timeout_s, exit=True, file=ignored)
+        try:
+            return plain_form.dump_python(port_file(path), mode="json")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     except Exception as e:  # whatever a file does to its reader, the others must still be ported
         return {"error": f"{type(e).__name__}: {e}"}
 

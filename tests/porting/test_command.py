@@ -242,6 +242,22 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
+def test_importing_what_reads_a_file_does_not_count_as_reading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, slow_disk = tmp_path / "project", tmp_path / "slow_disk"
+    project.mkdir()
+    slow_disk.mkdir()
+    (project / "const.yaml").write_text("entrypoint: python3 -m determined.launch.torch_distributed train.py\n")
+    (slow_disk / "ruamel.py").write_text(
+        f"import sys, time\ntime.sleep(1.5)\nsys.path.remove({str(slow_disk)!r})\n"
+        "del sys.modules['ruamel']\nimport ruamel.yaml\n"
+    )
+    monkeypatch.syspath_prepend(slow_disk)
+    with PortingProcess(timeout_s=1.0) as process:
+        assert "det_lightning" in process.port(project / "const.yaml").after
+
+
 @pytest.mark.slow
 def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
     rows = "  determined==0.38.1\n" * 20_000
