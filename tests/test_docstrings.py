@@ -14,6 +14,7 @@ import pytest
 
 from tests.launching import ROOT
 from tests.test_public_api import PUBLIC
+from tests.versions import needs_shards
 
 #: The trial that examples import.
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
@@ -48,7 +49,14 @@ def trial_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.usefixtures("trial_to_import")
-@pytest.mark.parametrize("path", [path for path, value in documented().items() if has_example(value)])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[needs_shards] if "FSDP" in path else [])
+        for path, value in documented().items()
+        if has_example(value)
+    ],
+)
 def test_the_example_of_a_public_name_runs_as_written(path: str) -> None:
     examples = doctest.DocTestParser().get_doctest(inspect.getdoc(documented()[path]) or "", {}, path, None, 0)
     report: list[str] = []

@@ -252,7 +252,7 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
 
 
 def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
-    by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(seconds=0), save_top_k=-1)
+    by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(microseconds=1), save_top_k=-1)
     fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
     steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
     assert steps == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
