@@ -138,8 +138,7 @@ class CheckpointStorage:
             if self.is_local:
                 removal.replace_local(self.root, old, new)
             else:
-                self.delete(checkpoint_id)
-                new.fs.mv(new.path, old.path, recursive=True)
+                removal.replace_remote(self.root, old, new, self.retry)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return their ids.

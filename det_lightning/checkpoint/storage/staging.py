@@ -89,6 +89,12 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
     return mark
 
 
+def in_upload_order(names: Iterable[str]) -> list[str]:
+    """Return the files of a checkpoint in the order in which a remote storage must get them."""
+    # load_data.json first, by which an incomplete checkpoint is recognised; metadata.json last, which completes it.
+    return sorted(names, key=lambda name: (name == METADATA_FILE, name != LOAD_DATA_FILE, name))
+
+
 class RemoteStaging:
     """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows that the writer is alive."""
 
@@ -108,12 +114,11 @@ class RemoteStaging:
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
         """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
-        # load_data.json first: an incomplete checkpoint is recognised by it.
-        in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
+        in_order = in_upload_order([*names, METADATA_FILE])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
-            upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
+            upload(self.directory, in_order, self._target, self._retry)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._lease.release()

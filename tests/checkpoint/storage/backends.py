@@ -119,6 +119,10 @@ class FlakyFileSystem(MemoryFileSystem):
         self._may_fail(path)
         super().pipe_file(path, *args, **kwargs)
 
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self._may_fail(path2)
+        super().cp_file(path1, path2, **kwargs)
+
     def rm(self, path: str, *args: Any, **kwargs: Any) -> None:
         if self.undeletable and self.undeletable in path:
             raise PermissionError(f"{path} must stay")

@@ -105,6 +105,30 @@ def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failur
     assert flaky.storage().list_ids() == []
 
 
+@pytest.mark.parametrize("failed", ["load_data.json", "metadata.json", "resume.pth", "state_dict.pth"])
+def test_a_replacement_that_is_interrupted_leaves_no_checkpoint_that_only_seems_complete(
+    flaky: Backend, failed: str
+) -> None:
+    storage = flaky.storage()
+    replaced = write(storage, 1)
+    new = write(storage, 2)
+    FlakyFileSystem.fail(KeyboardInterrupt(), only_named=failed)
+    with pytest.raises(KeyboardInterrupt):
+        storage.replace(replaced, by=new)
+    assert storage.list_ids() == [new]
+    assert equal(load_checkpoint(storage.find(new)).state, STATE)
+
+
+def test_a_replacement_is_tried_again(flaky: Backend) -> None:
+    storage = flaky.storage()
+    replaced = write(storage, 1)
+    new = write(storage, 2)
+    FlakyFileSystem.fail(ConnectionError("reset"), only_named="state_dict.pth")
+    storage.replace(replaced, by=new)
+    assert storage.list_ids() == [replaced]
+    assert load_checkpoint(storage.find(replaced)).trial_state.batches_trained == 2
+
+
 def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
     flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
