@@ -123,7 +123,10 @@ def upload(source: pathlib.Path, names: Iterable[str], target: Location, retry: 
 def download(
     source: Location, names: Iterable[str], target: pathlib.Path, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files to a local directory; call ``progress`` with the name and size of each copied file."""
+    """Copy files to a local directory; call ``progress`` with the name and size of each copied file.
+
+    A name that ends in a slash is that of a directory, which is created.
+    """
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
@@ -141,6 +144,9 @@ def download(
     for name in names:
         local = target / name
         remote = source / name
+        if name.endswith("/"):
+            local.mkdir(parents=True, exist_ok=True)
+            continue
         local.parent.mkdir(parents=True, exist_ok=True)
         retry.call("reading", functools.partial(remote.fs.get_file, remote.path, str(local)), where=remote)
         if progress is not None:
