@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,21 @@ def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> No
     claims.release()
     assert delete_unless_used(storage, checkpoint_id)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])
+def test_a_lease_that_another_process_replaces_or_removes_is_not_taken(
+    other: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = MemoryFileSystem.pipe_file
+
+    def replace(self: MemoryFileSystem, path: str, content: bytes, **kwargs: Any) -> None:
+        own(self, path, content if other is None else other, **kwargs)
+        if other is None:
+            self.rm_file(path)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", replace)
+    assert Lease.take(CheckpointStorage(f"memory://{uuid.uuid4()}").root / ".det_lightning/runs/trial.json") is None
 
 
 def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_path: Path) -> None:
