@@ -122,6 +122,17 @@ def test_a_checkpoint_that_a_live_run_resumed_is_deleted_only_after_its_end(tmp_
     assert [*trials_in(tmp_path)] == [10]
 
 
+def test_a_checkpoint_is_resumed_and_kept_also_where_the_url_of_the_storage_has_a_password() -> None:
+    storage = CheckpointStorage(f"memory://me:password@{uuid.uuid4()}/storage")
+    checkpoint_id = write(storage)
+    claims = RunClaims(storage)
+    notes = claims.trace_back(storage.find(checkpoint_id), checkpoint_id)
+    assert notes["resumed_from"]["checkpoint"] == checkpoint_id
+    assert not delete_unless_used(storage, checkpoint_id)
+    claims.release()
+    assert delete_unless_used(storage, checkpoint_id)
+
+
 def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoint_id = write(storage)

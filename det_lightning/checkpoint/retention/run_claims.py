@@ -86,7 +86,7 @@ class RunClaims:
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
         parent = Location.parse(path, self._storage.options).parent / parent_id
-        self.use(str(parent))
+        self.use(parent.url)
         with explain_errors("reading", parent):
             return lineage_notes(self.run_id, parent_id, read_metadata(parent))
 
