@@ -79,10 +79,10 @@ class RunRetention:
                 continue
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
-                    logger.info("Checkpoint %s stays for now: another run resumes from it.", checkpoint_id)
+                    logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
                     continue
             except errors.CheckpointNotFound:
-                logger.warning("Checkpoint %s was deleted by someone else.", checkpoint_id)
+                logger.warning("Checkpoint %s was deleted by someone else.", escape(checkpoint_id))
             except errors.StorageError as e:
                 # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
                 logger.warning("An old checkpoint stays, and is tried again after the next one: %s", e)
