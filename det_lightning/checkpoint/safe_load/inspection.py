@@ -67,8 +67,8 @@ def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
     if metadata.is_file():
         verdict.problems += map(escape, manifest.find_damage(directory))
         verdict.problems += [
-            f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was "
-            "written"
+            f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was"
+            " written"
             for name in manifest.find_unlisted(directory)
         ]
         verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
