@@ -30,7 +30,7 @@ _LAST_WAIT_S = 1.0
 
 # Errors after which another attempt would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
-_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
 
 # The global generator belongs to the trial: a retried transfer must not change the training.
@@ -144,13 +144,15 @@ def download(
     for name in names:
         local = target / name
         remote = source / name
-        if name.endswith("/"):
-            local.mkdir(parents=True, exist_ok=True)
-            continue
-        local.parent.mkdir(parents=True, exist_ok=True)
-        retry.call("reading", functools.partial(remote.fs.get_file, remote.path, str(local)), where=remote)
+        retry.call("reading", functools.partial(_download_one, remote, local, name.endswith("/")), where=remote)
         if progress is not None:
             progress(name, local.stat().st_size)
+
+
+def _download_one(remote: Location, local: pathlib.Path, is_directory: bool) -> None:
+    (local if is_directory else local.parent).mkdir(parents=True, exist_ok=True)
+    if not is_directory:
+        remote.fs.get_file(remote.path, str(local))
 
 
 def _is_inside(name: str) -> bool:

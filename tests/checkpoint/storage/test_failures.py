@@ -181,6 +181,18 @@ def test_a_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.Monke
         assert equal(load_checkpoint(directory).state, STATE)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/file", "x/" * 3000 + "file"], ids=len)
+def test_a_name_that_is_too_long_for_this_machine_is_not_tried_again(
+    flaky: Backend, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = flaky.storage()
+    location = storage.root / write(storage)
+    location.fs.pipe_file(f"{location.path}/{name}", b"content")
+    with pytest.raises(errors.StorageError, match="Failed while reading flaky://.*File name too long"):
+        load_checkpoint(location.url)
+    assert "Trying again" not in caplog.text
+
+
 @pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
 def test_an_unknown_protocol_and_a_missing_library_have_different_errors(url: str) -> None:
     with pytest.raises(errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"):
