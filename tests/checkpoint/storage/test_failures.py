@@ -188,7 +188,7 @@ def test_a_name_that_is_too_long_for_this_machine_is_not_tried_again(
     storage = flaky.storage()
     location = storage.root / write(storage)
     location.fs.pipe_file(f"{location.path}/{name}", b"content")
-    with pytest.raises(errors.StorageError, match="Failed while reading flaky://.*File name too long"):
+    with pytest.raises(errors.StorageError, match=r"Failed while reading flaky://.*File name too long"):
         load_checkpoint(location.url)
     assert "Trying again" not in caplog.text
 
