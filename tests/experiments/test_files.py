@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,26 @@ def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.events.write_text('{"type": "message", "text": "no time"}\n')
     assert summary_of(directory)["started"] is None
+
+
+AS_ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from det_lightning.experiments.event_log import runner_of
+if os.getuid() == 0:  # who may do anything
+    os.setuid(65534)
+print(runner_of(Path(sys.argv[1])))
+"""
+
+
+def test_an_experiment_that_only_others_may_write_to_can_be_looked_at() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "events.jsonl")
+        file.write_text("")
+        file.chmod(0o444)
+        Path(folder).chmod(0o755)
+        command = [sys.executable, "-c", AS_ANOTHER_USER, str(file)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None\n"
 
 
 # Checkpoints of an experiment that has ended
