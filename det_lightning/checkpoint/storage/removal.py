@@ -47,7 +47,7 @@ _MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
 def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
     """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link or not a checkpoint."""
-    files = _require_own_files(directory)
+    files = retry.call("looking for", lambda: _require_own_files(directory), where=directory)
     if root.is_local:
         with explain_errors("removing", directory):
             _remove_tree(_move_aside(root, directory.local_path))

@@ -84,7 +84,7 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
 
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
-    mark = _mark_of(root, checkpoint_id)
+    mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
     retry.call("writing", lambda: mark.write(json.dumps(new_content()).encode()), where=mark)
     return mark
 
@@ -101,7 +101,7 @@ class RemoteStaging:
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._root = root
         self._target = checkpoint_path(root, checkpoint_id)
-        self._mark = _mark_of(root, checkpoint_id)
+        self._mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id

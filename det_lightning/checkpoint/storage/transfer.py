@@ -105,7 +105,9 @@ class RetryPolicy:
             time.sleep(min(_POLL_S, wait_s - slept))
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, errors.CheckpointError):  # explained already; one without a cause is a decision
+        return error.__cause__ is not None and _may_pass(error.__cause__)
     return (
         not isinstance(error, _FINAL_ERRORS)
         and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
@@ -201,12 +203,13 @@ def open_checkpoint(
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
-    with explain_errors("reading", location):
-        names = [name for name in location.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
+    retry = retry or RetryPolicy()
+    files = retry.call("reading", location.find_files, where=location)
+    names = [name for name in files if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / location.name
         directory.mkdir()
-        download(location, names, directory, retry or RetryPolicy(), progress)
+        download(location, names, directory, retry, progress)
         yield directory
