@@ -97,12 +97,12 @@ class FlakyFileSystem(MemoryFileSystem):
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    failures: ClassVar[list[Exception]] = []
+    failures: ClassVar[list[BaseException]] = []
     only_named: ClassVar[str] = ""
     undeletable: ClassVar[str] = ""
 
     @classmethod
-    def fail(cls, *failures: Exception, only_named: str = "") -> None:
+    def fail(cls, *failures: BaseException, only_named: str = "") -> None:
         cls.failures[:] = failures
         cls.only_named = only_named
         cls.undeletable = ""
