@@ -27,7 +27,8 @@ from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
-from det_lightning.masking import mask_text
+from det_lightning.escaping import escape
+from det_lightning.masking import mask_text, mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
@@ -154,7 +155,10 @@ class TrialCheckpointIO(CheckpointIO):
                 failures.append(e)
                 if before is None or not self._is_damaged(candidate, e):
                     break
-                logger.warning("Checkpoint %s is damaged: %s The run resumes from the one before, %s.", path, e, before)
+                logger.warning(
+                    "Checkpoint %s is damaged: %s The run resumes from the one before, %s.",
+                    *(escape(mask_url(path)), e, escape(mask_url(before))),
+                )
         raise failures[0]
 
     def _is_damaged(self, path: str, error: errors.CheckpointError) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from det_lightning.escaping import escape
 from det_lightning.masking import mask
 from det_lightning.parts_of_determined import missing_part
 
@@ -137,7 +138,7 @@ class ConfigMistake(NamedTuple):
 
     def __str__(self) -> str:
         where = [f"line {self.line}"] if self.line is not None else []
-        return ": ".join([*where, *([self.path] if self.path else []), self.message])
+        return escape(": ".join([*where, *([self.path] if self.path else []), self.message]))
 
 
 class ConfigError(DetLightningError, ValueError):
@@ -173,6 +174,9 @@ class DamagedExperiment(ExperimentError):
 
 class CheckpointError(DetLightningError):
     """A checkpoint cannot be read, written or used."""
+
+    def __str__(self) -> str:
+        return escape(super().__str__())  # names and values in a checkpoint may come from anywhere
 
 
 class InvalidCheckpointException(CheckpointError, RuntimeError):

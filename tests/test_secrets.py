@@ -228,6 +228,19 @@ def test_lightning_logs_where_it_resumes_from_without_the_password(caplog: pytes
     assert SECRET not in f"{caplog.text} {raised.value}"
 
 
+def test_the_fall_back_to_an_earlier_checkpoint_is_logged_without_the_password(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = f"memory://me:{SECRET}@host/fall-back"
+    train(url, checkpoint_period=pytorch.Batch(1), checkpoint_policy="all")
+    newest, before = CheckpointStorage(url).newest_first()
+    location = Location.parse(newest)
+    location.fs.pipe_file(f"{location.path}/state_dict.pth", b"damaged")
+    train(url, max_length=pytorch.Batch(3), latest_checkpoint="last")
+    assert f"The run resumes from the one before, {mask_url(before)}." in caplog.text
+    assert SECRET not in caplog.text
+
+
 def test_settings_that_json_does_not_know_are_written_without_their_secrets(tmp_path: Path) -> None:
     train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
     assert files_that_hold(SECRET, tmp_path) == []

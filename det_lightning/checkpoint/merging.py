@@ -36,7 +36,9 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
     metadata.pop(CHECKSUM_KEY, None)
     content.notes = {**metadata, "merged_from": directory.name}
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        code = pathlib.Path(folder)
+        # Not the directory itself: a file of the code could be taken for the mark of a killed writer there.
+        code = pathlib.Path(folder, layout.CODE_DIR)
+        code.mkdir()
         for name in code_files:
             copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
             copy.parent.mkdir(parents=True, exist_ok=True)

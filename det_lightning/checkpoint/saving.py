@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -229,7 +230,8 @@ class RunStorage:
         if self.job is not None:
             self._notes["job"] = self.job
         if self.retention is not None:
-            index = TrialIndex(self.storage.root, experiment, trial, self.metric, self.smaller_is_better)
+            read = functools.partial(TrialIndex, self.storage.root, experiment, trial, self.metric)
+            index = self.storage.retry.call("reading", lambda: read(self.smaller_is_better), where=self.storage)
             self.saver.retention = RunRetention(self.storage, index, self.retention, self.claims.run_id)
             self.saver.retention.catch_up(parent)
         self._cleaning = BackgroundCleaning(self.storage)

@@ -78,10 +78,11 @@ def run(
         raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.experiments import experiment
+    from det_lightning.masking import mask
 
     if dry_run:
         trials = [
-            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": trial.hparams}
+            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
             for trial in experiment.planned(config)
         ]
         print_json({"trials": trials})

@@ -141,10 +141,7 @@ def put(directory: pathlib.Path, names: list[str], target: Location, storage: Ch
 def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
     """Copy files and directories of a checkpoint into a directory, which is created if needed."""
     directory.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if name.endswith("/"):
-            (directory / name).mkdir(parents=True, exist_ok=True)
-    download(source, only_files(names), directory, storage.retry)
+    download(source, names, directory, storage.retry)
 
 
 @contextlib.contextmanager

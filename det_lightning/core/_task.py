@@ -104,9 +104,12 @@ class TrialTask:
             "metrics": as_json(metrics),
             "time": time.time(),
         }
-        with self.metrics_file.open("ab") as file:
+        with self.metrics_file.open("a+b") as file:
+            # After a full disk, or a crash of the machine, the last line may lack its end.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            begin = b"" if file.read() in (b"", b"\n") else b"\n"
             # A single write, so that a reader sees a whole line or none.
-            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.write(begin + json.dumps(record, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

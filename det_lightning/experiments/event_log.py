@@ -69,7 +69,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def runner_of(path: Path) -> tuple[int, str] | None:
     """Return the process id and machine name of the process that has a log open; None if unknown, or there is none."""
-    with path.open("a+b") as file:
+    # Some network file systems lock only files that are open for writing, which may not be allowed.
+    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
         if try_to_lock(file) is not False:
             return None
     try:

@@ -8,6 +8,7 @@ from typing import Any
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import read_events, runner_of
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
+from det_lightning.masking import mask
 
 
 def state_of(directory: ExperimentDirectory) -> ExperimentState:
@@ -27,7 +28,7 @@ def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
         "state": _status_of(directory, state),
         "trials": len(state.trials),
         "best": shown(state.best(state.best_of(trial) for trial in state.trials.values())),
-        "started": None if not events else _moment(events[0]["time"]),
+        "started": next((_moment(event["time"]) for event in events if "time" in event), None),
         "directory": str(directory.path),
     }
 
@@ -75,7 +76,7 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
         "latest": shown(state.metric_of(latest)),
         "restarts": trial.restarts,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
-        "hparams": trial.hparams,
+        "hparams": mask(trial.hparams),
         "reason": trial.reason,
     }
 

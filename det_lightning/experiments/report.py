@@ -20,7 +20,6 @@ from det_lightning.experiments.overview import details_of, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.extras import how_to_install
 from det_lightning.hyperparameters import flat
-from det_lightning.masking import mask
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -148,7 +147,7 @@ def _table(trials: list[dict[str, Any]]) -> str:
 
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        value = ", ".join(f"{name}={entry}" for name, entry in flat(mask(value)).items())
+        value = ", ".join(f"{name}={entry}" for name, entry in flat(value).items())
     return f"<td{_kind(name)}>{html.escape('' if value is None else str(value))}</td>"
 
 

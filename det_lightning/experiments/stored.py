@@ -10,6 +10,7 @@ from det_lightning.checkpoint.format.layout import MASTER_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
 from det_lightning.experiments.overview import shown
+from det_lightning.masking import mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
         "latest": None if latest is None else shown(latest.notes.metric),
         "restarts": None,
         "checkpoint": (best or newest).info.id,
-        "hparams": newest.info.metadata.get("hparams"),
+        "hparams": mask(newest.info.metadata.get("hparams")),
         "reason": None,
     }
 

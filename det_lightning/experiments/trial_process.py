@@ -47,7 +47,17 @@ class RecordReader:
         first = self.lines_read + 1
         lines = complete.splitlines()
         self.lines_read += len(lines)
-        return [(number, json.loads(line)) for number, line in enumerate(lines, start=first)]
+        found = [(number, _parsed(line)) for number, line in enumerate(lines, start=first)]
+        return [(number, record) for number, record in found if record is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return a record; None if a full disk, or a crash of the machine, has cut it off."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record
 
 
 class TrialProcess:

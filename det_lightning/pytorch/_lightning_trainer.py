@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -122,8 +123,10 @@ def choose_checkpoints(
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
     found: list[str] = []
     if distributed.rank == 0:
+        storage = checkpoints.storage
+        find = functools.partial(_find_latest, storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
         for _ in range(_MOST_TRIES):
-            found = _find_latest(checkpoints.storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
+            found = storage.retry.call("looking for a checkpoint in", find, where=storage)
             # Another run may have found a newer one in the meantime, and be deleting this one.
             if not found or checkpoints.protect(found[0]):
                 break

@@ -158,7 +158,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
     if unused:
         logger.warning(
             "Not imported from the checkpoint %s, because they are links or %s does not list them: %s.",
-            *(directory, layout.METADATA_FILE, unused),
+            *(escape(directory), layout.METADATA_FILE, unused),
         )
     try:
         with import_only(code, [directory / name for name in files]):

@@ -18,9 +18,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
-from det_lightning.checkpoint.format.manifest import find_damage
+from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
 from det_lightning.checkpoint.safe_load import read_state, read_trial_state
-from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
 from tests.soak import mutations
 from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
 
@@ -244,9 +244,21 @@ def test_a_made_up_trial_state_is_refused_at_once(content: bytes, tmp_path: Path
     assert len(str(raised.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["a/" * 3000, "a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize("name", ["a/" * 3000 + "a", "a\0b", "\ud800", "x" * 300])
 def test_a_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path) -> None:
     entry: dict[str, Any] = {"bytes": 1, "crc32c": "0"}
     (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: entry}}))
     (damage,) = find_damage(tmp_path)
     assert damage.endswith(("is missing", "cannot be read: File name too long"))
+
+
+@pytest.mark.parametrize("name", ["./code/a.py", "code//a.py", "code/./a.py", "code/a.py/"])
+def test_a_manifest_lists_each_file_once_or_reading_it_could_take_any_time(name: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    file = checkpoint / "code/a.py"
+    file.write_text("content")
+    (checkpoint / "metadata.json").write_text(json.dumps({"files": {name: describe_file(file)}}))
+    (damage,) = find_damage(checkpoint)
+    assert damage == f'metadata.json lists "{name}", which is not the plain path of a file'
+    with pytest.raises(errors.IncompleteCheckpointError, match="not the plain path"):
+        require_unchanged(checkpoint, [name])

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint import load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.format.layout import STAGING_MARK
+from det_lightning.checkpoint.merging import merge_checkpoint
+from det_lightning.checkpoint.storage.removal import remove_dead_stagings
+from det_lightning.checkpoint.storage.staging import StagingDirectory
 from tests.checkpoint.made_checkpoints import write_checkpoint
 
 
@@ -48,6 +52,21 @@ def test_what_the_index_says_is_read(tmp_path: Path) -> None:
     checkpoint = sharded(tmp_path / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, file.stat().st_size])
     file.rename(checkpoint / "shards" / "__0_0.distcp")
     assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
+
+
+def test_code_that_looks_like_a_killed_writer_is_merged_while_others_clean_up(tmp_path: Path) -> None:
+    class Busy(CheckpointStorage):
+        def begin(self, checkpoint_id: str) -> StagingDirectory:
+            remove_dead_stagings()  # as another run does when it begins
+            return super().begin(checkpoint_id)
+
+    file = tmp_path / "part"
+    torch.save(torch.ones(2), file)
+    checkpoint = sharded(tmp_path / "storage", (2,), [0, 0, 2, "__0_0.distcp", 0, file.stat().st_size])
+    file.rename(checkpoint / "shards" / "__0_0.distcp")
+    (checkpoint / "code" / STAGING_MARK).write_text("")
+    merged = merge_checkpoint(checkpoint, Busy(tmp_path / "merged"))
+    assert {path.name for path in (tmp_path / "merged" / merged / "code").iterdir()} >= {"model_def.py", "package"}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,17 @@ def test_a_checkpoint_that_a_live_run_resumed_is_deleted_only_after_its_end(tmp_
     assert [*trials_in(tmp_path)] == [10]
 
 
+def test_a_checkpoint_is_resumed_and_kept_also_where_the_url_of_the_storage_has_a_password() -> None:
+    storage = CheckpointStorage(f"memory://me:password@{uuid.uuid4()}/storage")
+    checkpoint_id = write(storage)
+    claims = RunClaims(storage)
+    notes = claims.trace_back(storage.find(checkpoint_id), checkpoint_id)
+    assert notes["resumed_from"]["checkpoint"] == checkpoint_id
+    assert not delete_unless_used(storage, checkpoint_id)
+    claims.release()
+    assert delete_unless_used(storage, checkpoint_id)
+
+
 def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoint_id = write(storage)
@@ -136,6 +148,21 @@ def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> No
     claims.release()
     assert delete_unless_used(storage, checkpoint_id)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])
+def test_a_lease_that_another_process_replaces_or_removes_is_not_taken(
+    other: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = MemoryFileSystem.pipe_file
+
+    def replace(self: MemoryFileSystem, path: str, content: bytes, **kwargs: Any) -> None:
+        own(self, path, content if other is None else other, **kwargs)
+        if other is None:
+            self.rm_file(path)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", replace)
+    assert Lease.take(CheckpointStorage(f"memory://{uuid.uuid4()}").root / ".det_lightning/runs/trial.json") is None
 
 
 def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_path: Path) -> None:

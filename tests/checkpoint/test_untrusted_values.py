@@ -14,8 +14,9 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
-from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
+from tests.checkpoint.made_checkpoints import forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
 
@@ -228,3 +229,9 @@ def test_a_warning_names_weights_that_are_nan(value: float, tmp_path: Path, capl
         assert read_checkpoint(checkpoint).state
     expected = [f"{checkpoint / 'state_dict.pth'} holds weights that are NaN: head.weight of model 0."]
     assert [record.getMessage() for record in caplog.records] == (expected if value != value else [])
+
+
+def test_weights_whose_names_are_not_strings_are_exported_under_their_text(tmp_path: Path) -> None:
+    state = {**make_state(), "models_state_dict": [{1: torch.ones(2), ("a", 2): torch.zeros(1)}]}
+    content = read_checkpoint(write_checkpoint(tmp_path, state=state))
+    assert [*to_lightning(content)["state_dict"]] == ["models.0.1", "models.0.('a', 2)"]

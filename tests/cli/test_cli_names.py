@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
+from det_lightning.checkpoint.safe_load import verify_checkpoint
 from det_lightning.cli.app import app
+from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint.made_checkpoints import LOAD_DATA, write_checkpoint
@@ -96,6 +99,34 @@ def test_names_in_a_checkpoint_are_escaped_in_errors_and_logs(
     messages = [str(refused.value), str(failed.value), *caplog.messages]
     assert "NaN" in caplog.text
     assert [message for message in messages if not message.isprintable()] == []
+
+
+@pytest.mark.parametrize("file", ["trial_state.pkl", "state_dict.pth", "resume.pth", "load_data.json", "metadata.json"])
+def test_a_damaged_file_below_an_odd_name_is_named_escaped(odd: Path, name: str, file: str) -> None:
+    (odd / file).write_bytes(b'{"files": 1}')
+    with pytest.raises(errors.CheckpointError, match=re.escape(escape(name))) as raised:
+        read_checkpoint(odd)
+    assert str(raised.value).isprintable()
+    assert [problem for problem in verify_checkpoint(odd).problems if not problem.isprintable()] == []
+
+
+def test_names_in_a_damaged_index_are_escaped(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_checkpoint(tmp_path)
+    index = tmp_path / ".det_lightning/index/experiment/trial.json"
+    index.parent.mkdir(parents=True)
+    index.write_text(json.dumps({"checkpoints": [{name * 1000: 1}]}))
+    output_of("ls", tmp_path)
+    (message,) = caplog.messages
+    assert message.isprintable()
+    assert len(message) < 1000
+
+
+def test_names_in_a_configuration_are_escaped_in_errors(name: str) -> None:
+    with pytest.raises(errors.ConfigError, match=re.escape(escape(name))) as raised:
+        read_config({"searcher": {name: 1}, "hyperparameters": {name: {"type": "none"}}})
+    first, *mistakes = str(raised.value).splitlines()
+    assert len(mistakes) == len(raised.value.mistakes)
+    assert all(map(str.isprintable, [first, *mistakes]))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")

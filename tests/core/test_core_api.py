@@ -90,6 +90,18 @@ def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Pa
         checkpoint.get_metadata(storage_id)
 
 
+@pytest.mark.parametrize("name", ["../evil/file", "part/../../evil/file", "/evil/file"])
+def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+    storage = CheckpointStorage("memory://bucket/checkpoints")
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    storage_id = checkpoint.upload(make_files(tmp_path / "own", model="weights"))
+    storage.root.fs.pipe_file(f"{storage.root.path}/{storage_id}/{name}", b"evil")
+    with pytest.raises(errors.UnsafeCheckpointError, match="lead out of it"):
+        checkpoint.download(storage_id, tmp_path / "new/copy")
+    assert {path.name for path in tmp_path.rglob("*")} == {"own", "model", "new", "copy"}
+    storage.root.remove()
+
+
 def test_what_is_saved_in_a_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
     checkpoint = CheckpointContext(core.DistributedContext(), storage)
     with checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from det_lightning import errors
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.retention.run_claims import RunClaims
+from det_lightning.core._task import TrialTask
+from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
 from det_lightning.experiments.event_log import EventLog, read_events, runner_of
 from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
-from det_lightning.experiments.overview import details_of, summary_of
+from det_lightning.experiments.overview import details_of, state_of, summary_of
 from det_lightning.experiments.report import write_report
+from det_lightning.experiments.stored import stored_experiments
 from det_lightning.experiments.trial_process import RecordReader
+from det_lightning.masking import MASK
+from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.experiments.made_experiments import NAME, made_experiment
+from tests.experiments.running import run, write_project
 
 
 def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path) -> None:
@@ -123,6 +134,94 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
         rest.write(": 3}\n")
     assert reader.new_records() == [(3, {"a": 3})]
     assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
+
+
+def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
+    task.report("training", 1, {"loss": 1})
+    with task.metrics_file.open("ab") as cut_off:
+        cut_off.write(b'{"group": "vali')
+    task.report("training", 2, {"loss": 2})
+    reader = RecordReader(task.metrics_file)
+    assert [(number, record["steps_completed"]) for number, record in reader.new_records()] == [(1, 1), (3, 2)]
+    task.report("training", 3, {"loss": 3})
+    assert [number for number, _ in reader.new_records()] == [4]
+
+
+def test_the_output_of_commands_shows_no_secret_among_hyperparameters(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    assert [trial["hparams"]["password"] for trial in details_of(directory)["trials"]] == [MASK] * 3
+    checkpoint = write_checkpoint(
+        tmp_path / "storage", notes={"experiment": "1", "trial": "1", "hparams": {"pw": "hid"}}
+    )
+    (experiment,) = stored_experiments(str(checkpoint.parent), {})
+    assert experiment["trials"][0]["hparams"] == {"pw": MASK}
+    space = {"hyperparameters": {"api_key": "hidden"}}
+    config = write_project(tmp_path / "project", **space)
+    (planned,) = json.loads(run("run", config, "--dry-run").stdout)["trials"]
+    assert planned["hparams"] == {"api_key": MASK}
+
+
+def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    directory.events.write_text('{"type": "message", "text": "no time"}\n')
+    assert summary_of(directory)["started"] is None
+
+
+AS_ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from det_lightning.experiments.event_log import runner_of
+if os.getuid() == 0:  # who may do anything
+    os.setuid(65534)
+print(runner_of(Path(sys.argv[1])))
+"""
+
+
+def test_an_experiment_that_only_others_may_write_to_can_be_looked_at() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "events.jsonl")
+        file.write_text("")
+        file.chmod(0o444)
+        Path(folder).chmod(0o755)
+        command = [sys.executable, "-c", AS_ANOTHER_USER, str(file)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None\n"
+
+
+# Checkpoints of an experiment that has ended
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> ExperimentDirectory:
+    """An experiment with three checkpoints, of which only the last is to be kept."""
+    directory = made_experiment(tmp_path, trials=1)
+    rule = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
+    directory.config_file.write_text(json.dumps({**directory.config(), "checkpoint_storage": rule}))
+    events = [{"type": "trial_created", "time": 1.0, "trial": 1, "seed": 1, "hparams": {}}]
+    for steps in (1, 2, 3):
+        checkpoint_id = write_checkpoint(directory.checkpoints, steps).name
+        at = {"time": float(steps), "trial": 1, "steps_completed": steps}
+        events.append({"type": "checkpoint", **at, "checkpoint_id": checkpoint_id})
+    directory.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return directory
+
+
+def test_a_runner_that_was_killed_while_it_deleted_checkpoints_is_no_obstacle(ended: ExperimentDirectory) -> None:
+    first, second, last = state_of(ended).trials[1].checkpoints
+    storage = CheckpointStorage(ended.checkpoints)
+    storage.delete(first)
+    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, first), (1, second)]
+    assert storage.list_ids() == [last]
+
+
+def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed(ended: ExperimentDirectory) -> None:
+    first, second, last = state_of(ended).trials[1].checkpoints
+    storage = CheckpointStorage(ended.checkpoints)
+    claims = RunClaims(storage)
+    assert claims.use(storage.find(first))
+    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, second)]
+    claims.release()
+    assert sorted(storage.list_ids()) == sorted([first, last])
 
 
 def test_the_code_is_copied_without_what_detignore_names_and_without_experiments(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
     versions: OrderedDict[str, Any] = OrderedDict({"": {"version": 1}, "models": {"version": 1}})
     for index, weights in enumerate(models):
         prefix = f"models.{index}."
-        joined.update({prefix + name: value for name, value in weights.items()})
+        joined.update({f"{prefix}{name}": value for name, value in weights.items()})
         own = _versions_of(weights) or {"": {"version": 1}}
-        versions.update({(prefix + name).removesuffix("."): version for name, version in own.items()})
+        versions.update({f"{prefix}{name}".removesuffix("."): version for name, version in own.items()})
     _set_versions(joined, versions)
     return joined
 

@@ -142,8 +142,12 @@ def _read_metadata(directory: pathlib.Path) -> dict[str, Any]:
 
 def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
     path = directory / name
-    if ".." in pathlib.PurePosixPath(name).parts or pathlib.PurePosixPath(name).is_absolute():
-        return f"{METADATA_FILE} lists {json.dumps(name)}, which lies outside of the checkpoint"
+    relative = pathlib.PurePosixPath(name)
+    shown = f"{METADATA_FILE} lists {json.dumps(name):.200}"
+    if ".." in relative.parts or relative.is_absolute():
+        return f"{shown}, which lies outside of the checkpoint"
+    if str(relative) != name:  # the same file could be listed, and read, any number of times
+        return f"{shown}, which is not the plain path of a file"
     if not isinstance(entry, dict) or not {"bytes", "crc32c"} <= entry.keys():
         return f"{METADATA_FILE} describes {name} by {entry!r:.200}"
     try:
@@ -158,7 +162,7 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
     except OSError as e:  # such as a name that is too long
         return f"{name:.200} cannot be read: {e.strerror}"
     if found != entry["crc32c"]:
-        return f"{name} has the checksum {found} in place of {entry['crc32c']}"
+        return f"{name} has the checksum {found} in place of {entry['crc32c']!s:.200}"
     return None
 
 

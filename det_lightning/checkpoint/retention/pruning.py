@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
@@ -20,6 +22,8 @@ from det_lightning.checkpoint.storage.survey import require_current
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 class RunRetention:
@@ -43,7 +47,7 @@ class RunRetention:
             if not self._storage.is_complete(record.id):
                 with contextlib.suppress(errors.CheckpointNotFound):
                     self._storage.delete(record.id)
-                self._index.remove([record.id])
+                self._in_index("forgetting", functools.partial(self._index.remove, [record.id]))
         is_known = any(record.id == resumed_from for record in self._index.records)
         if resumed_from is None or is_known or not self._storage.is_complete(resumed_from):
             return
@@ -54,43 +58,47 @@ class RunRetention:
     def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> list[str]:
         """Record a complete checkpoint, then delete those that need not be kept any longer; return their ids."""
         latest = max((record.order for record in self._index.records), default=0.0)
-        self._index.add(
-            CheckpointRecord(
-                id=checkpoint_id,
-                trial=self._index.trial,
-                steps_completed=steps_completed,
-                # The order must grow even if the clock is set back.
-                order=max(time.time(), latest + 1e-3),
-                metric=metric,
-            )
+        record = CheckpointRecord(
+            id=checkpoint_id,
+            trial=self._index.trial,
+            steps_completed=steps_completed,
+            # The order must grow even if the clock is set back.
+            order=max(time.time(), latest + 1e-3),
+            metric=metric,
         )
+        self._in_index("noting", lambda: self._index.add(record))
         return self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> list[str]:
         """Record the metric of a validation for the checkpoint at the same batch; return the ids of deleted ones."""
-        return self._delete_the_rest() if self._index.note_metric(steps_completed, metric) else []
+        is_noted = self._in_index("noting", lambda: self._index.note_metric(steps_completed, metric))
+        return self._delete_the_rest() if is_noted else []
 
     def _delete_the_rest(self) -> list[str]:
         own = {record.id for record in self._index.records}
-        records = self._index.experiment_records()
+        records = self._in_index("reading", self._index.experiment_records)
         deleted = []
         for checkpoint_id in self._retention.choose_to_delete(records, self._index.smaller_is_better):
             if checkpoint_id not in own:
                 continue
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
-                    logger.info("Checkpoint %s stays for now: another run resumes from it.", checkpoint_id)
+                    logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
                     continue
             except errors.CheckpointNotFound:
-                logger.warning("Checkpoint %s was deleted by someone else.", checkpoint_id)
+                logger.warning("Checkpoint %s was deleted by someone else.", escape(checkpoint_id))
             except errors.StorageError as e:
                 # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
                 logger.warning("An old checkpoint stays, and is tried again after the next one: %s", e)
                 continue
             deleted.append(checkpoint_id)
         if deleted:
-            self._index.remove(deleted)
+            self._in_index("forgetting", lambda: self._index.remove(deleted))
         return deleted
+
+    def _in_index(self, what: str, action: Callable[[], _Result]) -> _Result:
+        """Return the result of an action on the index, which is tried again if the storage fails."""
+        return self._storage.retry.call(f"{what} checkpoints in the index of", action, where=self._storage)
 
 
 # A program that leaves no mark may still be writing a younger one.

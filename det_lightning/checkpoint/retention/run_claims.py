@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -62,8 +63,8 @@ class RunClaims:
             with explain_errors("looking for", checkpoint):
                 if not checkpoint.is_dir() or not (is_own or (root / BOOKKEEPING_DIR).exists()):
                     return True
-            file = _use_file(root, checkpoint.name, self.run_id)
-            lease = self._storage.retry.call("claiming", lambda: Lease.take(file), where=checkpoint)
+            file = functools.partial(_use_file, root, checkpoint.name, self.run_id)
+            lease = self._storage.retry.call("claiming", lambda: Lease.take(file()), where=checkpoint)
         except errors.StorageError as e:
             if is_own:
                 raise
@@ -86,7 +87,7 @@ class RunClaims:
         if path is None or parent_id is None or not is_name(parent_id):
             return lineage_notes(self.run_id)
         parent = Location.parse(path, self._storage.options).parent / parent_id
-        self.use(str(parent))
+        self.use(parent.url)
         with explain_errors("reading", parent):
             return lineage_notes(self.run_id, parent_id, read_metadata(parent))
 
@@ -173,14 +174,17 @@ def find_used(root: Location, by_others_than: str | None = None, among: Containe
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
     """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
-    mark = _use_file(storage.root, checkpoint_id, _DELETING)
-    deleting = storage.retry.call("claiming", lambda: Lease.take(mark), where=checkpoint_id)
+    root = storage.root
+    call = functools.partial(storage.retry.call, where=checkpoint_id)
+    deleting = call("claiming", lambda: Lease.take(_use_file(root, checkpoint_id, _DELETING)))
     if deleting is None:
         return False
-    with deleting:
-        if find_used(storage.root, run_id, among=[checkpoint_id]):
+    try:
+        if call("looking for runs that use", lambda: find_used(root, run_id, among=[checkpoint_id])):
             return False
         storage.delete(checkpoint_id)
+    finally:
+        call("releasing", deleting.release)
     return True
 
 

@@ -16,6 +16,7 @@ from det_lightning.checkpoint.retention.run_claims import LOCKS_DIR, is_trial_na
 from det_lightning.checkpoint.storage.leases import Lease
 from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ class TrialIndex:
             except (FileNotFoundError, NotADirectoryError):
                 return _Content(None, True, {})
             except (ValueError, TypeError, KeyError, RecursionError) as e:
-                logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, e)
+                reason = f"{escape(e):.200}"
+                logger.warning("The index %s is damaged (%s). It is rebuilt from the checkpoints.", self._file, reason)
         with explain_errors("reading", self._root):
             return self._rebuild()
 

@@ -17,6 +17,7 @@ from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
+from det_lightning.escaping import escape
 from det_lightning.masking import mask
 
 
@@ -64,9 +65,10 @@ def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
     metadata = directory / layout.METADATA_FILE
     if metadata.is_file():
-        verdict.problems += manifest.find_damage(directory)
+        verdict.problems += map(escape, manifest.find_damage(directory))
         verdict.problems += [
-            f"{directory / name} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was written"
+            f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was"
+            " written"
             for name in manifest.find_unlisted(directory)
         ]
         verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))

@@ -235,7 +235,8 @@ def read_checkpoint(
     if not trusted:
         require_unchanged(directory, names)
     elif damage := find_damage(directory, names):
-        logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, "; ".join(damage))
+        differences = escape("; ".join(damage))
+        logger.warning("The trusted checkpoint %s differs from its manifest: %s.", escape(directory), differences)
     return content
 
 

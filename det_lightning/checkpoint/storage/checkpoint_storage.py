@@ -96,7 +96,8 @@ class CheckpointStorage:
         """
         content = b"to see whether it can be written"
         if not self.is_local:
-            probe = bookkeeping_path(self.root, f"probe-{new_id()}")
+            name = f"probe-{new_id()}"
+            probe = self.retry.call("trying to write to", lambda: bookkeeping_path(self.root, name), where=self)
             self.retry.call("trying to write", lambda: probe.write(content), where=probe)
             self.retry.call("removing", probe.remove, where=probe)
             return
@@ -118,7 +119,7 @@ class CheckpointStorage:
             CheckpointNotFound: there is none with this id, or the directory is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
-        directory = self._directory_of(checkpoint_id)
+        directory = self.retry.call("looking for", lambda: self._directory_of(checkpoint_id), where=checkpoint_id)
         if directory is None:
             raise self._not_found(checkpoint_id)
         removal.delete(self.root, directory, self.retry)
@@ -138,8 +139,7 @@ class CheckpointStorage:
             if self.is_local:
                 removal.replace_local(self.root, old, new)
             else:
-                self.delete(checkpoint_id)
-                new.fs.mv(new.path, old.path, recursive=True)
+                removal.replace_remote(self.root, old, new, self.retry)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return their ids.

@@ -71,7 +71,7 @@ class Lease:
         if is_claimed(file, lasts_s):
             return None
         file.write(json.dumps(content).encode())
-        if json.loads(_read(file)).get("token") != content["token"]:
+        if not _holds(file, content["token"]):
             return None
         _own_tokens.add(content["token"])
         return cls(file, None, content)
@@ -192,6 +192,14 @@ def is_abandoned(mark: Location) -> bool:
     except (FileNotFoundError, PermissionError, IsADirectoryError, *_DAMAGED):  # finished, another user's, or no mark
         return False
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
+def _holds(file: Location, token: str) -> bool:
+    """Return whether the file of a lease still holds the token that was written to it."""
+    try:
+        return bool(json.loads(_read(file))["token"] == token)
+    except (FileNotFoundError, *_DAMAGED):  # another process has removed or replaced it
+        return False
 
 
 def _read(file: Location) -> bytes:

@@ -124,7 +124,10 @@ class Location:
         """Return the target of a link, an empty string if it is unknown; None if this is not a link."""
         if self.is_local:
             return os.readlink(self.path) if os.path.islink(self.path) else None  # noqa: PTH114, PTH115 (of a string)
-        return None if self.is_object_store else self.parent.list_links().get(self.name)
+        if self.is_object_store:
+            return None
+        with explain_errors("looking for links in", self.parent):
+            return self.parent.list_links().get(self.name)
 
     def resolved(self) -> Location:
         """Return the target if this is a link on this machine, otherwise this location."""

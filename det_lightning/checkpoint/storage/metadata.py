@@ -23,6 +23,7 @@ from det_lightning.checkpoint.format.layout import (
 )
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
+from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
     if not isinstance(content, dict) or not is_shallow(content):
         return {}
     if (damage := find_metadata_damage(content)) is not None:
-        logger.warning("The metadata of %s is damaged, and is not used: %s.", checkpoint, damage)
+        logger.warning("The metadata of %s is damaged, and is not used: %s.", escape(checkpoint), damage)
         return {}
     return content
 

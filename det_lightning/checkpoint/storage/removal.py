@@ -8,12 +8,15 @@ checkpoints, are ever removed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
 import shutil
 import stat
 import tempfile
+
+from fsspec import AbstractFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
@@ -27,7 +30,7 @@ from det_lightning.checkpoint.storage.location import (
     is_own_id,
     new_id,
 )
-from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce
+from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 
@@ -44,7 +47,7 @@ _MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
 def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
     """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link or not a checkpoint."""
-    files = _require_own_files(directory)
+    files = retry.call("looking for", lambda: _require_own_files(directory), where=directory)
     if root.is_local:
         with explain_errors("removing", directory):
             _remove_tree(_move_aside(root, directory.local_path))
@@ -69,6 +72,26 @@ def replace_local(root: Location, old: Location, new: Location) -> None:
     new.local_path.rename(old.local_path)
     if aside is not None:
         _remove_tree(aside)
+
+
+def replace_remote(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
+    """Give the directory ``new`` the name of the checkpoint ``old``, which is removed first.
+
+    Until it has that name completely, it exists under its own.
+    """
+    delete(root, old, retry)
+    fs = root.fs
+    if not root.is_object_store and type(fs).cp_file is AbstractFileSystem.cp_file:  # it cannot copy, but rename
+        retry.call("renaming", lambda: fs.mv(new.path, old.path), where=new)
+        return
+    mark = announce(root, old.name, retry)
+    for name in in_upload_order([*new.find_files()]):
+        target = old / name
+        if not root.is_object_store:
+            fs.makedirs(target.parent.path, exist_ok=True)
+        retry.call("copying", functools.partial(fs.cp_file, f"{new.path}/{name}", target.path), where=target)
+    retry.call("removing", mark.remove, where=mark)
+    delete(root, new, retry)
 
 
 def _require_own_files(directory: Location) -> set[str]:

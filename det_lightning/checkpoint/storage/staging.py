@@ -84,9 +84,15 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
 
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
-    mark = _mark_of(root, checkpoint_id)
+    mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
     retry.call("writing", lambda: mark.write(json.dumps(new_content()).encode()), where=mark)
     return mark
+
+
+def in_upload_order(names: Iterable[str]) -> list[str]:
+    """Return the files of a checkpoint in the order in which a remote storage must get them."""
+    # load_data.json first, by which an incomplete checkpoint is recognised; metadata.json last, which completes it.
+    return sorted(names, key=lambda name: (name == METADATA_FILE, name != LOAD_DATA_FILE, name))
 
 
 class RemoteStaging:
@@ -95,7 +101,7 @@ class RemoteStaging:
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._root = root
         self._target = checkpoint_path(root, checkpoint_id)
-        self._mark = _mark_of(root, checkpoint_id)
+        self._mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
@@ -108,12 +114,11 @@ class RemoteStaging:
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
         """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
-        # load_data.json first: an incomplete checkpoint is recognised by it.
-        in_order = sorted(names, key=lambda name: (name != LOAD_DATA_FILE, name))
+        in_order = in_upload_order([*names, METADATA_FILE])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
-            upload(self.directory, [*in_order, METADATA_FILE], self._target, self._retry)
+            upload(self.directory, in_order, self._target, self._retry)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._lease.release()

@@ -120,7 +120,8 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
-        logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, e)
+        reason = f"{escape(e):.200}"
+        logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, reason)
         return {}
 
 

@@ -30,7 +30,7 @@ _LAST_WAIT_S = 1.0
 
 # Errors after which another attempt would not help.
 _FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
-_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
 
 # The global generator belongs to the trial: a retried transfer must not change the training.
@@ -105,7 +105,9 @@ class RetryPolicy:
             time.sleep(min(_POLL_S, wait_s - slept))
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, errors.CheckpointError):  # explained already; one without a cause is a decision
+        return error.__cause__ is not None and _may_pass(error.__cause__)
     return (
         not isinstance(error, _FINAL_ERRORS)
         and not (isinstance(error, OSError) and error.errno in _FINAL_ERRNOS)
@@ -123,7 +125,10 @@ def upload(source: pathlib.Path, names: Iterable[str], target: Location, retry: 
 def download(
     source: Location, names: Iterable[str], target: pathlib.Path, retry: RetryPolicy, progress: Progress | None = None
 ) -> None:
-    """Copy files to a local directory; call ``progress`` with the name and size of each copied file."""
+    """Copy files to a local directory; call ``progress`` with the name and size of each copied file.
+
+    A name that ends in a slash is that of a directory, which is created.
+    """
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
     if outside:
@@ -141,10 +146,15 @@ def download(
     for name in names:
         local = target / name
         remote = source / name
-        local.parent.mkdir(parents=True, exist_ok=True)
-        retry.call("reading", functools.partial(remote.fs.get_file, remote.path, str(local)), where=remote)
+        retry.call("reading", functools.partial(_download_one, remote, local, name.endswith("/")), where=remote)
         if progress is not None:
             progress(name, local.stat().st_size)
+
+
+def _download_one(remote: Location, local: pathlib.Path, is_directory: bool) -> None:
+    (local if is_directory else local.parent).mkdir(parents=True, exist_ok=True)
+    if not is_directory:
+        remote.fs.get_file(remote.path, str(local))
 
 
 def _is_inside(name: str) -> bool:
@@ -193,12 +203,13 @@ def open_checkpoint(
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
-    with explain_errors("reading", location):
-        names = [name for name in location.find_files() if with_code or not name.startswith(f"{CODE_DIR}/")]
+    retry = retry or RetryPolicy()
+    files = retry.call("reading", location.find_files, where=location)
+    names = [name for name in files if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / location.name
         directory.mkdir()
-        download(location, names, directory, retry or RetryPolicy(), progress)
+        download(location, names, directory, retry, progress)
         yield directory

@@ -97,12 +97,12 @@ class FlakyFileSystem(MemoryFileSystem):
     protocol = "flaky"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    failures: ClassVar[list[Exception]] = []
+    failures: ClassVar[list[BaseException]] = []
     only_named: ClassVar[str] = ""
     undeletable: ClassVar[str] = ""
 
     @classmethod
-    def fail(cls, *failures: Exception, only_named: str = "") -> None:
+    def fail(cls, *failures: BaseException, only_named: str = "") -> None:
         cls.failures[:] = failures
         cls.only_named = only_named
         cls.undeletable = ""
@@ -118,6 +118,10 @@ class FlakyFileSystem(MemoryFileSystem):
     def pipe_file(self, path: str, *args: Any, **kwargs: Any) -> None:
         self._may_fail(path)
         super().pipe_file(path, *args, **kwargs)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self._may_fail(path2)
+        super().cp_file(path1, path2, **kwargs)
 
     def rm(self, path: str, *args: Any, **kwargs: Any) -> None:
         if self.undeletable and self.undeletable in path:

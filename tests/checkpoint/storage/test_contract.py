@@ -147,6 +147,16 @@ def test_a_deleted_one_is_gone_and_the_others_stay(backend: Backend) -> None:
     assert storage.list_ids() == [kept]
 
 
+def test_a_checkpoint_takes_the_place_of_another(backend: Backend) -> None:
+    storage = backend.storage("/a[1]")
+    for steps in (1, 2):
+        storage.replace(write(storage, 0), by=write(storage, steps))
+    names = storage.list_ids()
+    found = [load_checkpoint(storage.find(name), backend.options).trial_state.batches_trained for name in names]
+    assert sorted(found) == [1, 2]
+    assert {path.partition("/")[0] for path in all_paths(storage)} == {*names}
+
+
 def test_where_one_is_unknown_similar_ids_are_named(backend: Backend) -> None:
     storage = backend.storage()
     with pytest.raises(errors.CheckpointNotFound, match=r"no checkpoint 'x', .* 0 other checkpoints are there"):

@@ -105,6 +105,30 @@ def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failur
     assert flaky.storage().list_ids() == []
 
 
+@pytest.mark.parametrize("failed", ["load_data.json", "metadata.json", "resume.pth", "state_dict.pth"])
+def test_a_replacement_that_is_interrupted_leaves_no_checkpoint_that_only_seems_complete(
+    flaky: Backend, failed: str
+) -> None:
+    storage = flaky.storage()
+    replaced = write(storage, 1)
+    new = write(storage, 2)
+    FlakyFileSystem.fail(KeyboardInterrupt(), only_named=failed)
+    with pytest.raises(KeyboardInterrupt):
+        storage.replace(replaced, by=new)
+    assert storage.list_ids() == [new]
+    assert equal(load_checkpoint(storage.find(new)).state, STATE)
+
+
+def test_a_replacement_is_tried_again(flaky: Backend) -> None:
+    storage = flaky.storage()
+    replaced = write(storage, 1)
+    new = write(storage, 2)
+    FlakyFileSystem.fail(ConnectionError("reset"), only_named="state_dict.pth")
+    storage.replace(replaced, by=new)
+    assert storage.list_ids() == [replaced]
+    assert load_checkpoint(storage.find(replaced)).trial_state.batches_trained == 2
+
+
 def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
     flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,6 +179,18 @@ def test_a_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.Monke
     monkeypatch.setattr(FlakyFileSystem, "get_file", get_file)
     with open_checkpoint(url, retry=QUICK) as directory:
         assert equal(load_checkpoint(directory).state, STATE)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/file", "x/" * 3000 + "file"], ids=len)
+def test_a_name_that_is_too_long_for_this_machine_is_not_tried_again(
+    flaky: Backend, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = flaky.storage()
+    location = storage.root / write(storage)
+    location.fs.pipe_file(f"{location.path}/{name}", b"content")
+    with pytest.raises(errors.StorageError, match=r"Failed while reading flaky://.*File name too long"):
+        load_checkpoint(location.url)
+    assert "Trying again" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])

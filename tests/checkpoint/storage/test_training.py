@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention, RetryPolicy, load_checkpoint
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, equal, new_bucket
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -171,6 +171,30 @@ def test_temporary_failures_do_not_change_the_training(flaky: Backend, tmp_path:
         assert FlakyFileSystem.failures == []
         assert torch.equal(weights_of(trial), weights_of(straight))
         assert_same_checkpoints(storage, CheckpointStorage(tmp_path))
+
+
+@pytest.mark.parametrize("operation", ["cat_file", "exists", "find", "ls", "pipe_file", "rm"])
+def test_no_request_that_fails_once_ends_a_run_with_retention(
+    flaky: Backend, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those for the index, the locks on it, and the claims of runs, which are no transfers of files."""
+    storage = CheckpointStorage(flaky.url, retry=RetryPolicy(attempts=50, first_wait_s=0.001, longest_wait_s=0.001))
+    works = getattr(FlakyFileSystem, operation)
+    failed: set[str] = set()
+
+    def fail_once(self: FlakyFileSystem, path: str, *args: Any, **kwargs: Any) -> Any:
+        if ".det_lightning" in path and path not in failed:
+            failed.add(path)
+            raise ConnectionError("reset")
+        return works(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(FlakyFileSystem, operation, fail_once)
+    train(storage, max_length=4, retention=Retention(0, 1, 1))
+    train(storage, max_length=8, latest_checkpoint="last", retention=Retention(0, 0, 1))
+    monkeypatch.undo()
+    assert failed != set()
+    (kept,) = storage.list_ids()
+    assert load_checkpoint(storage.find(kept)).trial_state.batches_trained == 8
 
 
 @pytest.mark.parametrize("period", [3, LENGTH])
