@@ -251,6 +251,67 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
+class Stop(pl.Callback):
+    """Ends the training after a number of batches, as Lightning's ``Timer`` does after a time."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
+        trainer.should_stop = pl_module.trial_run.state.batches_trained == self.batches
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved_after"),
+    [
+        ({"max_epochs": 2}, [7, 14]),
+        ({"max_epochs": 2, "limit_val_batches": 0}, [7, 14]),
+        ({"max_steps": 20}, [7, 10]),  # two optimizers each step once per batch
+        ({"max_epochs": 2, "val_check_interval": 3}, [3, 6, 10, 13]),
+        ({"max_epochs": 2, "callbacks": [Stop(10)]}, [7, 10]),
+    ],
+)
+def test_model_checkpoint_saves_when_it_saves_any_other_module(
+    flags: dict[str, Any], saved_after: list[int], tmp_path: Path
+) -> None:
+    checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
+    callbacks = [*flags.pop("callbacks", []), checkpoints]
+    fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("epoch*.ckpt"))
+    assert steps == [2 * batches for batches in saved_after]
+    assert torch.load(checkpoints.last_model_path, weights_only=False)["global_step"] == steps[-1]
+
+
+def test_model_checkpoint_saves_after_the_validations_of_a_period(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
+    fit(module, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1)])
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
+    assert steps == [2 * batches for batches in (4, 8, 9)]
+
+
+def test_a_run_goes_on_from_where_max_steps_ended_it(tmp_path: Path) -> None:
+    checkpoints = ModelCheckpoint(tmp_path, save_last=True)
+    fit(TrialModule(SmallTrial), max_steps=20, enable_checkpointing=True, callbacks=[checkpoints])
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=3).fit(resumed, ckpt_path=checkpoints.last_model_path)
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=3)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_run_that_a_callback_ends_validates_what_it_has_trained() -> None:
+    module = TrialModule(RecordingTrial)
+    lightning = fit(module, max_epochs=2, callbacks=[Stop(10)])
+    assert module.trial.validated == [7, 10]
+    assert lightning.callback_metrics["batch"] == pytest.approx(8)  # the mean over batches 7 to 9
+
+
+def test_early_stopping_waits_for_min_steps_and_no_longer() -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=4, min_steps=30, callbacks=[EarlyStopping("validation_loss", patience=0, mode="max")])
+    assert (module.trial.trained, module.trial.validated) == (15, [7, 14, 15])
+
+
 def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
     by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(seconds=0), save_top_k=-1)
     fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
