@@ -477,9 +477,17 @@ def test_overfit_batches_trains_on_the_first_batches_in_every_epoch(amount: floa
     assert module.trial.seen == first * 3
 
 
-def test_less_than_one_batch_cannot_be_overfitted() -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=0\.1 of the 7 training batches is less"):
-        fit(TrialModule(SmallTrial), max_epochs=1, overfit_batches=0.1)
+@pytest.mark.parametrize(("amount", "batches"), [(0.3, 2), (0.5, 3)])
+def test_overfit_batches_means_the_same_to_callbacks_that_look_at_each_batch(amount: float, batches: int) -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=3, overfit_batches=amount, callbacks=[Timer()])
+    assert module.trial.validated == [batches, 2 * batches, 3 * batches]
+
+
+@pytest.mark.parametrize("flag", ["overfit_batches", "limit_train_batches"])
+def test_less_than_one_batch_cannot_be_trained(flag: str) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"{flag}=0\.1 of the 7 training batches is less"):
+        fit(TrialModule(SmallTrial), max_epochs=1, **{flag: 0.1})
 
 
 def test_a_loader_that_a_trial_keeps_is_whole_in_the_next_run() -> None:
