@@ -210,6 +210,7 @@ class RunDriver:
                 self._checkpoints.save()
         if validates_at_stop:
             self.run.end_workload(training_ends=True)
+            self.run.keep_state_before_validation()
         return validates_at_stop
 
     def _stopped_by_callback(self) -> bool:

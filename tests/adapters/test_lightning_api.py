@@ -289,9 +289,13 @@ def test_model_checkpoint_saves_after_the_validations_of_a_period(tmp_path: Path
     assert steps == [2 * batches for batches in (4, 8, 9)]
 
 
-def test_a_run_goes_on_from_where_max_steps_ended_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [{"max_steps": 20}, {"max_epochs": 2, "callbacks": [Stop(10)]}])
+def test_a_run_goes_on_bit_equal_from_the_middle_of_an_epoch_where_it_was_ended(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
     checkpoints = ModelCheckpoint(tmp_path, save_last=True)
-    fit(TrialModule(SmallTrial), max_steps=20, enable_checkpointing=True, callbacks=[checkpoints])
+    callbacks = [*flags.pop("callbacks", []), checkpoints]
+    fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
     resumed = TrialModule(SmallTrial)
     trainer(max_epochs=3).fit(resumed, ckpt_path=checkpoints.last_model_path)
     straight = TrialModule(SmallTrial)
