@@ -73,7 +73,6 @@ class RunDriver:
         self._checkpoints = checkpoints
         self._validation_metrics: dict[str, Any] = {}
         self._fetched: list[Any] = []
-        self._users_flag = trainer.check_val_every_n_epoch
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
@@ -103,7 +102,7 @@ class RunDriver:
             lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
-        lightning_internals.allow_validation(trainer, due=False)
+        lightning_loops.allow_validation(trainer, due=False)
         if self._validation_timer is not None:
             self._validation_timer.restart()
         step_zero = step_zero_validation and run.state.batches_trained == 0
@@ -122,6 +121,8 @@ class RunDriver:
         """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
         run = self.run
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
+        if self._trainer.should_stop:  # once it may
+            self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)
         if self._shows_each_training_batch:
             fetched = self._fetched
             self._fetched = []
@@ -165,7 +166,7 @@ class RunDriver:
             return False
         run.end_workload()
         self._report_complete()
-        return run.continues()
+        return run.continues() and not self._trainer.should_stop  # a logger may have set it
 
     @_invalid_hp_ends_the_run()
     def _report_complete(self) -> None:
@@ -222,16 +223,28 @@ class RunDriver:
     @_invalid_hp_ends_the_run()
     def act(self) -> bool:
         """Do what is due up to a validation; return whether Lightning must validate now."""
+        validates_at_stop = self._stopped_by_callback()
         self._report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
                 if self._trainer.enable_validation:
                     return True
             elif action is Action.STOP:
+                validates_at_stop = False
                 lightning_internals.end_training(self._trainer, early=self.run.early_end.preempted)
             elif self._checkpoints is not None:
                 self._checkpoints.save()
-        return False
+        if validates_at_stop:
+            self.run.end_workload(training_ends=True)
+            self.run.keep_state_before_validation()
+        return validates_at_stop
+
+    def _stopped_by_callback(self) -> bool:
+        """Return whether a callback of Lightning, such as its ``Timer``, ends the run, which then validates first."""
+        state = self.run.state
+        if self.run.early_end.preempted or state.last_val == state.batches_trained:
+            return False
+        return lightning_internals.validates_at_stop(self._trainer)
 
     def end_validation_epoch(self) -> None:
         self._validation_metrics = self.run.end_validation()
@@ -269,10 +282,10 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
-        self._trainer.check_val_every_n_epoch = self._users_flag
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_loops.show_batches(self._trainer, None, None)
+        lightning_loops.allow_validation(self._trainer, None)
         if self._checkpoints is not None:
             self._checkpoints.close()
         self.run.shut_down()

@@ -126,6 +126,7 @@ class TakenFlags:
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val
+        self._check_val_every_n_epoch = trainer.check_val_every_n_epoch
         self.accumulated_batches = trainer.accumulate_grad_batches
         self.clip_val = self._clip_val or None
         self.clip_algorithm = trainer.gradient_clip_algorithm
@@ -142,6 +143,7 @@ class TakenFlags:
 
     def restore(self) -> None:
         self._trainer.gradient_clip_val = self._clip_val
+        self._trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
             lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
@@ -181,6 +183,8 @@ def complete_schedule(
     if max_length is None and trainer.state.fn is TrainerFn.FITTING:
         _warn_of_default_length(trainer)
     validation_period = given.validation_period or (None if _sets_validation(trainer) else configured.validation_period)
+    if validation_period is not None:
+        lightning_internals.announce_no_validations(trainer)
     reporting_period = given.reporting_period
     if reporting_period is None and trainer.log_every_n_steps == _DEFAULT_LOG_EVERY:
         reporting_period = configured.reporting_period

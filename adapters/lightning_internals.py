@@ -54,17 +54,22 @@ def skip_sanity_check(trainer: pl.Trainer) -> None:
     trainer.num_sanity_val_steps = 0
 
 
-def allow_validation(trainer: pl.Trainer, due: bool) -> None:
-    """Let Lightning's fit loop validate after the current step, or not: by one step without epochs, or never."""
-    trainer.val_check_batch = 1
-    trainer.check_val_every_n_epoch = None if due else sys.maxsize
+def validates_at_stop(trainer: pl.Trainer) -> bool:
+    """Return whether a callback has set ``should_stop``, and Lightning validates before it ends the training."""
+    fit_loop = trainer.fit_loop
+    return trainer.should_stop and fit_loop._can_stop_early and fit_loop.epoch_loop._should_check_val_epoch()
+
+
+def announce_no_validations(trainer: pl.Trainer) -> None:
+    """Let no callback expect validations at the ends of epochs: a ``ModelCheckpoint`` then saves after validations."""
+    trainer.check_val_every_n_epoch = sys.maxsize
 
 
 def take_validation_interval(trainer: Any) -> float | None:
     """Return the ``val_check_interval`` of ``trainer`` in seconds if it is a time; otherwise None.
 
-    From now on the fit loop ignores the clock, and validates after each step for which :func:`allow_validation` lets
-    it. Also sets ``trainer.val_check_interval``, which Lightning leaves unset although its ``EarlyStopping`` reads it.
+    From now on it is no time that the fit loop waits for. Also sets ``trainer.val_check_interval``, which Lightning
+    leaves unset although its ``EarlyStopping`` reads it.
     """
     interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
     if interval_s is not None:
@@ -205,11 +210,13 @@ def save_by_time(trainer: pl.Trainer) -> None:
     Lightning 2.6 checks it only for modules with automatic optimization.
     """
     # If Lightning's flags announced a validation, a callback that monitors a metric would wait for it.
-    allow_validation(trainer, due=False)
+    users_flag = trainer.check_val_every_n_epoch
+    announce_no_validations(trainer)
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             # The method of the class itself: an override in a subclass has already seen this step.
             ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
+    trainer.check_val_every_n_epoch = users_flag
 
 
 @contextlib.contextmanager

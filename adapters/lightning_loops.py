@@ -57,6 +57,7 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
 class TrialEpochLoop(_TrainingEpochLoop):
     """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
 
+    ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
     ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
     is called; ``shown`` is that batch until the step is over.
     """
@@ -64,11 +65,15 @@ class TrialEpochLoop(_TrainingEpochLoop):
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.manual_optimization = TrialOptimization(trainer)
+        self.validation_due: bool | None = None
         self.next_batch: Callable[[], tuple[Any, int]] | None = None
         self.shown: Any = None
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
         if self.next_batch is None:
@@ -132,6 +137,15 @@ def use_trial_loops(trainer: pl.Trainer) -> None:
     loop.val_loop = TrialEvaluationLoop.like(before.val_loop)
     trainer.fit_loop.epoch_loop = loop
     trainer.validate_loop = TrialEvaluationLoop.like(trainer.validate_loop)
+
+
+def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
+    """Let Lightning validate after the current step, or not, or as its flags say; for a :class:`TrialEpochLoop`.
+
+    The flags stay as they are, because callbacks read them: a ``ModelCheckpoint`` chooses by them when it saves.
+    """
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    epoch_loop.validation_due = due
 
 
 def show_batches(

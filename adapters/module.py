@@ -192,7 +192,7 @@ class TrialModule(InferenceModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_internals.allow_validation(self.trainer, due=self._driving().act())
+            lightning_loops.allow_validation(self.trainer, due=self._driving().act())
 
     def on_train_end(self) -> None:
         self._driving().finish()

@@ -1,11 +1,24 @@
-"""Choosing one value for each hyperparameter of an experiment configuration."""
+"""The values of hyperparameters: choosing one for each in a configuration, and the form in which trials get them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["chosen_hparams", "flat", "ranges_in"]
+__all__ = ["as_passed_on", "chosen_hparams", "flat", "ranges_in"]
+
+# From here on Go writes exponents, and Python reads floats.
+_SMALLEST_WITH_EXPONENT = 1e21
+
+
+def as_passed_on(value: Any) -> Any:
+    """Return a copy of a value as Determined's master passed it on: in Go's JSON, where ``64.0`` is ``64``."""
+    if isinstance(value, Mapping):
+        return {name: as_passed_on(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_passed_on(item) for item in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _SMALLEST_WITH_EXPONENT
+    return int(value) if is_whole else value
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
 from det_lightning.config.hyperparameters import Hyperparameters
 from det_lightning.config.key_paths import KeyPath, SourceLines
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.section import Count, Integer, Positive, Section, refuse, shown
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask
@@ -57,6 +57,13 @@ class Profiling(Section):
     begin_on_batch: Count = 0
     end_after_batch: Count | None = None
     sync_timings: bool = True
+
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> Profiling:
+        if self.end_after_batch is not None and self.end_after_batch < self.begin_on_batch:
+            message = f"must be at least begin_on_batch, {self.begin_on_batch}; got {self.end_after_batch}"
+            refuse(("end_after_batch",), message)
+        return self
 
 
 class Reproducibility(Section):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.config.section import Count, Section, read_variant, variants
+from det_lightning.config.section import Count, Section, read_variant, refuse, variants
 
 
 class StorageConfig(Section):
@@ -77,6 +77,12 @@ class AzureStorage(StorageConfig):
     connection_string: str | None = None
     account_url: str | None = None
     credential: str | None = None
+
+    @model_validator(mode="after")
+    def _logs_in_one_way(self) -> AzureStorage:
+        if self.connection_string is not None and self.account_url is not None:
+            refuse(("account_url",), "cannot be given together with connection_string: delete one of them")
+        return self
 
 
 STORAGES: dict[str, type[StorageConfig]] = variants(

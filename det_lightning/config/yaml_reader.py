@@ -1,7 +1,8 @@
 """Reading YAML as Determined did, with the line of every key and all mistakes at once.
 
 Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values, also
-accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, and only what JSON can hold got through.
+accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, and only what JSON can hold got through, where
+``64.0`` is ``64``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
+from det_lightning.hyperparameters import as_passed_on
 from det_lightning.masking import mask_text
 
 #: Longer texts are not read at all.
@@ -159,7 +161,7 @@ class YamlDocument:
             return self._wrong(node, path, f"not of the type {node.tag}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {text:.100}")
-        return value
+        return as_passed_on(value)
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:
         """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""

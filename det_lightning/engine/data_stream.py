@@ -48,14 +48,18 @@ class TrialData:
         #: Training batches are copied to the device on a side stream.
         self.copies_aside = False
         loader = trial.build_training_data_loader()
+        # Lightning applies the limit, too.
+        unlimited = _length_of_share(loader, self._replicas) if overfits else None
         if overfits:
             loader = _with_first_batches(loader, limit, self._replicas)
             limit = 1.0
         training = self._build_training(loader)
         length: int | None = context.distributed.broadcast(_length(training))
         self.epoch_len = _limited(length or sys.maxsize, limit)
+        if self.epoch_len == 0 and limit > 0:
+            raise _less_than_one_batch(f"limit_train_batches={limit}", length)
         context.position.epoch_len = self.epoch_len
-        self.training = TrainStream(training, context.position, length)
+        self.training = TrainStream(training, context.position, unlimited or length)
         validation = trial.build_validation_data_loader()
         self.validation_loader = self._build_validation(validation, sharded_validation)
         if has_validated:
@@ -122,6 +126,16 @@ def _limited(length: int, limit: float) -> int:
     return length if limit == 1.0 else int(length * limit)
 
 
+def _length_of_share(loader: Any, replicas: int) -> int | None:
+    return math.ceil(len(loader.batch_sampler) / replicas) if isinstance(loader, DataLoader) else None
+
+
+def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTrainerFlags:
+    return errors.UnsupportedTrainerFlags(
+        f"{flag} of the {length} training batches is less than one batch. Give a larger share, or a number of batches."
+    )
+
+
 def _with_first_batches(loader: Any, limit: float, replicas: int) -> DataLoader:
     """Return a loader that gives each of ``replicas`` ranks the first batches of ``loader``, without shuffling."""
     if not isinstance(loader, DataLoader):
@@ -134,10 +148,7 @@ def _with_first_batches(loader: Any, limit: float, replicas: int) -> DataLoader:
         batches = BatchSampler(SequentialSampler(cast("Sized", loader.dataset)), batches.batch_size, batches.drop_last)
     length = math.ceil(len(batches) / replicas)
     if _limited(length, limit) == 0:
-        raise errors.UnsupportedTrainerFlags(
-            f"overfit_batches={limit} of the {length} training batches is less than one batch. Give a larger share, or "
-            "a number of batches."
-        )
+        raise _less_than_one_batch(f"overfit_batches={limit}", length)
     first = copy.copy(loader)  # the trial may return the same loader for another run
     first.batch_sampler = FirstBatches(batches, replicas * _limited(length, limit))
     return first

@@ -181,6 +181,7 @@ class TrialRun:
         for model in self.context.models:
             model.train()
         self.context.reducers.reset_reducers()
+        self.before_final_validation = None
         if self._log.enabled:
             self._log.begin_workload()
         self._in_workload = True
@@ -232,9 +233,12 @@ class TrialRun:
         if action is not None:
             self.reports.finish()
         if action is Action.VALIDATE and Due.VALIDATE not in self._due and self.schedule.is_complete(self.state):
-            # A longer run would not have validated here. One that resumes from here needs the state from before.
-            self.before_final_validation = (capture_rng(self.context.device), self.has_validated)
+            self.keep_state_before_validation()
         return action
+
+    def keep_state_before_validation(self) -> None:
+        """Keep what a resumed run needs from before a validation that a longer run would not have made here."""
+        self.before_final_validation = (capture_rng(self.context.device), self.has_validated)
 
     # Validation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-_CLASS = re.compile(r"[a-zA-Z0-9_.]+:[a-zA-Z0-9_]+")
+_CLASS = re.compile(r"[\w.]+:[\w.]+")
 
 
 def is_class(entrypoint: str | list[str]) -> bool:

@@ -251,6 +251,71 @@ def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Pat
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
+class Stop(pl.Callback):
+    """Ends the training after a number of batches, as Lightning's ``Timer`` does after a time."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
+        trainer.should_stop = pl_module.trial_run.state.batches_trained == self.batches
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved_after"),
+    [
+        ({"max_epochs": 2}, [7, 14]),
+        ({"max_epochs": 2, "limit_val_batches": 0}, [7, 14]),
+        ({"max_steps": 20}, [7, 10]),  # two optimizers each step once per batch
+        ({"max_epochs": 2, "val_check_interval": 3}, [3, 6, 10, 13]),
+        ({"max_epochs": 2, "callbacks": [Stop(10)]}, [7, 10]),
+    ],
+)
+def test_model_checkpoint_saves_when_it_saves_any_other_module(
+    flags: dict[str, Any], saved_after: list[int], tmp_path: Path
+) -> None:
+    checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
+    callbacks = [*flags.pop("callbacks", []), checkpoints]
+    fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("epoch*.ckpt"))
+    assert steps == [2 * batches for batches in saved_after]
+    assert torch.load(checkpoints.last_model_path, weights_only=False)["global_step"] == steps[-1]
+
+
+def test_model_checkpoint_saves_after_the_validations_of_a_period(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
+    fit(module, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1)])
+    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
+    assert steps == [2 * batches for batches in (4, 8, 9)]
+
+
+@pytest.mark.parametrize("flags", [{"max_steps": 20}, {"max_epochs": 2, "callbacks": [Stop(10)]}])
+def test_a_run_goes_on_bit_equal_from_the_middle_of_an_epoch_where_it_was_ended(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoints = ModelCheckpoint(tmp_path, save_last=True)
+    callbacks = [*flags.pop("callbacks", []), checkpoints]
+    fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
+    resumed = TrialModule(SmallTrial)
+    trainer(max_epochs=3).fit(resumed, ckpt_path=checkpoints.last_model_path)
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=3)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_run_that_a_callback_ends_validates_what_it_has_trained() -> None:
+    module = TrialModule(RecordingTrial)
+    lightning = fit(module, max_epochs=2, callbacks=[Stop(10)])
+    assert module.trial.validated == [7, 10]
+    assert lightning.callback_metrics["batch"] == pytest.approx(8)  # the mean over batches 7 to 9
+
+
+def test_early_stopping_waits_for_min_steps_and_no_longer() -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=4, min_steps=30, callbacks=[EarlyStopping("validation_loss", patience=0, mode="max")])
+    assert (module.trial.trained, module.trial.validated) == (15, [7, 14, 15])
+
+
 def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
     by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(microseconds=1), save_top_k=-1)
     fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
@@ -416,9 +481,17 @@ def test_overfit_batches_trains_on_the_first_batches_in_every_epoch(amount: floa
     assert module.trial.seen == first * 3
 
 
-def test_less_than_one_batch_cannot_be_overfitted() -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=0\.1 of the 7 training batches is less"):
-        fit(TrialModule(SmallTrial), max_epochs=1, overfit_batches=0.1)
+@pytest.mark.parametrize(("amount", "batches"), [(0.3, 2), (0.5, 3)])
+def test_overfit_batches_means_the_same_to_callbacks_that_look_at_each_batch(amount: float, batches: int) -> None:
+    module = TrialModule(RecordingTrial)
+    fit(module, max_epochs=3, overfit_batches=amount, callbacks=[Timer()])
+    assert module.trial.validated == [batches, 2 * batches, 3 * batches]
+
+
+@pytest.mark.parametrize("flag", ["overfit_batches", "limit_train_batches"])
+def test_less_than_one_batch_cannot_be_trained(flag: str) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"{flag}=0\.1 of the 7 training batches is less"):
+        fit(TrialModule(SmallTrial), max_epochs=1, **{flag: 0.1})
 
 
 def test_a_loader_that_a_trial_keeps_is_whole_in_the_next_run() -> None:

@@ -76,22 +76,58 @@ def test_skip_sanity_check() -> None:
 def test_allow_validation() -> None:
     class Module(Watched):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.allow_validation(self.trainer, due=self.steps in (2, 5))
+            lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 5))
 
     module = Module()
-    make_trainer(num_sanity_val_steps=0).fit(module)
+    trainer = make_trainer(num_sanity_val_steps=0)
+    lightning_loops.use_trial_loops(trainer)
+    trainer.fit(module)
     assert module.validations == [2, 5]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_announce_no_validations(announced: bool, tmp_path: Path) -> None:
+    class Watcher(ModelCheckpoint):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            super().on_validation_end(trainer, pl_module)
+            saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
+
+    saved_by_then: list[int] = []
+    trainer = make_trainer(num_sanity_val_steps=0, enable_checkpointing=True, callbacks=[Watcher(tmp_path)])
+    lightning_loops.use_trial_loops(trainer)
+    lightning_loops.allow_validation(trainer, due=True)
+    if not announced:
+        lightning_internals.announce_no_validations(trainer)
+    trainer.fit(Watched())
+    assert saved_by_then[-1] == (0 if announced else 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "validates"),
+    [({}, True), ({"min_steps": 3}, False), ({"limit_val_batches": 0}, False), ({"check_val_every_n_epoch": 2}, False)],
+)
+def test_validates_at_stop(flags: dict[str, Any], validates: bool) -> None:
+    class Module(Watched):
+        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
+            asked.append(lightning_internals.validates_at_stop(self.trainer))
+            self.trainer.should_stop = True
+            asked.append(lightning_internals.validates_at_stop(self.trainer))
+
+    asked: list[bool] = []
+    make_trainer(num_sanity_val_steps=0, **flags).fit(Module())
+    assert asked[:2] == [False, validates]
 
 
 @from_lightning_2_6
 def test_take_validation_interval_and_restore_validation_interval() -> None:
     class Module(Watched):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.allow_validation(self.trainer, due=self.steps in (2, 3))
+            lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 3))
 
     module = Module()
     stopping = EarlyStopping("loss", strict=False)  # it looks for val_check_interval
     trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping], num_sanity_val_steps=0)
+    lightning_loops.use_trial_loops(trainer)
     assert lightning_internals.take_validation_interval(trainer) == 3600
     trainer.fit(module)
     assert module.validations == [2, 3]

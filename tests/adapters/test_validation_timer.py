@@ -148,7 +148,8 @@ class RankTrial(SlowTrial):
 module = TrialModule(RankTrial, trial_kwargs={"clock": clock})
 interval = datetime.timedelta(seconds=3)
 trainer(max_epochs=2, strategy="trial_ddp", devices=2, val_check_interval=interval).fit(module)
-print("rank", module.context.distributed.rank, "validated", module.trial.validated, flush=True)
+# In one piece, so that the lines of two ranks do not mix.
+print(f"rank {module.context.distributed.rank} validated {module.trial.validated}\\n", end="", flush=True)
 """
 
 

@@ -64,6 +64,12 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("log_policies: [{pattern: '('}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         (f"log_policies: [{{pattern: '{'(' * 5000}'}}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         ("log_policies: [{pattern: 'a{9999999999}'}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        (
+            "profiling: {begin_on_batch: 9, end_after_batch: 8}",
+            1,
+            "profiling.end_after_batch",
+            "at least begin_on_batch",
+        ),
         ("retention_policy: {log_retention_days: -2}", 1, "retention_policy.log_retention_days", "at least -1"),
         ("checkpoint_storage: {type: s4}", 1, "checkpoint_storage.type", "unknown type 's4'; known are azure"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
@@ -71,6 +77,12 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("checkpoint_storage: {type: s3, bucket: a, host_path: b}", 1, "checkpoint_storage.host_path", "unknown key"),
         ("checkpoint_storage: {type: gcs, bucket: a, prefix: ../b}", 1, "checkpoint_storage", "must not contain '..'"),
         ("checkpoint_storage: {type: shared_fs, host_path: a}", 1, "checkpoint_storage", "host_path must be absolute"),
+        (
+            "checkpoint_storage: {type: azure, container: c, connection_string: s, account_url: 'https://a.b'}",
+            1,
+            "checkpoint_storage.account_url",
+            "cannot be given together with connection_string",
+        ),
         ("checkpoint_storage: {save_trial_best: -1}", 1, "checkpoint_storage.save_trial_best", "must be at least 0"),
     ],
 )

@@ -35,3 +35,7 @@ class LinearTrial(pytorch.PyTorchTrial):
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         return (self.model(inputs) - targets).square().mean()
+
+
+class Trials:
+    Linear = LinearTrial

@@ -72,6 +72,11 @@ def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[st
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 
+def test_an_entrypoint_may_name_a_class_inside_of_another_as_determineds_documentation_says(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, entrypoint="linear_trial:Trials.Linear")
+    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+
+
 @pytest.mark.parametrize("command", ["determined.exec.harness", "determined.launch.torch_distributed --trial"])
 def test_modules_of_determined_train_a_trial_as_commands(command: str, tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=f"python3 -m {command} linear_trial:LinearTrial")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.operations import CreateTrial
 from det_lightning.experiments.search.space import SearchSpace, draw
+from det_lightning.hyperparameters import as_passed_on
 
 
 class TrialFactory:
@@ -27,7 +27,7 @@ class TrialFactory:
         for _ in range(4):
             self._generator.word()  # Determined draws 16 bytes for the id of its request
         self.created += 1
-        return CreateTrial(self.created, self._generator.below(2**31), copy.deepcopy(hparams), validate_at)
+        return CreateTrial(self.created, self._generator.below(2**31), as_passed_on(hparams), validate_at)
 
 
 def most_replaced(max_trials: int) -> int:

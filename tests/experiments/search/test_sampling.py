@@ -9,7 +9,9 @@ import pytest
 
 from det_lightning.experiments.search import (
     Categorical,
+    Const,
     CreateTrial,
+    Double,
     ExitReason,
     Int,
     Log,
@@ -188,3 +190,19 @@ def test_a_trial_may_change_its_hyperparameters() -> None:
     assert isinstance(second, CreateTrial)
     first.hparams["layers"].append(2)
     assert second.hparams == {"layers": [1]}
+
+
+def test_numbers_without_a_fraction_are_integers_in_trials_as_after_determineds_master() -> None:
+    space: SearchSpace = {
+        "hidden": Const(1000.0),
+        "layers": Const([8.0, {"size": 2.5}]),
+        "lr": Log(0, 1, 10, count=2),
+        "rate": Double(1, 2, count=3),
+        "limit": Const(1e30),
+    }
+    trials = planned_trials(SearcherSettings("grid", "loss"), space, 0)
+    assert repr(trials[0].hparams["hidden"]) == "1000"
+    assert repr(trials[0].hparams["layers"]) == "[8, {'size': 2.5}]"
+    assert {repr(trial.hparams["lr"]) for trial in trials} == {"1", "10"}
+    assert {repr(trial.hparams["rate"]) for trial in trials} == {"1", "1.5", "2"}
+    assert repr(trials[0].hparams["limit"]) == "1e+30"
