@@ -16,7 +16,8 @@ from det_lightning.porting.commands import port_shell
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise, line_at
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.older_releases import note_older_libraries, rewrite_batch_counts, rewrite_older_releases
+from det_lightning.porting.older_libraries import note_older_libraries
+from det_lightning.porting.older_releases import rewrite_batch_counts, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 

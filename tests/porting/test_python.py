@@ -308,6 +308,11 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
         (trial("self.model.train()", in_train="self.model.train()"), None),
         (trial("context._Model(m)"), trial("context.wrap_model(m)")),
         (trial("context._LRScheduler(s, m)"), trial("context.wrap_lr_scheduler(s, m)")),
+        (trial("self.context.Model(m)"), trial("self.context.wrap_model(m)")),
+        (
+            trial("context.LRScheduler(context.Optimizer(o))"),
+            trial("context.wrap_lr_scheduler(context.wrap_optimizer(o))"),
+        ),
         (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
         (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
         (
@@ -431,6 +436,38 @@ def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
             def train_batch(self, batch, model, epoch_idx, batch_idx): ...
         """
     assert ported(before) == textwrap.dedent(before)
+
+
+def test_the_model_is_taken_from_all_methods_of_trials_that_derive_from_one_that_wraps_its_own() -> None:
+    before = """
+        from determined.pytorch import PyTorchTrial
+        class Base(PyTorchTrial):
+            def __init__(self, context):
+                self.model = context.Model(Net())
+            def train_batch(self, batch, model: nn.Module, epoch_idx, batch_idx): ...
+            def build_model(self): ...
+        class Evaluated(Base):
+            def evaluate_batch(self, batch, model): ...
+        class Counting(Evaluated):
+            def train_batch(self, batch, model, epoch_idx, batch_idx):
+                return super().train_batch(batch, model, epoch_idx, batch_idx)
+        class Named(Base):
+            def train_batch(self, batch, model, epoch_idx, batch_idx):
+                return super().train_batch(batch=batch, model=model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        """
+    after = ported(before)
+    assert "self, batch, epoch_idx, batch_idx" in after and "self, batch)" in after
+    assert "super().train_batch(batch, epoch_idx, batch_idx)" in after
+    assert "super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)" in after
+    assert ", model" not in after
+    assert findings_of(before) == []
+
+
+def test_what_a_trial_does_around_the_context_is_found_under_the_names_of_its_first_releases() -> None:
+    before = trial(in_train="self.optimizer.zero_grad(); self.model.train()")
+    old = before.replace("wrap_optimizer", "Optimizer").replace("wrap_model", "_Model")
+    assert findings_of(old, Severity.check) == findings_of(before, Severity.check) != []
+    assert ported(old) == ported(before)
 
 
 def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
