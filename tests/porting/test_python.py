@@ -45,6 +45,11 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
         ("from determined.pytorch import *\n", "from det_lightning.pytorch import *\n"),
         ("if 1:\n\tfrom determined.pytorch import (  # a\n\t\tBatch,  # b\n\t\tEpoch,\n\t)\n", None),
         ("from determined.pytorch._data import DataLoader\n", "from det_lightning.pytorch import DataLoader\n"),
+        ("from determined.core._context import Context as C\n", "from det_lightning.core import Context as C\n"),
+        (
+            "import determined as det\ndet.core._tensorboard_mode.TensorboardMode.MANUAL\n",
+            "import det_lightning as det\ndet.core.TensorboardMode.MANUAL\n",
+        ),
         ("import determined.pytorch._data as d\nd.DataLoader\n", "import det_lightning.pytorch as d\nd.DataLoader\n"),
         (
             "import determined as det\ndet.pytorch._lr_scheduler.LRScheduler.StepMode\n",
