@@ -188,10 +188,10 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
         needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
         if needs:
             why[port.path] = needs[0]
-    # Determined's classes cannot train a trial of det_lightning, nor the other way round.
+    # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
     for port in found:
-        if port.path in why and port.facts.uses_trials:
-            for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
+        if port.path in why:
+            for imported in [file for file in graph.imported_by(port) if file.facts.apis & port.facts.apis]:
                 why.setdefault(imported.path, why[port.path])
     # Whatever keeps the requirement of Determined in the directories above it.
     needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
@@ -204,7 +204,7 @@ def _kept(port: FilePort, graph: FileGraph, why: dict[pathlib.Path, Reason], nee
     is_python = port.path.suffix == ".py"
     # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
     is_whole = is_python or port.facts.kind is Kind.configuration
-    if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
+    if is_whole or (port.facts.kind is Kind.notebook and port.facts.apis):
         for file in (port, *staying.values()):
             if file.path in why:
                 return _restored(port, why[file.path])

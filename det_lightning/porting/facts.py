@@ -19,7 +19,7 @@ _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
 # The package may be imported as such, and used as det.pytorch.
-_PYTORCH = re.compile(r"\bpytorch\b")
+_APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\bimport\b[^\n]*\bcore\b")}
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
@@ -41,7 +41,7 @@ class Facts:
     imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
     starts: tuple[str, ...] = ()  # files that commands in it name
     uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
-    uses_trials: bool = False  # it imports Determined's PyTorch API, or ours
+    apis: frozenset[str] = frozenset()  # of Determined, or of ours, that it uses: pytorch, core
     imports_determined: bool = False  # under that name, once it is ported
     has_entrypoint: bool = False  # a configuration says what to run
     executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
@@ -72,7 +72,7 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
         tuple(name for name in imported if name not in ours),
         starts,
         bool(ours or starts),
-        bool(ours) and _PYTORCH.search(text) is not None,
+        frozenset(api for api, name in _APIS.items() if ours and name.search(text)),
         any(name.split(".")[0] == "determined" for name in ours),
         names=tuple(sorted(set(_bound(tree.body)))),
     )

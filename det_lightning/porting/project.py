@@ -140,5 +140,5 @@ def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Fact
         name = finding.reason.partition(":")[0]
         return not configurations or any(name not in config.sets for config in configurations)
     if finding.premise is Premise.in_trial:
-        return not users or any(user.uses_trials for user in users)
+        return not users or any("pytorch" in user.apis for user in users)
     return True

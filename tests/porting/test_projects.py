@@ -239,6 +239,21 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
 
 
 @pytest.mark.slow
+def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
+    init = (
+        "import determined as det\ndef init(): return det.core.init(tensorboard_mode=det.core.TensorboardMode.MANUAL)\n"
+    )
+    staying = "import determined as det\nfrom determined.profiler import ProfilerAgent\nimport opening, names\n"
+    made(
+        train_py=f"{staying}with opening.init() as context: run(context, ProfilerAgent, det.core)\n",
+        opening_py=init,
+        names_py="import determined as det\nFORMAT = det.LOG_FORMAT\n",
+    )
+    assert Path("opening.py").read_text() == init
+    assert Path("names.py").read_text().startswith("import det_lightning as det\n")
+
+
+@pytest.mark.slow
 def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> None:
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
