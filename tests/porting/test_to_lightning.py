@@ -97,6 +97,17 @@ def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, lat
     assert todos == 0
 
 
+def test_init_takes_a_batch_size_for_one_process_where_the_property_needs_a_trainer() -> None:
+    init = "self.b = context.get_per_slot_batch_size(); self.sets = Sets(self.b, f'of {self.b}')"
+    written, todos = written_trial(init, train="use(self.b)")
+    assert (
+        """        self.sets = Sets(self.hparams["global_batch_size"], f'of {self.hparams.global_batch_size}')\n"""
+        in written
+    )
+    assert "        use(self.b)\n" in written and "@property" in written
+    assert todos == 1
+
+
 @pytest.mark.parametrize(
     ("init", "todos"),
     [
