@@ -158,7 +158,8 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
 # The program ``det``, and what replaces its commands
 
 
-_WORD = r"(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|[^\s;&|#`)\"'\\])+"
+# No redirection, such as 2>&1.
+_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
 _COMMAND = re.compile(rf"(?P<before>^|[\s;&|(`@!])(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)

@@ -451,6 +451,8 @@ def test_a_startup_hook_that_installs_packages_is_a_finding(
         ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
         ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
         ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
+        ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),
+        ("a.sh", "det e list 2> /dev/null\n", "det-lightning experiment ls 2> /dev/null\n"),
         ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
         ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
         (
