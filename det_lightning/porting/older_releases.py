@@ -46,7 +46,7 @@ _GONE = {
     "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
     "hvd_config": "use context.distributed",
 }
-_INSIDE = "use a public method of the context, or keep the value in the trial"
+_INSIDE = "use a public method of the context, or keep the value in code of your own"
 _BUILDERS = {"build_model", "optimizer"}
 _TAKE_MODELS = ("train_batch", "evaluate_batch", "evaluate_full_dataset")
 _NEW_HOOKS = {
@@ -98,7 +98,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
         file.edits.replace(file.span(inner.value)[1], file.span(inner)[1], "")
     elif is_context and name in _RENAMED:
         file.replace(node.attr, _RENAMED[name])
-    elif is_context or owner.endswith(("context.distributed", "context.experimental")):
+    elif is_context or owner.endswith("context.experimental"):
         private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
         if private or (is_context and name in _GONE):
             reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
@@ -215,16 +215,47 @@ def _calls(node: cst.CSTNode, *methods: str) -> bool:
     return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods
 
 
-# The Core API: its first releases counted batches as latest_batch
+# The Core API
 
 
+_CORE_PARTS = ("checkpoint", "distributed", "preempt", "profiler", "searcher", "train")
+_STORE = "call store_path() or upload(), with shard=True if several ranks have files"
+_GONE_FROM_CORE = {"_report_checkpoint": _STORE, "_storage_manager": _STORE}
+# What report_metrics() was called, and the number of batches in it and in the reports of the first releases.
+_OLD_REPORT = "_report_trial_metrics"
+_TOTAL = "total_batches"
 _OLD_COUNT = "latest_batch"
 _COUNT = "steps_completed"
 _REPORTS = ("report_training_metrics", "report_validation_metrics")
 _STORES = ("store_path", "upload")
 
 
-def rewrite_batch_counts(file: PythonFile) -> None:
+def rewrite_core_api(file: PythonFile) -> None:
+    """Rewrite what older releases and private names of the Core API had, and note what is internal."""
+    for node in file.find(cst.Attribute):
+        owner = dotted_name(node.value)
+        *_, context, part = ["", "", *owner.split(".")]
+        name = node.attr.value
+        is_core = part.endswith("core_context") or (context.endswith("context") and part in _CORE_PARTS)
+        if is_core and name.startswith("_") and not name.startswith("__") and not _rename_report(file, node):
+            reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
+            file.note(node, Severity.problem, reason, _GONE_FROM_CORE.get(name, _INSIDE))
+    _rewrite_batch_counts(file)
+
+
+def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
+    """Rewrite a report of any group of metrics, if it is one without the metrics of each batch."""
+    call = file.parent(method)
+    if method.attr.value != _OLD_REPORT or not isinstance(call, cst.Call) or len(call.args) != 3:
+        return False
+    file.replace(method.attr, "report_metrics")
+    for argument in call.args:
+        if argument.keyword is not None and argument.keyword.value == _TOTAL:
+            file.replace(argument.keyword, _COUNT)
+    return True
+
+
+def _rewrite_batch_counts(file: PythonFile) -> None:
     """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
     metadata: dict[cst.Dict, None] = {}  # in the order of the file
     for call in file.find(cst.Call):

@@ -17,7 +17,7 @@ from det_lightning.porting.counterparts import counterpart, missing, missing_pre
 from det_lightning.porting.findings import Finding, Premise, line_at
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_libraries import note_older_libraries
-from det_lightning.porting.older_releases import rewrite_batch_counts, rewrite_older_releases
+from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
@@ -45,10 +45,11 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     uses_trials = imports.bindings.uses_trial_api() or ported.uses_trial_api()
     if uses_trials:
         rewrite_older_releases(file, classes["trial"], classes["callback"])
-    if found := [*imports.bindings.found, *ported.found]:
+    found = [*imports.bindings.found, *ported.found]
+    if found or uses_trials:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
         note_older_libraries(file)
-        rewrite_batch_counts(file)
+        rewrite_core_api(file)
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
     if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):

@@ -557,6 +557,28 @@ def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
     assert findings_of(before) == []
 
 
+@pytest.mark.parametrize(
+    ("use", "after", "reported"),
+    [
+        ("train._report_trial_metrics('eval', 3, m)", "train.report_metrics('eval', 3, m)", []),
+        (
+            "train._report_trial_metrics(group='eval', total_batches=3, metrics=m)",
+            "train.report_metrics(group='eval', steps_completed=3, metrics=m)",
+            [],
+        ),
+        ("train._report_trial_metrics('eval', 3, m, all)", None, ["train._report_trial_metrics"]),
+        ("checkpoint._storage_manager.store_path(id)", None, ["checkpoint._storage_manager"]),
+        ("train._trial_id", None, ["train._trial_id"]),
+        ("_session.get('/api/v1/me')", None, ["_session"]),
+        ("train.__class__", None, []),
+    ],
+)
+def test_private_names_of_the_core_api_are_rewritten_or_found(use: str, after: str | None, reported: list[str]) -> None:
+    before = "import determined as det\nself.core_context = det.core.init()\nself.core_context.{}\n"
+    assert ported(before.format(use)).splitlines()[2] == f"self.core_context.{after or use}"
+    assert findings_of(before.format(use)) == [f"3: core_context.{name} is internal to Determined" for name in reported]
+
+
 FIRST_CORE_API = """\
 import determined as det
 
