@@ -97,6 +97,12 @@ def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, lat
     assert todos == 0
 
 
+def test_hyperparameters_may_be_taken_under_a_shorter_name() -> None:
+    written, todos = written_trial("hp = self.context.get_hparam; self.rate = hp('lr')")
+    assert "        hp = self.hparams.__getitem__\n        self.rate = hp('lr')\n" in written
+    assert todos == 0
+
+
 def test_init_takes_a_batch_size_for_one_process_where_the_property_needs_a_trainer() -> None:
     init = "self.b = context.get_per_slot_batch_size(); self.sets = Sets(self.b, f'of {self.b}')"
     written, todos = written_trial(init, train="use(self.b)")
