@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from det_lightning.escaping import escape
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.file_port import FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
 _MOST_REASONS = 3
@@ -210,7 +210,8 @@ def _kept(port: FilePort, graph: FileGraph, why: dict[pathlib.Path, Reason], nee
                 return _restored(port, why[file.path])
     if is_python and port.path.name != "setup.py":
         return port
-    needed = next((reason for reason in needs if reason.path.is_relative_to(port.path.parent)), None)
+    directory = project_directory(port.path)
+    needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     return _kept_by_line(port, list(staying), needed)
 
 

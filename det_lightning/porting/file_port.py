@@ -131,8 +131,21 @@ def port_file(path: pathlib.Path) -> FilePort:
     return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts_of(ported))
 
 
+def project_directory(path: pathlib.Path) -> pathlib.Path:
+    """Return the directory whose code a file is for: its own, but for ``requirements/base.txt`` the one above."""
+    return path.parent.parent if _lists_requirements(path.absolute().parent) else path.parent
+
+
+def _lists_requirements(directory: pathlib.Path) -> bool:
+    return directory.name.lower() == "requirements"
+
+
 def _kind_of(path: pathlib.Path) -> tuple[str, Callable[[str], Facts]] | None:
-    return next((kind for names, kind in _KINDS.items() if re.fullmatch(names, path.name)), None)
+    given = [path.name]
+    directory = path.absolute().parent
+    if _lists_requirements(directory):
+        given.append(f"{directory.name}/{path.name}")
+    return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:

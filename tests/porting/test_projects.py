@@ -197,6 +197,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     [
         ("requirements.txt", "determined==0.19\n", "determined==0.19\ndet-lightning~=0.1\n"),
         ("requirements.txt", "torch\ndetermined", "torch\ndetermined\ndet-lightning\n".rstrip()),
+        ("requirements/base.in", "determined==0.26.4\n", "determined==0.26.4\ndet-lightning~=0.1\n"),
         (
             "pyproject.toml",
             '[project]\ndependencies = [\n  "determined>1",\n]\n',
@@ -212,6 +213,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     ],
 )
 def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, before: str, after: str | None) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text(before)
     sdk = "from determined.experimental import client\nclient.login()\n"
     project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=sdk)
