@@ -236,7 +236,7 @@ def rewrite_core_api(file: PythonFile) -> None:
         owner = dotted_name(node.value)
         *_, context, part = ["", "", *owner.split(".")]
         name = node.attr.value
-        is_core = part.endswith("core_context") or (context.endswith("context") and part in _CORE_PARTS)
+        is_core = part.endswith("core_context") or (context.endswith(("context", "ctx")) and part in _CORE_PARTS)
         if is_core and name.startswith("_") and not name.startswith("__") and not _rename_report(file, node):
             reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
             file.note(node, Severity.problem, reason, _GONE_FROM_CORE.get(name, _INSIDE))

@@ -14,6 +14,7 @@ from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.commands import port_shell
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
+from det_lightning.porting.facts import CORE_CONTEXT
 from det_lightning.porting.findings import Finding, Premise, line_at
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_libraries import note_older_libraries
@@ -24,7 +25,7 @@ from det_lightning.porting.strings import note_python_variables, rewrite_started
 # Without one of these there is nothing to find, and parsing takes its time.
 _WORTH_PARSING = re.compile(
     r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info|"
-    r"DET_|\bdet\b(?=[\s\"'])"
+    r"DET_|\bdet\b(?=[\s\"'])|core_context\."
 )
 
 
@@ -49,6 +50,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     if found or uses_trials:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
         note_older_libraries(file)
+    if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.

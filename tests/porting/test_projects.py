@@ -245,13 +245,16 @@ def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
     init = (
         "import determined as det\ndef init(): return det.core.init(tensorboard_mode=det.core.TensorboardMode.MANUAL)\n"
     )
-    staying = "import determined as det\nfrom determined.profiler import ProfilerAgent\nimport opening, names\n"
+    report = "def report(core_context): core_context.train.report_training_metrics(latest_batch=1, metrics={})\n"
+    staying = "import determined as det\nfrom determined.profiler import ProfilerAgent\nimport opening, names, report\n"
     made(
         train_py=f"{staying}with opening.init() as context: run(context, ProfilerAgent, det.core)\n",
         opening_py=init,
+        report_py=report,
         names_py="import determined as det\nFORMAT = det.LOG_FORMAT\n",
     )
     assert Path("opening.py").read_text() == init
+    assert Path("report.py").read_text() == report
     assert Path("names.py").read_text().startswith("import det_lightning as det\n")
 
 

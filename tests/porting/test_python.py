@@ -570,6 +570,7 @@ def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
         ("checkpoint._storage_manager.store_path(id)", None, ["checkpoint._storage_manager"]),
         ("train._trial_id", None, ["train._trial_id"]),
         ("_session.get('/api/v1/me')", None, ["_session"]),
+        ("train.report_training_metrics(latest_batch=3)", "train.report_training_metrics(steps_completed=3)", []),
         ("train.__class__", None, []),
     ],
 )
@@ -577,6 +578,13 @@ def test_private_names_of_the_core_api_are_rewritten_or_found(use: str, after: s
     before = "import determined as det\nself.core_context = det.core.init()\nself.core_context.{}\n"
     assert ported(before.format(use)).splitlines()[2] == f"self.core_context.{after or use}"
     assert findings_of(before.format(use)) == [f"3: core_context.{name} is internal to Determined" for name in reported]
+
+
+def test_a_module_that_is_given_the_context_of_the_core_api_need_not_import_it() -> None:
+    before = "def report(core_context, batch):\n    core_context.train.report_training_metrics(latest_batch=batch)\n"
+    assert ported(before) == before.replace("latest_batch", "steps_completed")
+    assert findings_of("def keep(core_context): core_context.checkpoint._storage_manager\n") != []
+    assert findings_of("def other(core_context): core_context.settings._values\n") == []
 
 
 FIRST_CORE_API = """\
