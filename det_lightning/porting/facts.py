@@ -121,7 +121,7 @@ def _does_something(statement: ast.stmt) -> bool:
 
 def facts_of_notebook(text: str) -> Facts:
     """Return what the code and the commands of a notebook say about it."""
-    from det_lightning.porting.python_files import NotebookError, parts_of
+    from det_lightning.porting.notebooks import NotebookError, parts_of
 
     try:
         program, commands = parts_of(text)

@@ -35,7 +35,7 @@ _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _KINDS: dict[str, tuple[str, Callable[[str], Facts]]] = {
     r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
     r"(?is).+\.pyi": ("python_files.port_python", no_facts),
-    r"(?is).+\.ipynb": ("python_files.port_notebook", facts_of_notebook),
+    r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", no_facts),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", no_facts),
@@ -163,7 +163,7 @@ def _unreadable(error: Exception) -> str | None:
     import libcst
     import yaml
 
-    from det_lightning.porting.python_files import NotebookError
+    from det_lightning.porting.notebooks import NotebookError
 
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"

@@ -493,6 +493,34 @@ def test_commands_of_det_that_nothing_replaces_are_problems(
     assert advice in port.findings[0].advice
 
 
+def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path: Path) -> None:
+    before = notebook(
+        "%%time\nimport determined\ndetermined?",
+        "files = !det e list\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
+        "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\n",
+        "%%writefile train.py\nimport determined\n",
+        "%%html\n<p>\n",
+        "?x\ndetermined.pytorch.Batch??\ndetermined.core",
+    )
+    port = port_text(tmp_path, "a.ipynb", before)
+    assert port.after == notebook(
+        "%%time\nimport det_lightning\ndetermined?",
+        "files = !det-lightning experiment ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
+        "%%bash\ncd x\n\n  det-lightning run c.yaml .\n",
+        "%%writefile train.py\nimport determined\n",
+        "%%html\n<p>\n",
+        "?x\ndetermined.pytorch.Batch??\ndet_lightning.core",
+    )
+    (found,) = port.findings
+    assert found.reason == "a cell that begins with %%writefile stays as it is, and names determined"
+
+
+def test_a_command_of_several_lines_in_a_notebook_stays_as_it_is_written(tmp_path: Path) -> None:
+    loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
+    port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
+    assert port.after == notebook("import det_lightning", loop)
+
+
 @pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
 def test_other_words_are_no_commands_of_det(text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.sh", text)
