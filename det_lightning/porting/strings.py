@@ -19,6 +19,7 @@ from det_lightning.porting.commands import (
     note_variables,
     port_commands,
     port_det_commands,
+    prints_something_else,
     translated,
 )
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
@@ -39,6 +40,7 @@ _START = {
     "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system",
     "create_subprocess_exec", "create_subprocess_shell", "split",
 }  # fmt: skip
+_READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
 _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
@@ -143,10 +145,16 @@ def _rewrite_line(file: PythonFile, node: cst.BaseExpression) -> None:
     """Rewrite a string that is a line for the shell."""
     quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
-    ported, findings = port_det_commands(quoted["text"], file.line(node))
-    file.findings += [dataclasses.replace(finding, needs_determined=Need.script) for finding in findings]
+    ported, findings = port_det_commands(quoted["text"], file.line(node), _reads_output(file))
+    file.findings += [
+        dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
+    ]
     if ported != quoted["text"]:
         file.replace(node, quoted["start"] + ported + quoted["quote"])
+
+
+def _reads_output(file: PythonFile) -> bool:
+    return any(name in file.edits.text for name in _READ_OUTPUT)
 
 
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
@@ -167,6 +175,8 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     except NoCounterpart as e:
         file.findings.append(needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return
+    if _reads_output(file):
+        file.findings.append(prints_something_else(words, file.line(nodes[0])))
     known = dict(zip(reversed(words), reversed(sources), strict=True))
     quote = sources[0][-1]
     file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))

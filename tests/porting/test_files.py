@@ -493,10 +493,28 @@ def test_commands_of_det_that_nothing_replaces_are_problems(
     assert advice in port.findings[0].advice
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "id=$(det e create c.yaml . | grep -o '[0-9]*')\n"),
+        ("a.sh", "det e create c.yaml . 2>&1 | sed s/x// | tee id\n"),
+        ("a.ipynb", "id = !det e create c.yaml ."),
+        ("a.py", "run(['det', 'e', 'create', c, d], capture_output=True)\n"),
+        ("a.py", "os.popen(f'det e create {c} {d}').read()\n"),
+    ],
+)
+def test_a_command_of_det_whose_output_is_read_is_found(name: str, text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, name, notebook(text) if name == "a.ipynb" else text)
+    assert port.changed
+    (found,) = port.findings
+    assert found.severity is Severity.check
+    assert found.reason.startswith("det e create: its output is read, ")
+
+
 def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path: Path) -> None:
     before = notebook(
         "%%time\nimport determined\ndetermined?",
-        "files = !det e list\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
+        "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
         "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\n",
         "%%writefile train.py\nimport determined\n",
         "%%html\n<p>\n",
@@ -505,7 +523,7 @@ def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path
     port = port_text(tmp_path, "a.ipynb", before)
     assert port.after == notebook(
         "%%time\nimport det_lightning\ndetermined?",
-        "files = !det-lightning experiment ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
+        "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
         "%%bash\ncd x\n\n  det-lightning run c.yaml .\n",
         "%%writefile train.py\nimport determined\n",
         "%%html\n<p>\n",
