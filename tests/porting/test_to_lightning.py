@@ -97,6 +97,20 @@ def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, lat
     assert todos == 0
 
 
+@pytest.mark.parametrize(
+    ("train", "todos"),
+    [
+        ("return {'lr': self.scheduler.get_last_lr()}", 1),
+        ("metrics = {'names': [1, 2], 'kind': 'x'}; return metrics", 1),
+        ("return {'lr': self.scheduler.get_last_lr()[0], 'loss': loss, 'n': len(x)}", 0),
+    ],
+)
+def test_metrics_that_lightning_does_not_log_get_a_comment(train: str, todos: int) -> None:
+    written, found = written_trial(train=train)
+    assert found == todos
+    assert written.count("# TODO: Lightning logs numbers only: take one of these, or leave them out\n") == todos
+
+
 def test_hyperparameters_may_be_taken_under_a_shorter_name() -> None:
     written, todos = written_trial("hp = self.context.get_hparam; self.rate = hp('lr')")
     assert "        hp = self.hparams.__getitem__\n        self.rate = hp('lr')\n" in written
