@@ -158,13 +158,16 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
 # The program ``det``, and what replaces its commands
 
 
-# No redirection, such as 2>&1.
-_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|[^\s;&|<>#`)\"'\\])+"
+# No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
+_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
-_COMMAND = re.compile(rf"(?P<before>^|[\s;&|(`@!])(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
+# A line of a Makefile may begin with a sign.
+_BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
+_COMMAND = re.compile(rf"{_BEFORE}(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)
 # What reads the output of a command: what it is passed on to, or what is before it.
 _READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
+_IN_COMMENT = re.compile(r"(?:^|\s)#")
 _READ_IN = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
 
 _GROUPS = {
@@ -236,7 +239,8 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
 
     def replaced(found: re.Match[str]) -> str:
         words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
-        if not is_det_command(words):
+        begin = text.rfind("\n", 0, found.start("command")) + 1
+        if not is_det_command(words) or _IN_COMMENT.search(text, begin, found.start("command")):
             return found.group()
         line = line_at(text, found.start("command"), first_line)
         try:
@@ -244,7 +248,6 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
         except NoCounterpart as e:
             findings.append(needs_a_master(words, str(e), line))
             return found.group()
-        begin = text.rfind("\n", 0, found.start("command")) + 1
         if is_read or _READ_BY.match(text, found.end()) or _READ_IN.search(text, begin, found.start("command")):
             findings.append(prints_something_else(words, line))
         return found["before"] + " ".join(new)

@@ -453,6 +453,13 @@ def test_a_startup_hook_that_installs_packages_is_a_finding(
         ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
         ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),
         ("a.sh", "det e list 2> /dev/null\n", "det-lightning experiment ls 2> /dev/null\n"),
+        (
+            "Makefile",
+            "t: # det e list\n\t-det e list  # det e list\n",
+            "t: # det e list\n\t-det-lightning experiment ls  # det e list\n",
+        ),
+        ("a.sh", "ssh host 'det e create c.yaml .'\n", "ssh host 'det-lightning run c.yaml .'\n"),
+        ("ci.yml", '- run: "det -m ${{ env.MASTER }} e create c.yaml ."\n', '- run: "det-lightning run c.yaml ."\n'),
         ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
         ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
         (
