@@ -462,6 +462,8 @@ def test_a_startup_hook_that_installs_packages_is_a_finding(
         ("ci.yml", '- run: "det -m ${{ env.MASTER }} e create c.yaml ."\n', '- run: "det-lightning run c.yaml ."\n'),
         ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
         ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
+        ("a.py", "run = f'det e create {c} .'\nos.system(run)\n", "run = f'det-lightning run {c} .'\nos.system(run)\n"),
+        ("a.py", "call('det e create c.yaml .'.split())\n", "call('det-lightning run c.yaml .'.split())\n"),
         (
             "a.py",
             "sp.run(['det', 'e', 'create', str(c), '.', '-f'], check=True)\n",
@@ -489,6 +491,8 @@ def test_commands_of_det_are_translated_where_there_is_one(
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
+        ("a.py", "os.system('det e create ' + c + ' .')\n", "1: det e create", "it is put together"),
+        ("a.py", "\nrun('det e create {} .'.format(c), shell=True)\n", "2: det e create", "it is put together"),
     ],
 )
 def test_commands_of_det_that_nothing_replaces_are_problems(
