@@ -100,6 +100,11 @@ def problems_of(port: FilePort) -> list[str]:
         ),
         (
             "pyproject.toml",
+            "[project]\ndependencies = [\"determined[x]>=0.2; python_version < '3.11'\", 'torch']\n",
+            "[project]\ndependencies = [\"det-lightning~=0.1; python_version < '3.11'\", 'torch']\n",
+        ),
+        (
+            "pyproject.toml",
             '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x\n[tool.ruff]\nk = ["determined"]\n',
             '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x\n[tool.ruff]\nk = ["determined"]\n',
         ),
