@@ -8,6 +8,7 @@ import libcst as cst
 
 from det_lightning.porting.counterparts import methods_in, package_finding
 from det_lightning.porting.findings import Premise, Severity
+from det_lightning.porting.older_releases import spellings
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
@@ -172,11 +173,12 @@ def _is_passed(file: PythonFile, node: cst.CSTNode) -> bool:
 
 
 def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
+    names = spellings("wrap_optimizer")
     return {
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
         for target in assign.targets
-        if isinstance(assign.value, cst.Call) and dotted_name(assign.value.func).endswith(".wrap_optimizer")
+        if isinstance(assign.value, cst.Call) and last_name(assign.value.func) in names
     } - {""}
 
 

@@ -158,10 +158,17 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
 # The program ``det``, and what replaces its commands
 
 
-_WORD = r"(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|[^\s;&|#`)\"'\\])+"
+# No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
+_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
-_COMMAND = re.compile(rf"(?P<before>^|[\s;&|(`@!])(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
+# A line of a Makefile may begin with a sign.
+_BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
+_COMMAND = re.compile(rf"{_BEFORE}(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)
+# What reads the output of a command: what it is passed on to, or what is before it.
+_READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
+_IN_COMMENT = re.compile(r"(?:^|\s)#")
+_READ_IN = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
 
 _GROUPS = {
     "experiment": "experiment", "e": "experiment", "exp": "experiment",
@@ -223,27 +230,45 @@ def translated(words: list[str]) -> list[str]:
     raise NoCounterpart(next((instead for instead, commands in _INSTEAD.items() if command in commands), _KEEP))
 
 
-def port_det_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands with those of ``det`` translated, and findings for those that cannot be."""
+def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> tuple[str, list[Finding]]:
+    """Return shell commands with those of ``det`` translated, and findings for those that cannot be.
+
+    If their output ``is_read`` by whatever runs them, it is a finding, too; otherwise only where the commands show it.
+    """
     findings = []
 
     def replaced(found: re.Match[str]) -> str:
         words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
-        if not is_det_command(words):
+        begin = text.rfind("\n", 0, found.start("command")) + 1
+        if not is_det_command(words) or _IN_COMMENT.search(text, begin, found.start("command")):
             return found.group()
+        line = line_at(text, found.start("command"), first_line)
         try:
-            return found["before"] + " ".join(translated(words))
+            new = translated(words)
         except NoCounterpart as e:
-            findings.append(needs_a_master(words, str(e), line_at(text, found.start("command"), first_line)))
+            findings.append(needs_a_master(words, str(e), line))
             return found.group()
+        if is_read or _READ_BY.match(text, found.end()) or _READ_IN.search(text, begin, found.start("command")):
+            findings.append(prints_something_else(words, line))
+        return found["before"] + " ".join(new)
 
     return _COMMAND.sub(replaced, text), findings
 
 
 def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:
     """Return the finding for a command of ``det`` that stays."""
-    end = len(words) - len(_without_global_options(words)) + 2
-    return Finding(line, Severity.problem, f"{' '.join(words[:end])}: it needs a Determined master", advice, need)
+    return Finding(line, Severity.problem, f"{_short(words)}: it needs a Determined master", advice, need)
+
+
+def prints_something_else(words: list[str], line: int) -> Finding:
+    """Return the finding for a translated command whose output is read."""
+    reason = f"{_short(words)}: its output is read, and that of the command in its place is another one"
+    advice = "det-lightning experiment ls --json lists experiments; det-lightning run returns when its one is over"
+    return Finding(line, Severity.check, reason, advice, premise=Premise.changed)
+
+
+def _short(words: list[str]) -> str:
+    return " ".join(words[: len(words) - len(_without_global_options(words)) + 2])
 
 
 def _without_global_options(words: list[str]) -> list[str]:

@@ -22,10 +22,12 @@ _MOVED = {
     "determined._execution": "determined",
     "determined._import": "determined",
     "determined._info": "determined",
-    "determined.core._distributed": "determined.core",
 }
+_IN_CORE = ("_checkpoint", "_context", "_distributed", "_experimental", "_preempt", "_profiler", "_searcher",
+            "_tensorboard_mode", "_train")  # fmt: skip
 _IN_PYTORCH = ("_callback", "_data", "_experimental", "_load", "_lr_scheduler", "_pytorch_context", "_pytorch_trial",
                "_reducer", "_trainer", "_trainer_utils")  # fmt: skip
+_MOVED.update({f"determined.core.{module}": "determined.core" for module in _IN_CORE})
 _MOVED.update({f"{_PYTORCH}.{module}": _PYTORCH for module in _IN_PYTORCH})
 _RENAMED = {
     "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from det_lightning.escaping import escape
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.file_port import FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
 _MOST_REASONS = 3
@@ -188,10 +188,10 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
         needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
         if needs:
             why[port.path] = needs[0]
-    # Determined's classes cannot train a trial of det_lightning, nor the other way round.
+    # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
     for port in found:
-        if port.path in why and port.facts.uses_trials:
-            for imported in [file for file in graph.imported_by(port) if file.facts.uses_trials]:
+        if port.path in why:
+            for imported in [file for file in graph.imported_by(port) if file.facts.apis & port.facts.apis]:
                 why.setdefault(imported.path, why[port.path])
     # Whatever keeps the requirement of Determined in the directories above it.
     needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
@@ -204,13 +204,14 @@ def _kept(port: FilePort, graph: FileGraph, why: dict[pathlib.Path, Reason], nee
     is_python = port.path.suffix == ".py"
     # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
     is_whole = is_python or port.facts.kind is Kind.configuration
-    if is_whole or (port.facts.kind is Kind.notebook and port.facts.uses_trials):
+    if is_whole or (port.facts.kind is Kind.notebook and port.facts.apis):
         for file in (port, *staying.values()):
             if file.path in why:
                 return _restored(port, why[file.path])
     if is_python and port.path.name != "setup.py":
         return port
-    needed = next((reason for reason in needs if reason.path.is_relative_to(port.path.parent)), None)
+    directory = project_directory(port.path)
+    needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     return _kept_by_line(port, list(staying), needed)
 
 

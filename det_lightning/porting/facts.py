@@ -19,7 +19,9 @@ _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
 # The package may be imported as such, and used as det.pytorch.
-_PYTORCH = re.compile(r"\bpytorch\b")
+_APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\bimport\b[^\n]*\bcore\b")}
+# A module that gets the context of the Core API as an argument need not import Determined.
+CORE_CONTEXT = re.compile(r"\bcore_context\.(?:checkpoint|preempt|searcher|train)\.")
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
@@ -41,7 +43,7 @@ class Facts:
     imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
     starts: tuple[str, ...] = ()  # files that commands in it name
     uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
-    uses_trials: bool = False  # it imports Determined's PyTorch API, or ours
+    apis: frozenset[str] = frozenset()  # of Determined, or of ours, that it uses, or is passed parts of: pytorch, core
     imports_determined: bool = False  # under that name, once it is ported
     has_entrypoint: bool = False  # a configuration says what to run
     executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
@@ -63,6 +65,9 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
         return Facts()
     imported = list(_imported(tree))
     ours = [name for name in imported if name.split(".")[0] in _OF_DETERMINED]
+    apis = {api for api, name in _APIS.items() if ours and name.search(text)}
+    if CORE_CONTEXT.search(text):
+        apis.add("core")
     starts: tuple[str, ...] = ()
     if _DET.search(text):
         strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
@@ -72,7 +77,7 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
         tuple(name for name in imported if name not in ours),
         starts,
         bool(ours or starts),
-        bool(ours) and _PYTORCH.search(text) is not None,
+        frozenset(apis),
         any(name.split(".")[0] == "determined" for name in ours),
         names=tuple(sorted(set(_bound(tree.body)))),
     )
@@ -116,7 +121,7 @@ def _does_something(statement: ast.stmt) -> bool:
 
 def facts_of_notebook(text: str) -> Facts:
     """Return what the code and the commands of a notebook say about it."""
-    from det_lightning.porting.python_files import NotebookError, parts_of
+    from det_lightning.porting.notebooks import NotebookError, parts_of
 
     try:
         program, commands = parts_of(text)

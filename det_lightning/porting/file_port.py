@@ -35,7 +35,7 @@ _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _KINDS: dict[str, tuple[str, Callable[[str], Facts]]] = {
     r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
     r"(?is).+\.pyi": ("python_files.port_python", no_facts),
-    r"(?is).+\.ipynb": ("python_files.port_notebook", facts_of_notebook),
+    r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", no_facts),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", no_facts),
@@ -139,8 +139,21 @@ def import_port(path: pathlib.Path) -> tuple[_Port, Callable[[str], Facts]] | No
     return getattr(importlib.import_module(f"det_lightning.porting.{module}"), function), facts_of
 
 
+def project_directory(path: pathlib.Path) -> pathlib.Path:
+    """Return the directory whose code a file is for: its own, but for ``requirements/base.txt`` the one above."""
+    return path.parent.parent if _lists_requirements(path.absolute().parent) else path.parent
+
+
+def _lists_requirements(directory: pathlib.Path) -> bool:
+    return directory.name.lower() == "requirements"
+
+
 def _kind_of(path: pathlib.Path) -> tuple[str, Callable[[str], Facts]] | None:
-    return next((kind for names, kind in _KINDS.items() if re.fullmatch(names, path.name)), None)
+    given = [path.name]
+    directory = path.absolute().parent
+    if _lists_requirements(directory):
+        given.append(f"{directory.name}/{path.name}")
+    return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 
 
 def _encoding_of(path: pathlib.Path, content: bytes) -> str:
@@ -158,7 +171,7 @@ def _unreadable(error: Exception) -> str | None:
     import libcst
     import yaml
 
-    from det_lightning.porting.python_files import NotebookError
+    from det_lightning.porting.notebooks import NotebookError
 
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"

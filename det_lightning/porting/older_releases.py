@@ -1,16 +1,28 @@
-"""What older releases had: names and calls of Determined, rewritten to today's, and names of other libraries."""
+"""What older releases of Determined had: names and calls, rewritten to today's."""
 
 from __future__ import annotations
 
+import itertools
+
 import libcst as cst
 
-from det_lightning.porting.bindings import Bindings, Reference
 from det_lightning.porting.counterparts import methods_in
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_syntax import PythonFile, base_names, dotted_name, is_keyword, methods_of, string_of
+from det_lightning.porting.python_syntax import (
+    PythonFile,
+    base_names,
+    dotted_name,
+    is_keyword,
+    lineage_of,
+    methods_of,
+    string_of,
+)
 
 _RENAMED = {
-    # The interface of several models, before it was public.
+    # The interface of several models, before it was public, and in its first releases.
+    "LRScheduler": "wrap_lr_scheduler",
+    "Model": "wrap_model",
+    "Optimizer": "wrap_optimizer",
     "_LRScheduler": "wrap_lr_scheduler",
     "_Model": "wrap_model",
     "_Optimizer": "wrap_optimizer",
@@ -34,7 +46,8 @@ _GONE = {
     "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
     "hvd_config": "use context.distributed",
 }
-_INSIDE = "use a public method of the context, or keep the value in the trial"
+_INSIDE = "use a public method of the context, or keep the value in code of your own"
+_BUILDERS = {"build_model", "optimizer"}
 _TAKE_MODELS = ("train_batch", "evaluate_batch", "evaluate_full_dataset")
 _NEW_HOOKS = {
     "on_checkpoint_end": "on_checkpoint_write_end",
@@ -44,6 +57,11 @@ _NEW_HOOKS = {
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
 # What trials in examples did themselves, and is done for them: setting the mode that a method runs in.
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
+
+
+def spellings(method: str) -> list[str]:
+    """Return the names that a method of the context has had."""
+    return [method, *(old for old, new in _RENAMED.items() if new == method)]
 
 
 def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
@@ -59,11 +77,11 @@ def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbac
     for trial in trials:
         _remove_mode_calls(file, trial)
         names = {method.name.value for method in methods_of(trial)}
-        if names >= {"build_model", "optimizer"}:
+        if names >= _BUILDERS:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
             file.note(trial, Severity.note, reason, advice)
-        if base_names(trial) == ["PyTorchTrial"] and "__init__" in names and "build_model" not in names:
+        if _wraps_its_own(trial, trials):
             for method in methods_of(trial):
                 _remove_model(file, method)
 
@@ -80,7 +98,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
         file.edits.replace(file.span(inner.value)[1], file.span(inner)[1], "")
     elif is_context and name in _RENAMED:
         file.replace(node.attr, _RENAMED[name])
-    elif is_context or owner.endswith(("context.distributed", "context.experimental")):
+    elif is_context or owner.endswith("context.experimental"):
         private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
         if private or (is_context and name in _GONE):
             reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
@@ -137,7 +155,7 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
         for target in assign.targets
-        if _calls(assign.value, "wrap_model")
+        if _calls(assign.value, *spellings("wrap_model"))
     } - {""}
     mode_calls = [call for call in file.find(cst.Call, within=trial) if _calls(call, "train", "eval")]
     removable = [line for method in methods_of(trial) for line in _needless_lines(file, method, wrapped)]
@@ -156,34 +174,88 @@ def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]
     return lines if len(lines) < len(method.body.body) else []
 
 
+def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
+    """Return whether a trial, all of whose base classes are in the file, wraps models instead of building one."""
+    lineage = lineage_of(trial, trials)
+    names = {method.name.value for one in lineage for method in methods_of(one)}
+    outside = {base for one in lineage for base in base_names(one)} - {one.name.value for one in lineage}
+    return outside == {"PyTorchTrial"} and "__init__" in names and not names >= _BUILDERS
+
+
 def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
     """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
     given = method.params.params
     index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
     if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
         return
-    if any(name.value == "model" for name in file.names(within=method.body)):
+    passed = _passed_to_base(file, method)
+    if len(passed) < sum(name.value == "model" for name in file.names(within=method.body)):
         reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
         advice = "remove the parameter, and use the attribute that holds the wrapped model"
         file.note(method, Severity.problem, reason, advice)
-    else:
-        file.edits.replace(file.end_of(given[index - 1]), file.end_of(given[index]), "")
+        return
+    file.edits.replace(file.end_of(given[index - 1]), file.end_of(given[index]), "")
+    for before, argument in passed:
+        file.edits.replace(file.span(before.value)[1], file.span(argument.value)[1], "")
+
+
+def _passed_to_base(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
+    """Return the model where a method passes it to the method that it overrides, with the argument before it."""
+    calls = [call for call in file.find(cst.Call, within=method) if _calls(call, method.name.value)]
+    return [
+        (before, argument)
+        for call in calls
+        if file.source(call.func).startswith("super(")
+        for before, argument in itertools.pairwise(call.args)
+        if isinstance(argument.value, cst.Name) and argument.value.value == "model"
+    ]
 
 
 def _calls(node: cst.CSTNode, *methods: str) -> bool:
     return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods
 
 
-# The Core API: its first releases counted batches as latest_batch
+# The Core API
 
 
+_CORE_PARTS = ("checkpoint", "distributed", "preempt", "profiler", "searcher", "train")
+_STORE = "call store_path() or upload(), with shard=True if several ranks have files"
+_GONE_FROM_CORE = {"_report_checkpoint": _STORE, "_storage_manager": _STORE}
+# What report_metrics() was called, and the number of batches in it and in the reports of the first releases.
+_OLD_REPORT = "_report_trial_metrics"
+_TOTAL = "total_batches"
 _OLD_COUNT = "latest_batch"
 _COUNT = "steps_completed"
 _REPORTS = ("report_training_metrics", "report_validation_metrics")
 _STORES = ("store_path", "upload")
 
 
-def rewrite_batch_counts(file: PythonFile) -> None:
+def rewrite_core_api(file: PythonFile) -> None:
+    """Rewrite what older releases and private names of the Core API had, and note what is internal."""
+    for node in file.find(cst.Attribute):
+        owner = dotted_name(node.value)
+        *_, context, part = ["", "", *owner.split(".")]
+        name = node.attr.value
+        is_core = part.endswith("core_context") or (context.endswith(("context", "ctx")) and part in _CORE_PARTS)
+        if is_core and name.startswith("_") and not name.startswith("__") and not _rename_report(file, node):
+            reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
+            file.note(node, Severity.problem, reason, _GONE_FROM_CORE.get(name, _INSIDE))
+    _rewrite_batch_counts(file)
+
+
+def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
+    """Rewrite a report of any group of metrics, if it is one without the metrics of each batch."""
+    call = file.parent(method)
+    if method.attr.value != _OLD_REPORT or not isinstance(call, cst.Call) or len(call.args) != 3:
+        return False
+    file.replace(method.attr, "report_metrics")
+    for argument in call.args:
+        if argument.keyword is not None and argument.keyword.value == _TOTAL:
+            file.replace(argument.keyword, _COUNT)
+    return True
+
+
+def _rewrite_batch_counts(file: PythonFile) -> None:
     """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
     metadata: dict[cst.Dict, None] = {}  # in the order of the file
     for call in file.find(cst.Call):
@@ -211,78 +283,3 @@ def _dicts_of(file: PythonFile, node: cst.CSTNode) -> list[cst.Dict]:
     targets = file.assignments(node) if isinstance(node, cst.Name) else []
     statements = [file.parent(file.parent(target) or target) for target in targets if target is not None]
     return [one.value for one in statements if isinstance(one, cst.Assign) and isinstance(one.value, cst.Dict)]
-
-
-# Libraries: what today's torch, numpy, Pillow and Python no longer have
-
-
-_PLAIN_TYPE = ("is gone since numpy 1.24", "use Python's {last}")
-_NUMPY_2 = "is gone since numpy 2"
-_RENAMED_IN_NUMPY_2 = {
-    "Inf": "inf", "Infinity": "inf", "infty": "inf", "PINF": "inf", "NaN": "nan", "complex_": "complex128",
-    "float_": "float64", "string_": "bytes_", "unicode_": "str_", "product": "prod", "cumproduct": "cumprod",
-    "sometrue": "any", "alltrue": "all", "round_": "round",
-}  # fmt: skip
-_COLLECTIONS = ("is gone since Python 3.10", "import it from collections.abc")
-_NO_LINALG = "raises an error since torch 2.0"
-_LINALG = (_NO_LINALG, "use torch.linalg.{last}, whose results may have another form")
-
-# By the full name: since when it is gone, and what to use.
-_GONE_FROM_LIBRARIES = {
-    **{f"numpy.{name}": _PLAIN_TYPE for name in ("float", "int", "complex", "object", "str")},
-    "numpy.unicode": ("is gone since numpy 1.24", "use Python's str"),
-    **{f"numpy.{old}": (_NUMPY_2, f"use numpy.{new}") for old, new in _RENAMED_IN_NUMPY_2.items()},
-    "numpy.NINF": (_NUMPY_2, "use -numpy.inf"),
-    "numpy.asfarray": (_NUMPY_2, "use numpy.asarray(..., dtype=float)"),
-    "numpy.asscalar": ("is gone since numpy 1.23", "use the array's item()"),
-    "numpy.in1d": ("is gone since numpy 2.4", "use numpy.isin"),
-    "numpy.trapz": ("is gone since numpy 2.4", "use numpy.trapezoid"),
-    "torch._six": ("is gone since torch 2.0", "use str, int and collections.abc"),
-    "torch.symeig": (_NO_LINALG, "use torch.linalg.eigh"),
-    "torch.lstsq": (_NO_LINALG, "use torch.linalg.lstsq"),
-    **{f"torch.{name}": _LINALG for name in ("eig", "solve", "matrix_rank")},
-    **{f"torch.{name}": ("is gone since torch 1.8", "use torch.fft") for name in ("rfft", "irfft")},
-    "PIL.Image.ANTIALIAS": ("is gone since Pillow 10", "use PIL.Image.LANCZOS"),
-    "PIL.Image.LINEAR": ("is gone since Pillow 10", "use PIL.Image.BILINEAR"),
-    "PIL.Image.CUBIC": ("is gone since Pillow 10", "use PIL.Image.BICUBIC"),
-    **{
-        f"collections.{name}": _COLLECTIONS
-        for name in ("Callable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set", "Sized")
-    },
-}
-
-
-def note_older_libraries(file: PythonFile) -> None:
-    """Note the uses of libraries that today's releases no longer have, or interpret differently."""
-    for package in ("torch", "numpy", "PIL", "collections"):
-        bindings = Bindings(file, package)
-        for use in bindings.references:
-            _check_use(file, use, f"{package}{use.path.removeprefix('determined')}")
-        for binding in bindings.found:
-            # What is bound and never looked up, such as a module from which names are imported.
-            path = f"{package}{binding.path.removeprefix('determined')}"
-            _note_gone(file, binding.statement, path, is_module=True)
-
-
-def _check_use(file: PythonFile, use: Reference, path: str) -> None:
-    if use.attributes:
-        _note_gone(file, use.node, path, is_module=False)
-    call = file.parent(use.expression)
-    if not isinstance(call, cst.Call) or call.func is not use.expression:
-        return
-    if path.startswith("torch.optim.lr_scheduler.") and any(is_keyword(one, "verbose") for one in call.args):
-        name = path.rpartition(".")[2]
-        advice = "leave it out; get_last_lr() tells the learning rate"
-        file.note(call, Severity.note, f"{name}(verbose=) is gone; torch 2.6 was the last to have it", advice)
-    elif path == "torch.load" and not any(is_keyword(one, "weights_only") for one in call.args):
-        reason = "torch.load() reads tensors and plain containers only, since torch 2.6"
-        file.note(call, Severity.note, reason, "pass weights_only=False for whole modules in files that you trust")
-    elif path == "PIL.Image.fromarray" and (len(call.args) > 1 or any(is_keyword(one, "mode") for one in call.args)):
-        reason = "Image.fromarray(mode=) converts no values, and Pillow has deprecated it"
-        file.note(call, Severity.note, reason, "convert the array first, as with array.astype(numpy.uint8)")
-
-
-def _note_gone(file: PythonFile, node: cst.CSTNode, path: str, is_module: bool) -> None:
-    for name, (since, advice) in _GONE_FROM_LIBRARIES.items():
-        if name == path or (is_module and path.startswith(f"{name}.")):
-            file.note(node, Severity.note, f"{name} {since}", advice.format(last=name.rpartition(".")[2]))

@@ -16,7 +16,9 @@ from det_lightning.porting.file_port import FilePort, is_portable
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 
-_SKIPPED = {"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"}
+_SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
+# What virtual environments have, each kind one of them.
+_OF_ENVIRONMENTS = ("pyvenv.cfg", "bin/activate", "Scripts/activate", "conda-meta")
 # What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
 # in them belong to what was trained.
 _RECORDS = (
@@ -65,7 +67,9 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def _is_skipped(directory: pathlib.Path) -> bool:
     name = directory.name
     hidden = name.startswith(".") and name not in (".github", ".circleci")
-    if hidden or name in _SKIPPED or name.endswith(".egg-info") or (directory / "pyvenv.cfg").exists():
+    if hidden or name in _SKIPPED or name.endswith(".egg-info"):
+        return True
+    if any((directory / name).exists() for name in _OF_ENVIRONMENTS):
         return True
     return any(all((directory / name).is_file() for name in names) for names in _RECORDS)
 
@@ -140,5 +144,5 @@ def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Fact
         name = finding.reason.partition(":")[0]
         return not configurations or any(name not in config.sets for config in configurations)
     if finding.premise is Premise.in_trial:
-        return not users or any(user.uses_trials for user in users)
+        return not users or any("pytorch" in user.apis for user in users)
     return True

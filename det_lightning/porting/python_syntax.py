@@ -214,6 +214,14 @@ def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
     return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]
 
 
+def lineage_of(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
+    """Return a class, and those of ``classes`` that it derives from, directly or indirectly."""
+    found = [definition]
+    for one in found:  # which grows
+        found += [base for base in classes if base.name.value in base_names(one) and base not in found]
+    return found
+
+
 def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
     """Return the trials and callbacks of a file, including those that derive from others in the file.
 

@@ -27,7 +27,7 @@ _NAMED_SECTIONS = ("dependencies", "packages", "dev-packages")
 _SECTION = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"(?P<indent>\s*)[\"']?(?P<key>[\w.-]+)[\"']?\s*[=:](?P<value>.*)$", re.DOTALL)
 _VERSION = re.compile(r"^(\s*[\"']?)determined([\"']?\s*=\s*)(?:([\"'])(\*?)[^\"']*\3)(.*)$", re.DOTALL)
-_QUOTED = re.compile(r"([\"'])(determined\b[^\"']*)\1")
+_QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from det_lightning.porting.commands import (
     note_variables,
     port_commands,
     port_det_commands,
+    prints_something_else,
     translated,
 )
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
@@ -39,6 +40,8 @@ _START = {
     "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system",
     "create_subprocess_exec", "create_subprocess_shell", "split",
 }  # fmt: skip
+_Strings = cst.SimpleString | cst.FormattedString
+_READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
 _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
@@ -127,26 +130,68 @@ def note_python_variables(file: PythonFile) -> None:
 
 def rewrite_started_commands(file: PythonFile) -> None:
     """Translate the commands of ``det`` that a file starts; note those that nothing replaces."""
+    lines: dict[cst.CSTNode, bool] = {}
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
-            first = call.args[0].value
-            if isinstance(first, cst.SimpleString | cst.FormattedString):
-                _rewrite_line(file, first)
+            for given in _values_of(file, call.args[0].value):
+                lines.update(_strings_in(file, given))
             if not any(argument.star for argument in call.args):
                 _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
     for sequence in file.find(cst.List, cst.Tuple):
         if not any(isinstance(element, cst.StarredElement) for element in sequence.elements):
             _rewrite_words(file, [element.value for element in sequence.elements])
+    for node, is_whole in lines.items():
+        if is_whole:
+            _rewrite_line(file, node)
+        else:
+            _note_part(file, node)
 
 
-def _rewrite_line(file: PythonFile, node: cst.BaseExpression) -> None:
+def _values_of(file: PythonFile, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return an expression, or for a variable what is assigned to it."""
+    if not isinstance(node, cst.Name):
+        return [node]
+    targets = [file.parent(target) for target in file.assignments(node) if target is not None]
+    assigns = [file.parent(target) for target in targets if target is not None]
+    return [assign.value for assign in assigns if isinstance(assign, cst.Assign)]
+
+
+def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
+    """Return the strings that a command is made of, and whether each is all of it."""
+    if isinstance(command, _Strings):
+        return {command: True}
+    method = command.func if isinstance(command, cst.Call) else None
+    if isinstance(method, cst.Attribute) and isinstance(method.value, _Strings):
+        return {method.value: method.attr.value == "split"}
+    if isinstance(command, cst.BinaryOperation | cst.ConcatenatedString):
+        return dict.fromkeys(file.find(cst.SimpleString, cst.FormattedString, within=command), False)
+    return {}
+
+
+def _note_part(file: PythonFile, node: cst.CSTNode) -> None:
+    """Note a command of ``det`` of which a string is only a part."""
+    text = file.source(node)
+    ported, findings = port_det_commands(text)
+    if ported != text or findings:
+        words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
+        advice = "translate it by hand, since it is put together"
+        file.findings.append(needs_a_master(["det", *words], advice, file.line(node), Need.script))
+
+
+def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
     """Rewrite a string that is a line for the shell."""
     quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
-    ported, findings = port_det_commands(quoted["text"], file.line(node))
-    file.findings += [dataclasses.replace(finding, needs_determined=Need.script) for finding in findings]
+    ported, findings = port_det_commands(quoted["text"], file.line(node), _reads_output(file))
+    file.findings += [
+        dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
+    ]
     if ported != quoted["text"]:
         file.replace(node, quoted["start"] + ported + quoted["quote"])
+
+
+def _reads_output(file: PythonFile) -> bool:
+    return any(name in file.edits.text for name in _READ_OUTPUT)
 
 
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
@@ -167,6 +212,8 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     except NoCounterpart as e:
         file.findings.append(needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return
+    if _reads_output(file):
+        file.findings.append(prints_something_else(words, file.line(nodes[0])))
     known = dict(zip(reversed(words), reversed(sources), strict=True))
     quote = sources[0][-1]
     file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))

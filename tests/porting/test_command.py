@@ -93,6 +93,16 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
     assert "0 files changed" in run(project, "--write").stderr
 
 
+@pytest.mark.parametrize("sign", ["pyvenv.cfg", "bin/activate", "conda-meta/history"])
+def test_a_directory_called_env_is_of_the_project_unless_it_is_a_virtual_environment(sign: str, tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "requirements.txt").write_text("determined\n")
+    assert "det-lightning" in run(tmp_path).stdout
+    (tmp_path / "env" / sign).parent.mkdir(exist_ok=True)
+    (tmp_path / "env" / sign).touch()
+    assert run(tmp_path).stdout == ""
+
+
 @pytest.mark.slow
 def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
     assert "to port: " in run(project, "--check", ends_with=1).stdout

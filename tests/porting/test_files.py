@@ -100,6 +100,11 @@ def problems_of(port: FilePort) -> list[str]:
         ),
         (
             "pyproject.toml",
+            "[project]\ndependencies = [\"determined[x]>=0.2; python_version < '3.11'\", 'torch']\n",
+            "[project]\ndependencies = [\"det-lightning~=0.1; python_version < '3.11'\", 'torch']\n",
+        ),
+        (
+            "pyproject.toml",
             '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x\n[tool.ruff]\nk = ["determined"]\n',
             '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x\n[tool.ruff]\nk = ["determined"]\n',
         ),
@@ -451,8 +456,19 @@ def test_a_startup_hook_that_installs_packages_is_a_finding(
         ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
         ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
         ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
+        ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),
+        ("a.sh", "det e list 2> /dev/null\n", "det-lightning experiment ls 2> /dev/null\n"),
+        (
+            "Makefile",
+            "t: # det e list\n\t-det e list  # det e list\n",
+            "t: # det e list\n\t-det-lightning experiment ls  # det e list\n",
+        ),
+        ("a.sh", "ssh host 'det e create c.yaml .'\n", "ssh host 'det-lightning run c.yaml .'\n"),
+        ("ci.yml", '- run: "det -m ${{ env.MASTER }} e create c.yaml ."\n', '- run: "det-lightning run c.yaml ."\n'),
         ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
         ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
+        ("a.py", "run = f'det e create {c} .'\nos.system(run)\n", "run = f'det-lightning run {c} .'\nos.system(run)\n"),
+        ("a.py", "call('det e create c.yaml .'.split())\n", "call('det-lightning run c.yaml .'.split())\n"),
         (
             "a.py",
             "sp.run(['det', 'e', 'create', str(c), '.', '-f'], check=True)\n",
@@ -480,6 +496,8 @@ def test_commands_of_det_are_translated_where_there_is_one(
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
+        ("a.py", "os.system('det e create ' + c + ' .')\n", "1: det e create", "it is put together"),
+        ("a.py", "\nrun('det e create {} .'.format(c), shell=True)\n", "2: det e create", "it is put together"),
     ],
 )
 def test_commands_of_det_that_nothing_replaces_are_problems(
@@ -489,6 +507,52 @@ def test_commands_of_det_that_nothing_replaces_are_problems(
     assert not port.changed
     assert problems_of(port) == [f"{reason}: it needs a Determined master"]
     assert advice in port.findings[0].advice
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", "id=$(det e create c.yaml . | grep -o '[0-9]*')\n"),
+        ("a.sh", "det e create c.yaml . 2>&1 | sed s/x// | tee id\n"),
+        ("a.ipynb", "id = !det e create c.yaml ."),
+        ("a.py", "run(['det', 'e', 'create', c, d], capture_output=True)\n"),
+        ("a.py", "os.popen(f'det e create {c} {d}').read()\n"),
+    ],
+)
+def test_a_command_of_det_whose_output_is_read_is_found(name: str, text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, name, notebook(text) if name == "a.ipynb" else text)
+    assert port.changed
+    (found,) = port.findings
+    assert found.severity is Severity.check
+    assert found.reason.startswith("det e create: its output is read, ")
+
+
+def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path: Path) -> None:
+    before = notebook(
+        "%%time\nimport determined\ndetermined?",
+        "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
+        "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\n",
+        "%%writefile train.py\nimport determined\n",
+        "%%html\n<p>\n",
+        "?x\ndetermined.pytorch.Batch??\ndetermined.core",
+    )
+    port = port_text(tmp_path, "a.ipynb", before)
+    assert port.after == notebook(
+        "%%time\nimport det_lightning\ndetermined?",
+        "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
+        "%%bash\ncd x\n\n  det-lightning run c.yaml .\n",
+        "%%writefile train.py\nimport determined\n",
+        "%%html\n<p>\n",
+        "?x\ndetermined.pytorch.Batch??\ndet_lightning.core",
+    )
+    (found,) = port.findings
+    assert found.reason == "a cell that begins with %%writefile stays as it is, and names determined"
+
+
+def test_a_command_of_several_lines_in_a_notebook_stays_as_it_is_written(tmp_path: Path) -> None:
+    loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
+    port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
+    assert port.after == notebook("import det_lightning", loop)
 
 
 @pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])

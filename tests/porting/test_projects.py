@@ -197,6 +197,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     [
         ("requirements.txt", "determined==0.19\n", "determined==0.19\ndet-lightning~=0.1\n"),
         ("requirements.txt", "torch\ndetermined", "torch\ndetermined\ndet-lightning\n".rstrip()),
+        ("requirements/base.in", "determined==0.26.4\n", "determined==0.26.4\ndet-lightning~=0.1\n"),
         (
             "pyproject.toml",
             '[project]\ndependencies = [\n  "determined>1",\n]\n',
@@ -212,6 +213,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     ],
 )
 def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, before: str, after: str | None) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text(before)
     sdk = "from determined.experimental import client\nclient.login()\n"
     project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=sdk)
@@ -236,6 +238,24 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
     )
     assert sentences(project)["train.py"] == "runs with `python -m det_lightning train.py`"
     assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
+
+
+@pytest.mark.slow
+def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
+    init = (
+        "import determined as det\ndef init(): return det.core.init(tensorboard_mode=det.core.TensorboardMode.MANUAL)\n"
+    )
+    report = "def report(core_context): core_context.train.report_training_metrics(latest_batch=1, metrics={})\n"
+    staying = "import determined as det\nfrom determined.profiler import ProfilerAgent\nimport opening, names, report\n"
+    made(
+        train_py=f"{staying}with opening.init() as context: run(context, ProfilerAgent, det.core)\n",
+        opening_py=init,
+        report_py=report,
+        names_py="import determined as det\nFORMAT = det.LOG_FORMAT\n",
+    )
+    assert Path("opening.py").read_text() == init
+    assert Path("report.py").read_text() == report
+    assert Path("names.py").read_text().startswith("import det_lightning as det\n")
 
 
 @pytest.mark.slow

@@ -45,6 +45,11 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
         ("from determined.pytorch import *\n", "from det_lightning.pytorch import *\n"),
         ("if 1:\n\tfrom determined.pytorch import (  # a\n\t\tBatch,  # b\n\t\tEpoch,\n\t)\n", None),
         ("from determined.pytorch._data import DataLoader\n", "from det_lightning.pytorch import DataLoader\n"),
+        ("from determined.core._context import Context as C\n", "from det_lightning.core import Context as C\n"),
+        (
+            "import determined as det\ndet.core._tensorboard_mode.TensorboardMode.MANUAL\n",
+            "import det_lightning as det\ndet.core.TensorboardMode.MANUAL\n",
+        ),
         ("import determined.pytorch._data as d\nd.DataLoader\n", "import det_lightning.pytorch as d\nd.DataLoader\n"),
         (
             "import determined as det\ndet.pytorch._lr_scheduler.LRScheduler.StepMode\n",
@@ -308,6 +313,11 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
         (trial("self.model.train()", in_train="self.model.train()"), None),
         (trial("context._Model(m)"), trial("context.wrap_model(m)")),
         (trial("context._LRScheduler(s, m)"), trial("context.wrap_lr_scheduler(s, m)")),
+        (trial("self.context.Model(m)"), trial("self.context.wrap_model(m)")),
+        (
+            trial("context.LRScheduler(context.Optimizer(o))"),
+            trial("context.wrap_lr_scheduler(context.wrap_optimizer(o))"),
+        ),
         (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
         (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
         (
@@ -433,6 +443,38 @@ def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
     assert ported(before) == textwrap.dedent(before)
 
 
+def test_the_model_is_taken_from_all_methods_of_trials_that_derive_from_one_that_wraps_its_own() -> None:
+    before = """
+        from determined.pytorch import PyTorchTrial
+        class Base(PyTorchTrial):
+            def __init__(self, context):
+                self.model = context.Model(Net())
+            def train_batch(self, batch, model: nn.Module, epoch_idx, batch_idx): ...
+            def build_model(self): ...
+        class Evaluated(Base):
+            def evaluate_batch(self, batch, model): ...
+        class Counting(Evaluated):
+            def train_batch(self, batch, model, epoch_idx, batch_idx):
+                return super().train_batch(batch, model, epoch_idx, batch_idx)
+        class Named(Base):
+            def train_batch(self, batch, model, epoch_idx, batch_idx):
+                return super().train_batch(batch=batch, model=model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        """
+    after = ported(before)
+    assert "self, batch, epoch_idx, batch_idx" in after and "self, batch)" in after
+    assert "super().train_batch(batch, epoch_idx, batch_idx)" in after
+    assert "super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)" in after
+    assert ", model" not in after
+    assert findings_of(before) == []
+
+
+def test_what_a_trial_does_around_the_context_is_found_under_the_names_of_its_first_releases() -> None:
+    before = trial(in_train="self.optimizer.zero_grad(); self.model.train()")
+    old = before.replace("wrap_optimizer", "Optimizer").replace("wrap_model", "_Model")
+    assert findings_of(old, Severity.check) == findings_of(before, Severity.check) != []
+    assert ported(old) == ported(before)
+
+
 def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
     text = """
         from determined.pytorch import PyTorchTrialContext
@@ -513,6 +555,36 @@ def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
         """
     assert ported(before) == textwrap.dedent(before).replace("import determined", "import det_lightning")
     assert findings_of(before) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "after", "reported"),
+    [
+        ("train._report_trial_metrics('eval', 3, m)", "train.report_metrics('eval', 3, m)", []),
+        (
+            "train._report_trial_metrics(group='eval', total_batches=3, metrics=m)",
+            "train.report_metrics(group='eval', steps_completed=3, metrics=m)",
+            [],
+        ),
+        ("train._report_trial_metrics('eval', 3, m, all)", None, ["train._report_trial_metrics"]),
+        ("checkpoint._storage_manager.store_path(id)", None, ["checkpoint._storage_manager"]),
+        ("train._trial_id", None, ["train._trial_id"]),
+        ("_session.get('/api/v1/me')", None, ["_session"]),
+        ("train.report_training_metrics(latest_batch=3)", "train.report_training_metrics(steps_completed=3)", []),
+        ("train.__class__", None, []),
+    ],
+)
+def test_private_names_of_the_core_api_are_rewritten_or_found(use: str, after: str | None, reported: list[str]) -> None:
+    before = "import determined as det\nself.core_context = det.core.init()\nself.core_context.{}\n"
+    assert ported(before.format(use)).splitlines()[2] == f"self.core_context.{after or use}"
+    assert findings_of(before.format(use)) == [f"3: core_context.{name} is internal to Determined" for name in reported]
+
+
+def test_a_module_that_is_given_the_context_of_the_core_api_need_not_import_it() -> None:
+    before = "def report(core_context, batch):\n    core_context.train.report_training_metrics(latest_batch=batch)\n"
+    assert ported(before) == before.replace("latest_batch", "steps_completed")
+    assert findings_of("def keep(core_context): core_context.checkpoint._storage_manager\n") != []
+    assert findings_of("def other(core_context): core_context.settings._values\n") == []
 
 
 FIRST_CORE_API = """\

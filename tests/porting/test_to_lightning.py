@@ -98,6 +98,37 @@ def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, lat
 
 
 @pytest.mark.parametrize(
+    ("train", "todos"),
+    [
+        ("return {'lr': self.scheduler.get_last_lr()}", 1),
+        ("metrics = {'names': [1, 2], 'kind': 'x'}; return metrics", 1),
+        ("return {'lr': self.scheduler.get_last_lr()[0], 'loss': loss, 'n': len(x)}", 0),
+    ],
+)
+def test_metrics_that_lightning_does_not_log_get_a_comment(train: str, todos: int) -> None:
+    written, found = written_trial(train=train)
+    assert found == todos
+    assert written.count("# TODO: Lightning logs numbers only: take one of these, or leave them out\n") == todos
+
+
+def test_hyperparameters_may_be_taken_under_a_shorter_name() -> None:
+    written, todos = written_trial("hp = self.context.get_hparam; self.rate = hp('lr')")
+    assert "        hp = self.hparams.__getitem__\n        self.rate = hp('lr')\n" in written
+    assert todos == 0
+
+
+def test_init_takes_a_batch_size_for_one_process_where_the_property_needs_a_trainer() -> None:
+    init = "self.b = context.get_per_slot_batch_size(); self.sets = Sets(self.b, f'of {self.b}')"
+    written, todos = written_trial(init, train="use(self.b)")
+    assert (
+        """        self.sets = Sets(self.hparams["global_batch_size"], f'of {self.hparams.global_batch_size}')\n"""
+        in written
+    )
+    assert "        use(self.b)\n" in written and "@property" in written
+    assert todos == 1
+
+
+@pytest.mark.parametrize(
     ("init", "todos"),
     [
         ("if context.distributed.get_rank() == 0: download()", ["0 in every process here"]),

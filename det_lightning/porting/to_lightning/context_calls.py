@@ -80,6 +80,8 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
         _rewrite_call(trial, call, part, name)
     elif name in LATE_VALUES and (part or name == "device"):
         write_late_value(trial, attribute, name)
+    elif name == "get_hparam":  # under a shorter name
+        file.replace(attribute, "self.hparams.__getitem__")
     else:
         file.todo(context, f"a LightningModule has no context to get {name} from")
 

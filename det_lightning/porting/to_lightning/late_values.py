@@ -77,6 +77,8 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
         trial.properties[name] = value.text
     for other in trial.uses_of(holder):
         if trial.runs_before_training(other) and not _is_changed(trial, other):
+            if value.without_trainer:
+                replace_expression(trial, other, value.without_trainer)
             file.todo(other, value.advice)
 
 

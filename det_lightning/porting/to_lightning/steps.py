@@ -11,6 +11,7 @@ from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
 from det_lightning.porting.to_lightning.trial import Trial
 
+_RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
 # Longer values get their own line.
@@ -180,6 +181,10 @@ def _in_method(file: ModuleFile, method: cst.FunctionDef, kind: type[_Node]) -> 
 
 def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return, lines: list[str]) -> None:
     is_last = returned is statements_of(method.body)[-1]
+    for literal in _values_of(file, method, returned.value):
+        for element in literal.elements if isinstance(literal, cst.Dict) else []:
+            if _is_no_number(element.value):
+                file.todo(element.value, "Lightning logs numbers only: take one of these, or leave them out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 
@@ -202,17 +207,27 @@ def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpressio
         isinstance(value, cst.Call) and dotted_name(value.func) == "dict"
     ):
         return "dict"
-    assigned = [
-        assign.value
-        for assign in _in_method(file, method, cst.Assign)
-        if isinstance(value, cst.Name) and any(dotted_name(target.target) == value.value for target in assign.targets)
-    ]
+    assigned = _values_of(file, method, value)
     if assigned and all(isinstance(given, cst.Dict | cst.DictComp) for given in assigned):
         return "dict"
     returns = "" if method.returns is None else file.source(method.returns.annotation)
     if "ict" in returns and "Union" not in returns and "|" not in returns:
         return "dict"
     return "tensor" if returns.endswith("Tensor") and "|" not in returns else ""
+
+
+def _values_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression | None) -> list[cst.BaseExpression]:
+    """Return an expression, or for the name of a variable what a method assigns to it."""
+    if not isinstance(value, cst.Name):
+        return [] if value is None else [value]
+    assigns = _in_method(file, method, cst.Assign)
+    return [one.value for one in assigns if any(dotted_name(given.target) == value.value for given in one.targets)]
+
+
+def _is_no_number(value: cst.BaseExpression) -> bool:
+    if isinstance(value, cst.Call):
+        return last_name(value.func) in _RETURN_LISTS
+    return isinstance(value, cst.List | cst.ListComp | cst.Tuple | cst.SimpleString | cst.FormattedString)
 
 
 def _reductions_of(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:

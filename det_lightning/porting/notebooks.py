@@ -1,0 +1,146 @@
+"""Notebooks: the code of their cells, ported as one program."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from det_lightning.porting.commands import port_shell
+from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.python_files import port_python
+
+_END_OF_CELL = "#:::end of cell:::\n"
+_HIDE = "pass  #:::"
+# A command with the lines that a backslash joins to it, whose output a variable may get; or a question.
+_MAGIC = re.compile(
+    r"^([ \t]*)((?:\w[\w.,\[\]\"' \t]*=[ \t]*)?[%!](?:[^\n]*\\\n)*[^\n]*|\?[^\n]*|[\w.*]+\?{1,2}[ \t]*)$", re.MULTILINE
+)
+_HIDDEN = re.compile(rf"^([ \t]*){_HIDE}([^\n]*(?:(?<=\\)\n[ \t]*{_HIDE}[^\n]*)*)$", re.MULTILINE)
+_NEXT_HIDDEN = re.compile(rf"\n[ \t]*{_HIDE}")
+# What the first line of a cell says about the others.
+_OF_CELL = re.compile(r"\s*%%(\S*)")
+_PYTHON = ("capture", "memit", "mprun", "prun", "time", "timeit")
+_SHELL = ("!", "bash", "script", "sh", "sx", "system")
+
+
+class NotebookError(ValueError):
+    """The file is not a notebook that can be written back as it was."""
+
+
+def _dump(notebook: dict[str, Any], line_break: str, **options: Any) -> str:
+    """Return the text of a notebook, without what follows its last brace."""
+    return json.dumps(notebook, **options).replace("\n", line_break)
+
+
+_Dump = Callable[[dict[str, Any]], str]
+# Jupyter, Colab, Kaggle and editors each have their own way to write notebooks.
+_INDENTED: list[tuple[int | str | None, tuple[str, str]]] = [(indent, (",", ": ")) for indent in (1, 2, 4, 3, "\t", 0)]
+_INDENTS = [*_INDENTED, (None, (", ", ": ")), (None, (",", ":"))]
+_LAYOUTS: list[_Dump] = [
+    functools.partial(_dump, line_break=line_break, indent=indent, separators=separators, ensure_ascii=escapes)
+    for (indent, separators), escapes, line_break in itertools.product(_INDENTS, (False, True), ("\n", "\r\n"))
+]
+
+
+def port_notebook(text: str) -> tuple[str, list[Finding]]:
+    """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
+    notebook, dump = _read(text)
+    cells = _ported_cells(notebook)
+    hidden = [_hide(source) for _, source in cells]
+    program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
+    ported, findings = port_python(program)
+    line = 1
+    for (cell, before), source, old in zip(cells, ported.split(_END_OF_CELL), hidden, strict=False):
+        shown, found = _show_magic(source.removesuffix("\n"), old, line)
+        findings += found
+        line += old.rstrip("\n").count("\n") + 2
+        shown += before[len(before.rstrip("\n")) :]
+        cell["source"] = shown.splitlines(keepends=True) if isinstance(cell["source"], list) else shown
+    return dump(notebook) + _ending(text), findings + _findings_of_others(notebook)
+
+
+def parts_of(text: str) -> tuple[str, str]:
+    """Return the Python of a notebook as one program, and the commands in it, a line each; or raise NotebookError."""
+    notebook, _ = _read(text)
+    hidden = [_hide(source) for _, source in _ported_cells(notebook)]
+    commands = [_shown(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
+    return "\n".join(hidden), "\n".join(commands)
+
+
+def _read(text: str) -> tuple[dict[str, Any], _Dump]:
+    """Return a notebook, and a function that writes it in its current layout."""
+    try:
+        notebook = json.loads(text)
+    except ValueError as e:
+        raise NotebookError(f"not JSON: {e}") from e
+    if not isinstance(notebook, dict) or not _are_cells(notebook.get("cells")):
+        raise NotebookError("not a notebook of version 4")
+    body = text[: len(text) - len(_ending(text))]
+    for dump in _LAYOUTS:
+        # Most are told apart by their first characters, and notebooks may be large.
+        if dump({"": 0})[:2] == body[:2] and dump(notebook) == body:
+            return notebook, dump
+    raise NotebookError("not laid out as any program does, so that it could not be written back as it was")
+
+
+def _are_cells(cells: Any) -> bool:
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        return False
+    sources = [cell.get("source") for cell in cells if cell.get("cell_type") == "code"]
+    return all(
+        isinstance(line, str) for source in sources for line in (source if isinstance(source, list) else [source])
+    )
+
+
+def _code_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    return [(cell, "".join(cell["source"])) for cell in notebook["cells"] if cell.get("cell_type") == "code"]
+
+
+def _ported_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return code cells and their source, without those that another program than Python and the shell gets."""
+    return [(cell, source) for cell, source in _code_cells(notebook) if _magic_of(source) in (None, *_PYTHON, *_SHELL)]
+
+
+def _magic_of(source: str) -> str | None:
+    found = _OF_CELL.match(source)
+    return None if found is None else found.group(1)
+
+
+def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
+    magics = {_magic_of(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
+    advice = "port what it contains by hand, or keep it in a file of its own"
+    return [
+        Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
+        for magic in sorted(magic for magic in magics if magic is not None and magic not in (*_PYTHON, *_SHELL))
+    ]
+
+
+def _ending(text: str) -> str:
+    return text[len(text.rstrip("\r\n")) :]
+
+
+# Lines that are not Python, in a comment while the program is ported
+
+
+def _hide(source: str) -> str:
+    if _magic_of(source) in _SHELL:
+        return _HIDE + source.rstrip("\n").replace("\n", f"\n{_HIDE}")
+    return _MAGIC.sub(lambda found: found[1] + _HIDE + found[2].replace("\n", f"\n{found[1]}{_HIDE}"), source)
+
+
+def _shown(found: re.Match[str]) -> str:
+    return _NEXT_HIDDEN.sub("\n", found[2])
+
+
+def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
+    """Return a cell with its commands ported; findings refer to the lines before porting."""
+    lines = [line_at(before, found.start(), first_line) for found in _HIDDEN.finditer(before)]
+    commands = list(_HIDDEN.finditer(source))
+    ported = [port_shell(_shown(command), line) for command, line in zip(commands, lines, strict=False)]
+    texts = iter(text for text, _ in ported)
+    shown = _HIDDEN.sub(lambda found: found[1] + next(texts, _shown(found)), source)
+    return shown, [finding for _, findings in ported for finding in findings]
