@@ -7,19 +7,12 @@ if TYPE_CHECKING:
     from det_lightning.testing.assertions import TrainedTrial, assert_resumes, assert_same_training, run_trial
     from det_lightning.testing.storage import InMemoryStorage
 
-_MODULES = {
-    "InMemoryStorage": "storage",
-    "TrainedTrial": "assertions",
-    "assert_resumes": "assertions",
-    "assert_same_training": "assertions",
-    "run_trial": "assertions",
-}
-
 __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
 
 def __getattr__(name: str) -> Any:
     # Every run of pytest imports this package with its plugin, which must not import torch.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in __all__:
+        module = "storage" if name == "InMemoryStorage" else "assertions"
+        return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,10 +19,6 @@ class Curve:
     side: str  # "reference" or "ours"
     segments: list[list[tuple[float, float]]]  # numbers that are not finite leave gaps between them
 
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        return list(itertools.chain.from_iterable(self.segments))
-
 
 @dataclasses.dataclass(frozen=True)
 class Chart:

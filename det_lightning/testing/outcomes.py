@@ -1,8 +1,19 @@
-"""The outcomes of a check besides a pass."""
+"""The outcomes of checks."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """The result of a check."""
+
+    name: str  # such as "is deterministic under a seed"
+    outcome: str  # "passed", "failed" or "skipped"
+    duration_s: float = 0.0
+    message: str = ""  # why it failed or was skipped; may have several lines
 
 
 class BadTrial(Exception):

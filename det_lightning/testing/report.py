@@ -14,28 +14,12 @@ from typing import TYPE_CHECKING
 from det_lightning.extras import how_to_install
 from det_lightning.masking import mask
 from det_lightning.testing.charts import Chart, make_chart
-from det_lightning.testing.outcomes import BadTrial, NotChecked
+from det_lightning.testing.outcomes import BadTrial, CheckResult, NotChecked
 from det_lightning.testing.records.difference import Difference, tolerance_for
 from det_lightning.testing.records.record import TrainingRecord
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
-
-_OUTCOMES = {"passed": "passed", "failed": "failed", "error": "error", "skipped": "not checked"}
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """The result of a check."""
-
-    name: str  # such as "is deterministic under a seed"
-    outcome: str  # "passed", "failed", "error" or "skipped"
-    duration_s: float = 0.0
-    message: str = ""  # why it failed or was skipped; may have several lines
-
-    def __post_init__(self) -> None:
-        if self.outcome not in _OUTCOMES:
-            raise ValueError(f"The outcome of a check must be one of {', '.join(_OUTCOMES)}; got {self.outcome!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +37,6 @@ class ReportData:
     def records(self) -> dict[str, TrainingRecord]:
         sides = {"reference": self.reference, "ours": self.ours}
         return {side: record for side, record in sides.items() if record is not None}
-
-    @property
-    def bit_equal(self) -> bool:
-        if self.reference is None or self.ours is None or self.difference is not None:
-            return False
-        return tolerance_for(self.reference, self.ours).exact
 
 
 def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
@@ -92,7 +70,7 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
         style=resources.files("det_lightning").joinpath("report.css").read_text(encoding="utf-8").rstrip(),
         data=data,
         counts=Counter(check.outcome for check in data.checks),
-        outcomes=_OUTCOMES,
+        tolerance_for=tolerance_for,
         duration_s=sum(check.duration_s for check in data.checks),
         charts=list(_charts(data)),
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},
