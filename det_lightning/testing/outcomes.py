@@ -25,9 +25,9 @@ class NotChecked(Exception):
 
 
 class CheckFailed(AssertionError):
-    """The trial fails a check. Holds a message, further findings, and the usual causes, likeliest first."""
+    """The trial fails a check. Holds a message, the usual causes, likeliest first, and further findings."""
 
-    def __init__(self, message: str, details: Iterable[str] = (), causes: Iterable[str] = ()) -> None:
-        listed_causes = [f"  - {cause}" for cause in causes]
-        heading = ["Usual causes:"] if listed_causes else []
-        super().__init__("\n".join([message, *(f"  - {detail}" for detail in details), *heading, *listed_causes]))
+    def __init__(self, message: str, *causes: str, details: Iterable[str] = ()) -> None:
+        heading = ["Usual causes:"] if causes else []
+        items = [[f"  - {item}" for item in items] for items in (details, causes)]
+        super().__init__("\n".join([message, *items[0], *heading, *items[1]]))

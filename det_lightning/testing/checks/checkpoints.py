@@ -30,7 +30,7 @@ def is_complete(runs: TrialRuns) -> None:
     """After a resume, no state is missing that training changes and reads again."""
     if lost := lost_state(runs):
         message = f"{runs.source.name} changes state that is not in its checkpoints:"
-        raise CheckFailed(message, lost, dict.fromkeys(lost.values()))
+        raise CheckFailed(message, *dict.fromkeys(lost.values()), details=lost)
 
 
 def round_trips(runs: TrialRuns) -> None:
@@ -48,10 +48,8 @@ def round_trips(runs: TrialRuns) -> None:
         raise CheckFailed(
             f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
             f"{shown(difference.ours)} after the checkpoint was loaded{apart}.",
-            causes=[
-                "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
-                "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
-            ],
+            "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
+            "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
         )
 
 
@@ -61,11 +59,8 @@ def _require_safe(checkpoint: Path) -> None:
     except UnsafeCheckpointError as e:
         raise CheckFailed(
             f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
-            causes=[
-                "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
-                "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., "
-                "trusted=True)"
-            ],
+            "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
+            "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., trusted=True)",
         ) from None
 
 
@@ -191,12 +186,15 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
     if resumed.failure is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches fails {resumed.failure.description}",
-            causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
+            "state that is made while training and is not in the checkpoint",
+            *_suspects(runs),
         )
     if (difference := difference_of_runs(run, resumed, after=batches)) is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
-            causes=[*_suspects(runs), *_late_changes(run, difference), *usual_causes("resume", difference.kind)],
+            *_suspects(runs),
+            *_late_changes(run, difference),
+            *usual_causes("resume", difference.kind),
         )
 
 

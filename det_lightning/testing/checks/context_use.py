@@ -17,8 +17,8 @@ def trains_through_its_context(runs: TrialRuns) -> None:
     if bypass.actions:
         raise CheckFailed(
             "The trial bypasses its context:",
-            bypass.actions,
-            ["lines left over from a plain PyTorch loop: they break aggregation, precision and several processes"],
+            "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes",
+            details=bypass.actions,
         )
     runs.require(run)
 
@@ -56,7 +56,7 @@ def _require_none(
     lines = {finding.partition(": ")[0] for finding in found}
     elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
     if details := dict.fromkeys([*found, *elsewhere]):
-        raise CheckFailed(message, details, [cause])
+        raise CheckFailed(message, cause, details=details)
     run, _ = runs.probe
     if not run.training_began:
         runs.require(run)

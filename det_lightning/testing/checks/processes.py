@@ -82,8 +82,8 @@ def two_agree_with_one(runs: TrialRuns) -> None:
     elif any("DistributedSampler" in call for call in bypass.process_groups):
         raise CheckFailed(
             "Two processes together do not train on the samples of one.",
-            bypass.process_groups,
-            ["data that the trial shards itself, and the training loop shards again"],
+            "data that the trial shards itself, and the training loop shards again",
+            details=bypass.process_groups,
         )
 
 
@@ -121,7 +121,7 @@ def _in_two_processes(runs: TrialRuns, options: dict[str, Any]) -> list[RankResu
             raise NotChecked("an epoch of this trial has too few batches for two processes")
         seen = runs.probe[1].process_groups
         causes = ["process-group code of the trial, in addition to that of the context"] if seen else []
-        raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", seen, causes)
+        raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", *causes, details=seen)
     return ranks
 
 
@@ -200,16 +200,16 @@ def without_chance() -> Iterator[None]:
 
 
 def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
-    causes = [
-        "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
-        "a forward pass through the original model instead of the one that context.wrap_model() returned",
-        "weights that the trial changes itself, differently in each process",
-    ]
     for events in zip(*(rank.record.named("batch_end") for rank in ranks), strict=False):
         names = [name for name in ranks[0].initial if len({repr(event["weights"].get(name)) for event in events}) > 1]
         if names:
             batch = events[0]["batch"]
-            raise CheckFailed(f"Two processes have different weights after batch {batch}: {listed(names)}.", (), causes)
+            raise CheckFailed(
+                f"Two processes have different weights after batch {batch}: {listed(names)}.",
+                "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
+                "a forward pass through the original model instead of the one that context.wrap_model() returned",
+                "weights that the trial changes itself, differently in each process",
+            )
 
 
 def _draws_while_training(record: TrainingRecord) -> bool:
@@ -240,7 +240,7 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
                 raise CheckFailed(
                     f"Two processes do not train like one: metric {name!r} of batch {event['batch']} is {two:.6g} on "
                     f"average in two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
-                    causes=_CAUSES,
+                    *_CAUSES,
                 )
 
 
@@ -255,5 +255,5 @@ def _require_same_parameters(two: RankResult, one: RankResult) -> None:
         raise CheckFailed(
             f"Two processes do not train like one: parameter {name!r} is {apart[name]:.3g} apart after "
             f"{one.record.batches} batches, in which one process moved it by {moved[name]:.3g}.",
-            causes=_CAUSES,
+            *_CAUSES,
         )

@@ -49,10 +49,8 @@ def trains(runs: TrialRuns) -> None:
             if "loss" in name.lower() and not math.isfinite(number):
                 raise CheckFailed(
                     f"training metric {name!r} is {number:g} at batch {batch}.",
-                    causes=[
-                        "a learning rate that is too high for these hyperparameters",
-                        "a logarithm or square root of 0, or a division by 0, in the loss",
-                    ],
+                    "a learning rate that is too high for these hyperparameters",
+                    "a logarithm or square root of 0, or a division by 0, in the loss",
                 )
 
 
@@ -69,7 +67,7 @@ def is_deterministic(runs: TrialRuns) -> None:
     if (difference := difference_of_runs(one, runs.succeeded(runs.again))) is not None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
-            causes=usual_causes("seed", difference.kind),
+            *usual_causes("seed", difference.kind),
         )
 
 
@@ -102,8 +100,8 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     if count := sum(len(names) for names, _, _ in findings):
         raise CheckFailed(
             f"Of {len(seen.trainable)} trainable parameters, {count} did not change in {runs.options.batches} batches.",
-            [f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
-            [cause for names, _, cause in findings if names],
+            *(cause for names, _, cause in findings if names),
+            details=[f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
         )
 
 
@@ -120,8 +118,8 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
     if cleared:
         raise CheckFailed(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
-            cleared,
-            ["zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself"],
+            "zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself",
+            details=cleared,
         )
     if run.record.batches < frequency:
         raise NotChecked(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
@@ -132,12 +130,12 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
         if names and (batch + 1) % frequency:
             raise CheckFailed(
                 f"With aggregation_frequency={frequency} batch {batch} completes no update, but moves {listed(names)}.",
-                causes=["optimizer.step() in place of context.step_optimizer(optimizer)"],
+                "optimizer.step() in place of context.step_optimizer(optimizer)",
             )
     if not any(moved.values()):
         raise CheckFailed(
             f"With aggregation_frequency={frequency} no parameter moves in {run.record.batches} batches.",
-            causes=["context.step_optimizer() that is called only on some batches, by their index"],
+            "context.step_optimizer() that is called only on some batches, by their index",
         )
 
 
@@ -146,12 +144,16 @@ def trains_equally(runs: TrialRuns) -> None:
     straight = runs.require(runs.straight)
     lightning = runs.under_lightning
     if lightning.failure is not None:
-        causes = ["code that needs something of the context which only a script with init() passes"]
-        raise CheckFailed(f"Under pl.Trainer the trial fails {lightning.failure.description}", causes=causes)
+        raise CheckFailed(
+            f"Under pl.Trainer the trial fails {lightning.failure.description}",
+            "code that needs something of the context which only a script with init() passes",
+        )
     if (difference := difference_of_runs(straight, lightning)) is not None:
-        causes = ["random draws when the module is imported, before the seed is set",
-                  "state in globals or on the class, left behind by the first run"]  # fmt: skip
-        raise CheckFailed(f"The two APIs do not train equally. {difference}", causes=causes)
+        raise CheckFailed(
+            f"The two APIs do not train equally. {difference}",
+            "random draws when the module is imported, before the seed is set",
+            "state in globals or on the class, left behind by the first run",
+        )
 
 
 def matches_reference(runs: TrialRuns) -> None:
@@ -172,4 +174,4 @@ def matches_reference(runs: TrialRuns) -> None:
             "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
             "return a copy (value.clone()) to get the latter from both",
         )
-    raise CheckFailed(f"{finding} {difference}", causes=causes)
+    raise CheckFailed(f"{finding} {difference}", *causes)
