@@ -13,20 +13,13 @@ Points = Sequence[tuple[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """The curve of a metric on one side, in the picture's units."""
-
-    side: str  # "reference" or "ours"
-    segments: list[list[tuple[float, float]]]  # numbers that are not finite leave gaps between them
-
-
-@dataclasses.dataclass(frozen=True)
 class Chart:
     """A metric over batches, on one side or both; positions are in the picture's units."""
 
     title: str  # the metric's name
     across: str  # the title of the horizontal axis
-    curves: list[Curve]
+    #: By side, "reference" or "ours": the segments of its curve; numbers that are not finite leave gaps between them.
+    curves: dict[str, list[list[tuple[float, float]]]]
     x_ticks: list[tuple[float, str]]  # position and label
     y_ticks: list[tuple[float, str]]
     mark: float | None  # the position of the first difference, if it is in this metric
@@ -52,7 +45,7 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
     return Chart(
         title=title,
         across=across,
-        curves=[Curve(side, _segments(sides[side], x, y)) for side in drawn],
+        curves={side: _segments(sides[side], x, y) for side in drawn},
         x_ticks=x.ticks(),
         y_ticks=y.ticks(),
         mark=None if marked_batch is None or marked_batch not in batches else x.position(marked_batch),

@@ -69,7 +69,7 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
-    array, dtype = _as_array(value)
+    array, dtype = as_array(value)
     if array is not None and array.dtype.kind == "O":
         return describe(array.tolist())
     if array is not None:
@@ -82,7 +82,7 @@ def describe(value: Any) -> Any:
     return described
 
 
-def _as_array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
     """Return a tensor, array or numpy scalar as an array and the name of its dtype; None for anything else."""
     import numpy as np
     import torch
@@ -203,7 +203,7 @@ class TrainingLog:
         """Describe the parameters and buffers of all models; computes statistics only of those that have changed."""
         for prefix, model in named_models(trial).items():
             for name, value in model.state_dict().items():
-                array, _ = _as_array(value)
+                array, _ = as_array(value)
                 known = self._described.get(f"{prefix}.{name}", {})
                 if array is None or array.ndim == 0 or known.get("digest") != _digest(array.tobytes()):
                     self._described[f"{prefix}.{name}"] = describe(value)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,37 +21,30 @@ if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
 
 
-@dataclasses.dataclass(frozen=True)
-class ReportData:
-    """The content of a report."""
-
-    trial: str  # "module:Class"
-    checks: Sequence[CheckResult]
-    reference: TrainingRecord | None = None  # the record of the real determined
-    ours: TrainingRecord | None = None  # the record of det_lightning
-    difference: Difference | None = None  # the first difference between the two
-    command: str = ""  # the command line that made the report
-
-    @property
-    def records(self) -> dict[str, TrainingRecord]:
-        sides = {"reference": self.reference, "ours": self.ours}
-        return {side: record for side, record in sides.items() if record is not None}
-
-
 def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
     """Write the report of a trial, compared with its reference if there is one."""
+    difference = None
     try:
-        conversion = runs.conversion
+        records = {"reference": runs.conversion.reference, "ours": runs.conversion.ours}
+        difference = runs.conversion.difference
     except (BadTrial, NotChecked):
-        data = ReportData(runs.source.name, checks, ours=runs.own_record(), command=command)
-    else:
-        records = (conversion.reference, conversion.ours, conversion.difference)
-        data = ReportData(runs.source.name, checks, *records, command)
-    write_report(path, data)
+        records = {"ours": runs.own_record()}
+    write_report(path, runs.source.name, checks, records, difference, command)
 
 
-def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
-    """Write the report, replacing an existing file; raises OSError, or ImportError if jinja2 is not installed."""
+def write_report(
+    path: str | os.PathLike[str],
+    trial: str,
+    checks: Sequence[CheckResult],
+    records: Mapping[str, TrainingRecord],
+    difference: Difference | None = None,
+    command: str = "",
+) -> None:
+    """Write the report, replacing an existing file; raises OSError, or ImportError if jinja2 is not installed.
+
+    ``records`` are the ``"reference"`` of the real determined and ``"ours"`` of det_lightning, as far as there are any,
+    ``difference`` is the first one between the two, and ``command`` the command line that made the report.
+    """
     try:
         import jinja2
     except ImportError as error:
@@ -64,15 +56,18 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
         "\N{EM DASH}" if value is None else value if isinstance(value, str) else repr(value)
     )
     source = resources.files("det_lightning.testing").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    environments = {side: record.environment for side, record in data.records.items()}
-    settings = next((record.settings for record in data.records.values()), None)
+    environments = {side: record.environment for side, record in records.items()}
+    settings = next((record.settings for record in records.values()), None)
     page = environment.from_string(source).render(
         style=resources.files("det_lightning").joinpath("report.css").read_text(encoding="utf-8").rstrip(),
-        data=data,
-        counts=Counter(check.outcome for check in data.checks),
+        trial=trial,
+        checks=checks,
+        records=records,
+        difference=difference,
+        command=command,
+        counts=Counter(check.outcome for check in checks),
         tolerance_for=tolerance_for,
-        duration_s=sum(check.duration_s for check in data.checks),
-        charts=list(_charts(data)),
+        charts=list(_charts(records, difference)),
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},
         environments=environments,
         settings=settings,
@@ -82,13 +77,12 @@ def write_report(path: str | os.PathLike[str], data: ReportData) -> None:
     Path(path).write_text(page, encoding="utf-8")
 
 
-def _charts(data: ReportData) -> Iterator[Chart]:
-    found = data.difference
+def _charts(records: Mapping[str, TrainingRecord], found: Difference | None) -> Iterator[Chart]:
     for event, kind, across in [
         ("batch_end", "metric", "batch"),
         ("validation", "validation metric", "batches trained"),
     ]:
-        sides = {side: record.curves(event) for side, record in data.records.items()}
+        sides = {side: record.curves(event) for side, record in records.items()}
         for name in dict.fromkeys(name for metrics in sides.values() for name in metrics):
             points = {side: metrics.get(name, []) for side, metrics in sides.items()}
             # The first difference overall is marked in every training metric, and in a validation metric only if it

@@ -44,11 +44,7 @@ def has_no_process_groups(runs: TrialRuns) -> None:
 
 
 def _require_none(
-    runs: TrialRuns,
-    is_found: Callable[[ast.expr], bool],
-    seen: Iterable[str],
-    message: str,
-    cause: str,
+    runs: TrialRuns, is_found: Callable[[ast.expr], bool], seen: Iterable[str], message: str, cause: str
 ) -> None:
     """Raise if the trial's files have such an expression, or the probe saw something on other lines."""
     with runs.source.imported():

@@ -77,23 +77,18 @@ class ContextBypass(TorchFunctionMode):
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
+        distributed = [(dist, name, f"torch.distributed.{name}()") for name in _COLLECTIVES if hasattr(dist, name)]
+        distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
         handle = register_optimizer_step_pre_hook(self._optimizer_step)
-        try:
-            with pytest.MonkeyPatch.context() as patch, self:
-                backward = "loss.backward() should be context.backward(loss)"
-                _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
-                for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
-                    _note_calls(patch, scheduler, "step", self._scheduler_step)
-                for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                    noting = self._noting(self.process_groups, f"torch.distributed.{name}()")
-                    _note_calls(patch, dist, name, noting)
-                for wrapper in _WRAPPERS:
-                    noting = self._noting(self.process_groups, f"{wrapper.__name__}(...)")
-                    _note_calls(patch, wrapper, "__init__", noting)
-                yield
-                self._note_wrapped_twice()
-        finally:
-            handle.remove()
+        with handle, pytest.MonkeyPatch.context() as patch, self:
+            backward = "loss.backward() should be context.backward(loss)"
+            _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
+            for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
+                _note_calls(patch, scheduler, "step", self._scheduler_step)
+            for owner, name, call in distributed:
+                _note_calls(patch, owner, name, self._noting(self.process_groups, call))
+            yield
+            self._note_wrapped_twice()
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := _line_of_user(self._directory)) is not None:

@@ -174,11 +174,9 @@ class Observer(recorder.TrainingLog):
 
 def _frozen(value: Any) -> Any:
     """Return a copy of a metric, nested or not, that later changes do not affect."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype is torch.bfloat16 else value).resolve_conj().clone().numpy()
-    if isinstance(value, np.ndarray | np.generic):
-        return np.array(value)
+    array, _ = recorder.as_array(value)
+    if array is not None:
+        return np.array(array)
     if isinstance(value, Mapping):
         return {key: _frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -11,13 +11,7 @@ from typing import Any
 
 from det_lightning.masking import mask
 from det_lightning.testing.records import values
-from det_lightning.testing.records.difference import (
-    BIT_EQUAL,
-    Difference,
-    Tolerance,
-    tolerance_for,
-    with_noise_for_gradient,
-)
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, noisy_gradients, tolerance_for
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.records.values import kind_of, number_in, summary_of
 
@@ -199,7 +193,7 @@ class _Comparison:
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
         """Note differences that are not reported but may explain later ones."""
-        self.noisy_parameters |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
+        self.noisy_parameters |= noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
             self.rng_diverged_at = theirs["batch"]
         weights = theirs.get("weights", {})

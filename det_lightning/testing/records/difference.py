@@ -136,7 +136,7 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
 
 
-def with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
+def noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
     """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm.
 
     Optimizers that divide by the size of a gradient turn it into full steps in a random direction.

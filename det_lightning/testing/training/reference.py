@@ -98,11 +98,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
 
 
 def record_determined(
-    spec: str,
-    settings: RunSettings,
-    *,
-    directory: str | os.PathLike[str] = ".",
-    timeout_s: float = 600,
+    spec: str, settings: RunSettings, *, directory: str | os.PathLike[str] = ".", timeout_s: float = 600
 ) -> TrainingRecord:
     """Train a trial on the real determined in a separate process."""
     with tempfile.TemporaryDirectory() as temporary:
