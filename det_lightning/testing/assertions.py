@@ -134,8 +134,9 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    if (difference := difference_of_runs(one.run, second, names=("the first", "the second"))) is not None:
-        raise CheckFailed(f"The trainings differ. {difference}")
+    if (difference := difference_of_runs(one.run, second)) is not None:
+        named = dataclasses.replace(difference, sides=("in the first", "in the second"))
+        raise CheckFailed(f"The trainings differ. {named}")
 
 
 def assert_resumes(

@@ -45,7 +45,6 @@ class TrialOptions:
     without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
     def configured(self, section: str) -> dict[str, Any]:
-        """Return a section of the configuration; empty if there is none."""
         return (self.config or {}).get(section) or {}
 
 

@@ -155,6 +155,8 @@ class TrainingLog:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.batches = 0  # trained so far
+        self.trial: Any = None
+        self.context: Any = None
         self.callbacks: dict[str, Any] = {}  # the trial's own
         self._described: dict[str, dict[str, Any]] = {}
         self._gradients: dict[str, float] = {}
@@ -244,6 +246,8 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
     """Return a subclass of the trial that records its batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
+        log.trial = self
+        log.context = context
         trial_class.__init__(self, context, *args, **kwargs)
         if not hasattr(self, "context"):
             self.context = context

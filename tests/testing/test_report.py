@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.testing.charts import Chart, make_chart, nice_ticks
 from det_lightning.testing.outcomes import CheckResult
-from det_lightning.testing.report import write_report
+from det_lightning.testing.report import Chart, make_chart, nice_ticks, write_report
 from tests.testing.made_reports import CHECKS, falling, made_report
 
 

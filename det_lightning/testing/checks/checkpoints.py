@@ -199,7 +199,6 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
 
 
 def _suspects(runs: TrialRuns) -> list[str]:
-    """Return the findings of state that is known to be missing from the checkpoint."""
     with contextlib.suppress(NotChecked):
         return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
     return []

@@ -76,7 +76,6 @@ def reproduces_metrics(runs: TrialRuns) -> None:
 
 
 def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
-    """Return the path or URL of the checkpoint that the options name, its content, and its metadata."""
     path = runs.options.checkpoint or ""
     if "://" not in path and (runs.options.directory / path).exists():
         path = str(runs.options.directory / path)

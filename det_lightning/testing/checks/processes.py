@@ -104,7 +104,6 @@ def _plan(runs: TrialRuns, name: str, options: dict[str, Any]) -> RunPlan:
 
 
 def _in_two_processes(runs: TrialRuns, options: dict[str, Any]) -> list[RankResult]:
-    """Train in two processes, and return the result of each."""
     runs.require(runs.straight)
     size = runs.settings.hparams.get("global_batch_size")
     if isinstance(size, int) and size < _SIZE:
@@ -152,16 +151,8 @@ def _train_in_processes(source: ImportedTrial, plan: RunPlan) -> list[RankResult
 
 def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'rendezvous'}", rank=rank, world_size=_SIZE)
-    distributed = DistributedContext(
-        rank=rank,
-        size=_SIZE,
-        local_rank=rank,
-        local_size=_SIZE,
-        cross_rank=0,
-        cross_size=1,
-        pub_port=port,
-        timeout_s=_TIMEOUT_S,
-    )
+    nodes: dict[str, Any] = {"local_rank": rank, "local_size": _SIZE, "cross_rank": 0, "cross_size": 1}
+    distributed = DistributedContext(rank=rank, size=_SIZE, pub_port=port, timeout_s=_TIMEOUT_S, **nodes)
     plan = dataclasses.replace(plan, distributed=distributed, threads=max(1, torch.get_num_threads() // _SIZE))
     run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
     (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))

@@ -26,16 +26,12 @@ def listed(names: Collection[str]) -> str:
     return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"
 
 
-def difference_of_runs(
-    one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
-) -> Difference | None:
+def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
     """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
-    if difference is None:
-        return None
-    first, second = names or (one.plan.name, other.plan.name)
-    return dataclasses.replace(difference, sides=(f"in {first}", f"in {second}"))
+    sides = (f"in {one.plan.name}", f"in {other.plan.name}")
+    return None if difference is None else dataclasses.replace(difference, sides=sides)
 
 
 def trains(runs: TrialRuns) -> None:
@@ -45,20 +41,15 @@ def trains(runs: TrialRuns) -> None:
         runs.succeeded(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
-            number = _number_of(value)
+            number = 0.0
+            with contextlib.suppress(TypeError, ValueError):  # it is not a number
+                number = float(np.asarray(value))
             if "loss" in name.lower() and not math.isfinite(number):
                 raise CheckFailed(
                     f"training metric {name!r} is {number:g} at batch {batch}.",
                     "a learning rate that is too high for these hyperparameters",
                     "a logarithm or square root of 0, or a division by 0, in the loss",
                 )
-
-
-def _number_of(metric: Any) -> float:
-    """Return a metric as a float; 0.0 if it is not a number."""
-    with contextlib.suppress(TypeError, ValueError):
-        return float(np.asarray(metric))
-    return 0.0
 
 
 def is_deterministic(runs: TrialRuns) -> None:

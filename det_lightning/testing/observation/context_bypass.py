@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -27,11 +28,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 _COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
                 "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
-_WRAPPERS = (
-    torch.nn.parallel.DistributedDataParallel,
-    torch.nn.DataParallel,
-    torch.utils.data.distributed.DistributedSampler,
-)
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 
 
 def _line_of_user(directory: Path) -> str | None:
@@ -150,9 +147,7 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def cleared_gradients_noted(
-    directory: Path, observer: Observer, frequency: int, seen: dict[str, None]
-) -> Iterator[None]:
+def zero_grad_noted(directory: Path, observer: Observer, frequency: int, seen: dict[str, None]) -> Iterator[None]:
     """Note in ``seen`` where the trial clears gradients within an aggregation of ``frequency`` batches."""
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
@@ -167,5 +162,5 @@ def cleared_gradients_noted(
 
     with pytest.MonkeyPatch.context() as patch:
         _note_calls(patch, torch.optim.Optimizer, "zero_grad", note)
-        _note_calls(patch, torch.nn.Module, "zero_grad", note)
+        _note_calls(patch, nn.Module, "zero_grad", note)
         yield

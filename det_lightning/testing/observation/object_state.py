@@ -175,7 +175,6 @@ class _Walk:
 
 
 def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
-    """Return the values that an object holds, with the suffixes of their paths."""
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]

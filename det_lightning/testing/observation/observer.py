@@ -70,8 +70,6 @@ class Observer(recorder.TrainingLog):
     ) -> None:
         super().__init__()
         self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
-        self.trial: Any = None  # while it trains
-        self.context: Any = None
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         #: Number of batches trained and metrics of each validation, as the trial's callbacks left them.
@@ -197,11 +195,6 @@ def observed(trial_class: type, observer: Observer) -> type:
             validation["reported"] = recorder.describe(metrics)
 
     class Observed(recorded):  # type: ignore[misc]
-        def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
-            observer.trial = self
-            observer.context = context
-            super().__init__(context, *args, **kwargs)
-
         def build_callbacks(self) -> Any:
             callbacks = super().build_callbacks()
             if not isinstance(callbacks, dict):

@@ -92,7 +92,6 @@ def value_differences(
 
 
 def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the items of two containers of the same kind, by their names."""
     if kind_of(theirs) == "dict" == kind_of(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}

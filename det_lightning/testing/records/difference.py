@@ -103,7 +103,6 @@ class Tolerance:
 
     @property
     def exact(self) -> bool:
-        """Whether every bit counts."""
         return self.relative == 0 == self.absolute
 
     def of(self, kind: str) -> Tolerance:

@@ -102,7 +102,6 @@ def _example(names: list[str]) -> str:
 
 
 def _build_all(trial_class: type, settings: RunSettings, hparams: _RequestedHparams) -> str:
-    """Build the trial, its loaders and its callbacks; return the error, if there is one."""
     try:
         with init(hparams=hparams, exp_conf=settings.config, enable_tensorboard_logging=False) as context:
             trial = trial_class(context, **settings.arguments)

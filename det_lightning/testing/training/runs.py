@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
+from det_lightning.testing.observation.context_bypass import ContextBypass, zero_grad_noted
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
@@ -143,7 +143,7 @@ class TrialRuns:
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
-        noted = functools.partial(cleared_gradients_noted, self.source.directory, observer, frequency, cleared)
+        noted = functools.partial(zero_grad_noted, self.source.directory, observer, frequency, cleared)
         plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=noted))
         return train(self.source, plan, observer), cleared
 
