@@ -40,10 +40,8 @@ class Imports:
                 self.needed.add("import torch")
                 self._file.replace(use.expression, _TORCH_LOADER)
             elif use.path == _LOADER:
-                name = use.node.value
-                self.needed.add(
-                    "from torch.utils.data import DataLoader" + (f" as {name}" if name != "DataLoader" else "")
-                )
+                alias = "" if use.node.value == "DataLoader" else f" as {use.node.value}"
+                self.needed.add(f"from torch.utils.data import DataLoader{alias}")
             elif self._file.is_annotation(use.node):
                 self.needed.add(_ANY)
                 self._file.replace(use.expression, "Any")
@@ -110,12 +108,9 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
 def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
     """Return an import statement with only these of its names; no lines if there are none."""
     named = [(alias.evaluated_name, alias.evaluated_alias) for alias in aliases]
+    names = ", ".join(f"{name} as {alias}" if alias else name for name, alias in named)
     module = "" if isinstance(statement, cst.Import) else f"from {dotted_name(statement.module)} "
-    return (
-        [f"{module}import {', '.join(f'{name} as {alias}' if alias else name for name, alias in named)}"]
-        if named
-        else []
-    )
+    return [f"{module}import {names}"] if names else []
 
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:

@@ -24,12 +24,7 @@ from det_lightning.porting.to_lightning.hooks import (
     rewrite_callback,
     rewrite_reducers,
 )
-from det_lightning.porting.to_lightning.imports import (
-    Imports,
-    advice_for,
-    remove_unused_imports,
-    with_sorted_imports,
-)
+from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports, with_sorted_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
@@ -43,10 +38,7 @@ from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 # What newly written code imports.
-_NEEDED = {
-    "torch.Generator()": "import torch",
-    "pathlib.Path(self.logger.log_dir)": "import pathlib",
-}
+_NEEDED = {"torch.Generator()": "import torch", "pathlib.Path(self.logger.log_dir)": "import pathlib"}
 _HPARAM = re.compile(
     r"""self\.(?:trial_)?hparams(?:\[["'](\w+)["']\]|\.get\(["'](\w+)["']|\.(?!get\b|items\b|keys\b|values\b)(\w+))"""
 )
