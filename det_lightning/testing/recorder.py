@@ -70,10 +70,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
     array, dtype = as_array(value)
-    if array is not None and array.dtype.kind == "O":
-        return describe(array.tolist())
     if array is not None:
-        return _describe_array(array, dtype)
+        return describe(array.tolist()) if array.dtype.kind == "O" else _describe_array(array, dtype)
     described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
     if isinstance(value, (set, frozenset)):
         value = sorted(map(repr, value))

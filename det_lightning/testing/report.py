@@ -9,14 +9,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from det_lightning.masking import mask
 from det_lightning.pages import render_page
 from det_lightning.testing.outcomes import BadTrial, CheckResult, NotChecked
 from det_lightning.testing.records.difference import Difference, tolerance_for
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.values import distance
+from det_lightning.testing.records.record import TrainingRecord, distance
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -26,10 +25,10 @@ Points = Sequence[tuple[int, float]]
 
 def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
     """Write the report of a trial, compared with its reference if there is one."""
-    difference = None
+    difference: Difference | None = None
     try:
-        records = {"reference": runs.conversion.reference, "ours": runs.conversion.ours}
-        difference = runs.conversion.difference
+        reference, ours, difference = runs.conversion
+        records = {"reference": reference, "ours": ours}
     except (BadTrial, NotChecked):
         records = {"ours": runs.own_record()}
     write_report(path, runs.source.name, checks, records, difference, command)
@@ -53,7 +52,7 @@ def write_report(
     page = render_page(
         "det_lightning.testing:report.html.jinja",
         "testing",
-        {"number": _shown},
+        {"number": lambda value: value if isinstance(value, str) else "\N{EM DASH}" if value is None else repr(value)},
         trial=trial,
         checks=checks,
         records=records,
@@ -68,12 +67,6 @@ def write_report(
         hparams={} if settings is None else mask(settings.hparams),
     )
     Path(path).write_text(page, encoding="utf-8")
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "\N{EM DASH}"
-    return value if isinstance(value, str) else repr(value)
 
 
 def _charts(records: Mapping[str, TrainingRecord], found: Difference | None) -> Iterator[Chart]:

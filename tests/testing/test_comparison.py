@@ -20,8 +20,7 @@ from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, tolerance_for
-from det_lightning.testing.records.record import TrainingRecord, parse_record
-from det_lightning.testing.records.values import ulps_between
+from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression, recorded
 

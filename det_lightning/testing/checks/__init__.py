@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from det_lightning.importing import load_class
@@ -28,14 +29,15 @@ class Check:
         load_class(f"{__name__}.{self.function}")(runs)
 
 
+_of_old = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
 CHECKS = (
     Check("trains", "training:trains", "trial_training", _BOTH),
     Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
-    Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
-    Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
-    Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
+    Check("trains through its context", "training:trains_through_its_context", "trial_context"),
+    Check("uses no hard-coded device", "training:uses_no_hard_coded_device", "trial_context"),
+    Check("has no process-group code of its own", "training:has_no_process_groups", "trial_context"),
     Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
     Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", _BOTH),
     Check("resumes bit-equal in the middle of an epoch", "checkpoints:mid_epoch", "trial_resume", _BOTH),
@@ -47,11 +49,6 @@ CHECKS = (
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
     Check("trains in two processes", "processes:two_train", "trial_processes", (ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference"),
-    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", option="checkpoint"),
-    Check(
-        "reproduces the validation metrics of an old checkpoint",
-        "old_checkpoints:reproduces_metrics",
-        "trial_checkpoint",
-        option="checkpoint",
-    ),
+    _of_old("loads an old checkpoint", "old_checkpoints:loads"),
+    _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )

@@ -16,7 +16,7 @@ from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
-from det_lightning.testing.records.values import shown
+from det_lightning.testing.records.record import shown
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns

@@ -24,8 +24,7 @@ from det_lightning.core._topology import free_port
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.values import number_in
+from det_lightning.testing.records.record import TrainingRecord, number_in
 from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial

@@ -1,20 +1,23 @@
-"""Does the trial train, the same each time, under either API and on Determined, and with aggregation?"""
+"""Does the trial train, the same each time, under either API and on Determined, with aggregation, by its context?"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, lines_in
 from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run
+from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
 _LISTED = 8
@@ -149,15 +152,14 @@ def trains_equally(runs: TrialRuns) -> None:
 
 def matches_reference(runs: TrialRuns) -> None:
     """The trial trains as on Determined, batch by batch, including weights and callbacks."""
-    conversion = runs.conversion
-    difference = conversion.difference
+    reference, ours, difference = runs.conversion
     if difference is None:
         return
     finding = "det_lightning does not train like the reference."
     causes = [difference.likely_cause]
-    theirs, ours = (record.curves("batch_end") for record in (conversion.reference, conversion.ours))
+    theirs, mine = (record.curves("batch_end") for record in (reference, ours))
     is_metric = difference.kind == "metric" and difference.part  # of a mean, for which each batch may be the same
-    if is_metric and theirs.get(difference.name) == ours.get(difference.name):
+    if is_metric and theirs.get(difference.name) == mine.get(difference.name):
         finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
         causes.insert(
             0,
@@ -166,3 +168,53 @@ def matches_reference(runs: TrialRuns) -> None:
             "return a copy (value.clone()) to get the latter from both",
         )
     raise CheckFailed(f"{finding} {difference}", *causes)
+
+
+# Does the trial leave to its context everything that only the context may do?
+
+
+def trains_through_its_context(runs: TrialRuns) -> None:
+    """Backward passes and steps go through the context, and each scheduler is stepped once."""
+    run, bypass = runs.probe
+    if bypass.actions:
+        raise CheckFailed(
+            "The trial bypasses its context:",
+            "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes",
+            details=bypass.actions,
+        )
+    runs.require(run)
+
+
+def uses_no_hard_coded_device(runs: TrialRuns) -> None:
+    """No line of the trial hard-codes a device, and none was seen using a device other than the context's."""
+    _, bypass = runs.probe
+    cause = (
+        "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
+        "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
+    )
+    _require_none(runs, fixes_device, bypass.devices, "The trial chooses devices itself:", cause)
+
+
+def has_no_process_groups(runs: TrialRuns) -> None:
+    """No line of the trial connects processes or distributes models and data."""
+    _, bypass = runs.probe
+    cause = (
+        "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
+        "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
+    )
+    _require_none(runs, handles_processes, bypass.process_groups, "The trial handles processes itself:", cause)
+
+
+def _require_none(
+    runs: TrialRuns, is_found: Callable[[ast.expr], bool], seen: Iterable[str], message: str, cause: str
+) -> None:
+    """Raise if the trial's files have such an expression, or the probe saw something on other lines."""
+    with runs.source.imported():
+        found = lines_in(files_of(runs.source), runs.source.directory, is_found)
+    lines = {finding.partition(": ")[0] for finding in found}
+    elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
+    if details := dict.fromkeys([*found, *elsewhere]):
+        raise CheckFailed(message, cause, details=details)
+    run, _ = runs.probe
+    if not run.training_began:
+        runs.require(run)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask
-from det_lightning.testing.records import values
+from det_lightning.testing.records import record as values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, noisy_gradients, tolerance_for
-from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.values import kind_of, number_in, summary_of
+from det_lightning.testing.records.record import RunSettings, TrainingRecord, kind_of, number_in, summary_of
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.values import shown
+from det_lightning.testing.records.record import TrainingRecord, shown
 
 # Numbers may depend on these through no fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")

@@ -21,14 +21,8 @@ from det_lightning.testing.records.record import RecordError, RunSettings, Train
 from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """The records of a trial on both sides, and their first difference."""
-
-    reference: TrainingRecord
-    ours: TrainingRecord
-    difference: Difference | None
+#: The records of a trial on the real determined and here, and their first difference.
+Conversion = tuple[TrainingRecord, TrainingRecord, Difference | None]
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
@@ -44,7 +38,7 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     tolerance = None
     if options.tolerance is not None:
         tolerance = Tolerance(options.tolerance, min(options.tolerance, 1e-5), "--trial-tolerance")
-    return Conversion(reference, ours, first_difference(reference, ours, tolerance))
+    return reference, ours, first_difference(reference, ours, tolerance)
 
 
 def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> TrainingRecord:
