@@ -97,12 +97,13 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
         if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
             found.setdefault(known.holder, []).append(path)
     if found:
-        found = _without_appended(runs, found, {*start, *saved})
+        containers = {path for state in (start, saved) for path, leaf in state.items() if leaf.is_length}
+        found = _without_appended(runs, found, containers)
     return dict(_described(holder, paths) for holder, paths in found.items())
 
 
 def _without_appended(
-    runs: TrialRuns, found: dict[Holder, list[str]], paths: Container[str]
+    runs: TrialRuns, found: dict[Holder, list[str]], containers: Container[str]
 ) -> dict[Holder, list[str]]:
     """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
     with runs.source.imported():
@@ -110,16 +111,15 @@ def _without_appended(
     kept = {}
     for holder, every in found.items():
         appended = variables if holder.kind == "module" else attributes if holder.kind in _OF_USER else set()
-        kept[holder] = [path for path in every if appended.isdisjoint(_containers(path, paths))]
+        kept[holder] = [path for path in every if appended.isdisjoint(_containers_on(path, containers))]
     return {holder: every for holder, every in kept.items() if every}
 
 
-def _containers(path: str, paths: Container[str]) -> Iterator[str]:
+def _containers_on(path: str, containers: Container[str]) -> Iterator[str]:
     """Yield the names of the attributes or variables on a path that hold lists or other containers."""
-    path = _without_len(path)
     for end in re.finditer(r"[\[.]|$", path):
         before = path[: end.start()]
-        if f"len({before})" in paths:
+        if before in containers:
             yield before.rpartition(".")[2]
 
 
@@ -142,15 +142,10 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
 
 
 def _described(holder: Holder, paths: list[str]) -> tuple[str, str]:
-    names = dict.fromkeys(_without_len(path).removeprefix(holder.path).lstrip(".") for path in paths)
+    names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
     kind = "" if holder.kind in ("callback", "trial") else f"{_WORDS.get(holder.kind, holder.kind)} "
     (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
     return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}", cause
-
-
-def _without_len(path: str) -> str:
-    """Return a path, where that of the length of a container becomes that of the container."""
-    return path[len("len(") : -1] if path.startswith("len(") else path
 
 
 def mid_epoch(runs: TrialRuns) -> None:

@@ -70,7 +70,7 @@ def two_agree_with_one(runs: TrialRuns) -> None:
             f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
             f"{difference.name}; the check that it is deterministic under a seed names the causes"
         )
-    run = train(runs.source, _plan(runs, "one process", options), Observer(keeps_parameters=True))
+    run = train(runs.source, _plan(runs, "one process", options), Observer(keeps_weights=True))
     one = RankResult.of(runs.succeeded(run))
     if _draws_while_training(one.record):
         return
@@ -153,7 +153,7 @@ def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, port: int)
     nodes: dict[str, Any] = {"local_rank": rank, "local_size": _SIZE, "cross_rank": 0, "cross_size": 1}
     distributed = DistributedContext(rank=rank, size=_SIZE, pub_port=port, timeout_s=_TIMEOUT_S, **nodes)
     plan = dataclasses.replace(plan, distributed=distributed, threads=max(1, torch.get_num_threads() // _SIZE))
-    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
+    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_weights=True))
     (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
     if run.failure is not None:
         sys.exit(1)

@@ -64,6 +64,7 @@ class Leaf:
     holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
     direct: bool  # whether it is the value of that attribute rather than nested in it
+    is_length: bool = False  # whether the value is the length of the container at this position
 
 
 ObjectState = dict[str, Leaf]
@@ -158,7 +159,7 @@ class _Walk:
         self._add(path, ("iterator", position), holder, direct)
 
     def _items(self, items: list[tuple[str, Any]], path: str, holder: Holder) -> None:
-        self._add(f"len({path})", len(items), holder, False)
+        self.found[path] = Leaf(("length", len(items)), holder, self._root, direct=False, is_length=True)
         for item_path, item in items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]:
             self._visit(item, item_path, holder)
 

@@ -103,11 +103,8 @@ class Run:
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
     settings = dict(vars(plan.settings))
-    init = {
-        "trial_seed": plan.settings.seed,
-        "tensorboard_path": plan.storage / "tensorboard",
-        "distributed": plan.distributed,
-    }
+    logs = plan.storage / "tensorboard"
+    init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     trainer = {**_QUIET, **plan.limits}
     fit: dict[str, Any] = {
         "checkpoint_period": _schedule(plan.checkpoint_after),

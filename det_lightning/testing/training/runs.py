@@ -159,7 +159,7 @@ class TrialRuns:
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
             )
-            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches_access=True))
+            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches=True))
         return self._resumed[key]
 
     @functools.cached_property
