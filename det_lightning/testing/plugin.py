@@ -214,10 +214,11 @@ class TrialSession:
         """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""
         if self._options.report is None or hasattr(session.config, "workerinput") or not self._by_check:
             return
-        from det_lightning.testing.report import write_trial_report
+        from det_lightning.testing.report import write_report
 
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
-        write_trial_report(self._options.report, self._runs, self._results(), command)
+        records, difference = self._runs.records_to_show()
+        write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
 
     def pytest_unconfigure(self) -> None:
         if "_runs" in vars(self):

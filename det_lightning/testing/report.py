@@ -9,29 +9,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from det_lightning.masking import mask
 from det_lightning.pages import render_page
-from det_lightning.testing.outcomes import BadTrial, CheckResult, NotChecked
+from det_lightning.testing.outcomes import CheckResult
 from det_lightning.testing.records.difference import Difference, tolerance_for
 from det_lightning.testing.records.record import TrainingRecord, distance
 
-if TYPE_CHECKING:
-    from det_lightning.testing.training.runs import TrialRuns
-
 Points = Sequence[tuple[int, float]]
-
-
-def write_trial_report(path: Path, runs: TrialRuns, checks: Sequence[CheckResult], command: str) -> None:
-    """Write the report of a trial, compared with its reference if there is one."""
-    difference: Difference | None = None
-    try:
-        reference, ours, difference = runs.conversion
-        records = {"reference": reference, "ours": ours}
-    except (BadTrial, NotChecked):
-        records = {"ours": runs.own_record()}
-    write_report(path, runs.source.name, checks, records, difference, command)
 
 
 def write_report(
@@ -61,6 +46,7 @@ def write_report(
         counts=Counter(check.outcome for check in checks),
         tolerance_for=tolerance_for,
         charts=list(_charts(records, difference)),
+        sizes=SIZES,
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},
         environments=environments,
         settings=settings,
@@ -95,12 +81,9 @@ class Chart:
     summary: str  # one sentence on the distance between the curves
     rows: list[tuple[int, list[float | None]]]  # batch, and the values of all curves
 
-    width = 560
-    height = 256
-    left = 62
-    right = 14
-    top = 14
-    bottom = 46
+
+# The sizes of a picture and of its margins.
+SIZES = {"width": 560, "height": 256, "left": 62, "right": 14, "top": 14, "bottom": 46}
 
 
 def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batch: int | None = None) -> Chart:
@@ -109,8 +92,8 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
     tables = list(drawn.values())
     batches = sorted({batch for table in tables for batch in table})
     values = [value for table in tables for value in table.values() if math.isfinite(value)]
-    x = _Axis(batches[0], batches[-1], Chart.left, Chart.width - Chart.right, whole=True)
-    y = _Axis(min(values, default=0.0), max(values, default=1.0), Chart.height - Chart.bottom, Chart.top)
+    x = _Axis(batches[0], batches[-1], SIZES["left"], SIZES["width"] - SIZES["right"], whole=True)
+    y = _Axis(min(values, default=0.0), max(values, default=1.0), SIZES["height"] - SIZES["bottom"], SIZES["top"])
     return Chart(
         title=title,
         across=across,

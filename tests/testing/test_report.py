@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.testing.outcomes import CheckResult
-from det_lightning.testing.report import Chart, make_chart, nice_ticks, write_report
+from det_lightning.testing.report import SIZES, make_chart, nice_ticks, write_report
 from tests.testing.made_reports import CHECKS, falling, made_report
 
 
@@ -160,7 +160,7 @@ def test_every_finite_value_lies_in_the_picture(values: list[float]) -> None:
     chart = make_chart("loss", "batch", {"ours": list(enumerate(values))})
     points = [point for segment in chart.curves["ours"] for point in segment]
     assert len(points) == sum(map(math.isfinite, values))
-    assert all(Chart.left <= x <= Chart.width and 0 <= y <= Chart.height for x, y in points)
+    assert all(SIZES["left"] <= x <= SIZES["width"] and 0 <= y <= SIZES["height"] for x, y in points)
 
 
 @pytest.mark.slow

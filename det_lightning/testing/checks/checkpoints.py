@@ -21,6 +21,7 @@ from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
+_Found = dict[Holder, list[str]]  # paths of values, by what holds them
 # Kinds of holders whose attributes are in the trial's code.
 _OF_USER = ("trial", "callback", "class", "object", "data")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
@@ -89,7 +90,7 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
     start = straight.observer.states["start"]
     saved = straight.observer.states[batches]
     elsewhere = again.observer.states.get(batches, {})
-    found: dict[Holder, list[str]] = {}
+    found: _Found = {}
     for path in dict.fromkeys([*start, *saved]):
         leaf = saved.get(path)
         is_lost = not _same(start.get(path), leaf) and not _same(leaf, resumed.observer.states["start"].get(path))
@@ -102,9 +103,7 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
     return dict(_described(holder, paths) for holder, paths in found.items())
 
 
-def _without_appended(
-    runs: TrialRuns, found: dict[Holder, list[str]], containers: Container[str]
-) -> dict[Holder, list[str]]:
+def _without_appended(runs: TrialRuns, found: _Found, containers: Container[str]) -> _Found:
     """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
     with runs.source.imported():
         attributes, variables = appended_lists(files_of(runs.source))

@@ -30,6 +30,7 @@ _KINDS = {
     "callbacks": "callback state",
     "random": "random state",
 }
+_Part = tuple[str, float, float]  # of a value: its name, and the number in it on each side
 _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
@@ -69,7 +70,7 @@ def value_differences(
         return
     one = number_in(theirs)
     other = number_in(mine)
-    far: tuple[str, float, float] | None = None
+    far: _Part | None = None
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
         same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
@@ -99,9 +100,7 @@ def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     return {}
 
 
-def _farthest_apart(
-    theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
-) -> tuple[str, float, float] | None:
+def _farthest_apart(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None) -> _Part | None:
     """Return the element, or else the statistic, in which two equally shaped arrays differ most, and both values."""
     size = math.prod(theirs["shape"])
     scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))

@@ -30,10 +30,8 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     reference = _reference(options, source, settings)
     if options.record is not None:
         reference.write(options.record)
-    if reference.error is not None:
-        raise NotChecked(
-            f"on the real determined the trial itself fails: {reference.error['type']}: {reference.error['message']}"
-        )
+    if (error := reference.error) is not None:
+        raise NotChecked(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
     ours = record_ours(source, reference.settings, threads=int(reference.environment.get("threads") or 0) or None)
     tolerance = None
     if options.tolerance is not None:

@@ -13,6 +13,7 @@ from det_lightning.testing.observation.context_bypass import ContextBypass, zero
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
@@ -124,12 +125,10 @@ class TrialRuns:
 
     @functools.cached_property
     def straight(self) -> Run:
-        """An uninterrupted run."""
         return self._trained(self.plan("the first run"))
 
     @functools.cached_property
     def again(self) -> Run:
-        """The same run, repeated."""
         return self._trained(self.plan("the second run"))
 
     @functools.cached_property
@@ -167,8 +166,13 @@ class TrialRuns:
         """The trial beside its reference; raises NotChecked or BadTrial if it has none."""
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
-    def own_record(self) -> TrainingRecord:
-        return record_ours(self.source, self.reference_settings)
+    def records_to_show(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
+        """Return the records of the ``"reference"``, if there is one, and of ``"ours"``, and their first difference."""
+        try:
+            reference, ours, difference = self.conversion
+        except (BadTrial, NotChecked):
+            return {"ours": record_ours(self.source, self.reference_settings)}, None
+        return {"reference": reference, "ours": ours}, difference
 
     def require(self, run: Run) -> Run:
         """Return the run; raises NotChecked if it failed, which another check reports."""
