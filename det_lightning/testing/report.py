@@ -107,8 +107,6 @@ def make_chart(title: str, across: str, sides: Mapping[str, Points], marked_batc
 
 
 class _Axis:
-    """Maps values to positions between two edges of the picture."""
-
     def __init__(self, low: float, high: float, start: float, end: float, whole: bool = False) -> None:
         pad = 0.0 if whole else (high - low) * 0.06
         if low == high:  # a constant is drawn in the middle

@@ -199,7 +199,6 @@ def _suspects(runs: TrialRuns) -> list[str]:
 
 
 def _late_changes(run: Run, difference: Difference) -> list[str]:
-    """Return a cause for each hook that changes a callback's state after the checkpoint has collected it."""
     if difference.kind != "callback state":
         return []
     hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())

@@ -166,9 +166,6 @@ def without_chance() -> Iterator[None]:
     attention = functional.scaled_dot_product_attention
     batch_norm = functional.batch_norm
 
-    def identity(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return inputs
-
     def without_dropout(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
@@ -183,7 +180,7 @@ def without_chance() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in _DROPOUTS:
-            patch.setattr(functional, name, identity)
+            patch.setattr(functional, name, lambda inputs, *args, **kwargs: inputs)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)
         yield

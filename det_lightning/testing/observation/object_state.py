@@ -147,7 +147,6 @@ class _Walk:
                 self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        """Add the position of an iterator, if it is known."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)

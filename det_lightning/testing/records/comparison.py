@@ -127,8 +127,6 @@ def _largest_element(arrays: Iterable[Any]) -> float:
 
 
 class _Comparison:
-    """Walks through two records in step."""
-
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance

@@ -77,7 +77,6 @@ def _wrong_arguments(name: str, trial_class: type, settings: RunSettings, text: 
 
 
 def _missing_hparams(source: TrialSource, settings: RunSettings, suspected: str | None) -> str | None:
-    """Return the message on missing hyperparameters; None if none is missing, or the suspected one is not."""
     size = {"global_batch_size": 2}
     hparams = _RequestedHparams({**size, **settings.hparams})
     with source.imported() as trial_class, isolated_rng():
