@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, PYTORCH, Check
+from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotChecked
 from det_lightning.testing.options import TrialOptions, trial_options
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, CheckResult, NotChecked
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns

@@ -289,32 +289,27 @@ def seed_all(seed: int) -> None:
 
 
 def train(
-    trial_class: Any,
-    api: Any,
-    settings: dict[str, Any],
-    log: TrainingLog,
-    init: dict[str, Any] | None = None,
-    trainer: dict[str, Any] | None = None,
-    fit: dict[str, Any] | None = None,
+    trial_class: Any, api: Any, settings: dict[str, Any], log: TrainingLog, more: dict[str, Any] | None = None
 ) -> None:
     """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
 
-    ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
-    ``init``, ``Trainer`` and ``fit``, which override those of the settings.
+    ``trial_class`` is what :func:`recorded` returned; ``more`` holds further arguments, which override those of the
+    settings, of ``"init"``, ``"Trainer"`` and ``"fit"``.
     """
+    given = {"init": {}, "Trainer": {}, "fit": {}, **(more or {})}
     config = settings["config"]
     wanted = {
         "hparams": settings["hparams"],
         "exp_conf": config,
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
-        **(init or {}),
+        **given["init"],
     }
     schedule = {
         "max_length": api.Batch(settings["batches"]),
         **{name: api.Batch(settings[name]) for name in ("validation_period", "reporting_period")},
         "checkpoint_policy": "none",
-        **(fit or {}),
+        **given["fit"],
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
@@ -326,7 +321,7 @@ def train(
         trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
-            api.Trainer(trial, context, **(trainer or {})).fit(**schedule)
+            api.Trainer(trial, context, **given["Trainer"]).fit(**schedule)
         finally:
             log.end(trial)
 

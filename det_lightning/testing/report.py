@@ -12,7 +12,7 @@ from pathlib import Path
 
 from det_lightning.masking import mask
 from det_lightning.pages import render_page
-from det_lightning.testing.outcomes import CheckResult
+from det_lightning.testing.checks import CheckResult
 from det_lightning.testing.records.difference import Difference, tolerance_for
 from det_lightning.testing.records.record import TrainingRecord, distance
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.outcomes import CheckResult
+from det_lightning.testing.checks import CheckResult
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.report import write_report

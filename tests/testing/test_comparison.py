@@ -148,7 +148,7 @@ def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) 
     (tmp_path / "code").mkdir()
     fit = {"checkpoint_storage": tmp_path / "checkpoints", "code_dir": tmp_path / "code", "preemption": False}
     arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
-    training = functools.partial(recorder.train, *arguments, trainer={"enable_progress_bar": False}, fit=fit)
+    training = functools.partial(recorder.train, *arguments, {"Trainer": {"enable_progress_bar": False}, "fit": fit})
     alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)
     parsed = parse_record(json.loads(json.dumps(alone)), "the record")
     assert first_difference(parsed, record_ours(trial, SETTINGS), BIT_EQUAL) is None

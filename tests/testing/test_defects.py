@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS
+from det_lightning.testing.checks import CHECKS, BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (

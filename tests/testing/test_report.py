@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.testing.outcomes import CheckResult
+from det_lightning.testing.checks import CheckResult
 from det_lightning.testing.report import SIZES, make_chart, nice_ticks, write_report
 from tests.testing.made_reports import CHECKS, falling, made_report
 

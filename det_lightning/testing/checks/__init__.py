@@ -1,9 +1,10 @@
-"""The checks of a ported trial, and the functions that run them. Imports nothing slow."""
+"""The checks of a ported trial, the functions that run them, and their outcomes. Imports nothing slow."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from det_lightning.importing import load_class
@@ -25,7 +26,6 @@ class Check:
     option: str | None = None  # the option that it needs
 
     def run(self, runs: Any) -> None:
-        """Run the check; raises CheckFailed, NotChecked or BadTrial."""
         load_class(f"{__name__}.{self.function}")(runs)
 
 
@@ -52,3 +52,33 @@ CHECKS = (
     _of_old("loads an old checkpoint", "old_checkpoints:loads"),
     _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )
+
+
+# Their outcomes
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """The result of a check."""
+
+    name: str  # such as "is deterministic under a seed"
+    outcome: str  # "passed", "failed" or "skipped"
+    duration_s: float = 0.0
+    message: str = ""  # why it failed or was skipped; may have several lines
+
+
+class BadTrial(Exception):
+    """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
+
+
+class NotChecked(Exception):
+    """A check cannot be made; the message says why, and what it needs."""
+
+
+class CheckFailed(AssertionError):
+    """The trial fails a check. Holds a message, the usual causes, likeliest first, and further findings."""
+
+    def __init__(self, message: str, *causes: str, details: Iterable[str] = ()) -> None:
+        heading = ["Usual causes:"] if causes else []
+        items = [[f"  - {item}" for item in items] for items in (details, causes)]
+        super().__init__("\n".join([message, *items[0], *heading, *items[1]]))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
 from det_lightning.testing.observation.source_scan import appended_lists
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes

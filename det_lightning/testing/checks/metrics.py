@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.training.runs import TrialRuns
 
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))

@@ -12,8 +12,8 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.runs import TrialRuns
 

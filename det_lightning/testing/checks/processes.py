@@ -21,9 +21,9 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import free_port
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.record import TrainingRecord, number_in
 from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.runs import TrialRuns
@@ -232,7 +232,6 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
 
 
 def _require_same_parameters(two: RankResult, one: RankResult) -> None:
-    """Raise if the parameters differ by too large a share of the distance that they moved in one process."""
     end = {name: one.final[name].double() for name in one.initial}
     apart = {name: float((two.final[name].double() - end[name]).norm()) for name in end}
     moved = {name: float((end[name] - initial.double()).norm()) for name, initial in one.initial.items()}

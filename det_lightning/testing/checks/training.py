@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, lines_in
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run

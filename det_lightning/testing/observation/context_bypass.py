@@ -46,7 +46,6 @@ def _line_of_user(directory: Path) -> str | None:
 
 
 def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Call ``note`` with the same arguments before each call of ``name``, an attribute of ``owner``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

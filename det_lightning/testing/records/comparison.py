@@ -187,7 +187,6 @@ class _Comparison:
                     yield dataclasses.replace(found, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Note differences that are not reported but may explain later ones."""
         self.noisy_parameters |= noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
             self.rng_diverged_at = theirs["batch"]

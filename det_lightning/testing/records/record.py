@@ -62,7 +62,6 @@ class TrainingRecord:
     error: Mapping[str, str] | None = None  # "type", "message" and "traceback" of what ended the training
 
     def named(self, event: str) -> list[Mapping[str, Any]]:
-        """Return the events of one kind, such as ``"batch_end"``."""
         return [entry for entry in self.events if entry["event"] == event]
 
     def curves(self, event: str) -> dict[str, list[tuple[int, float]]]:

@@ -117,7 +117,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
-    arguments = (pytorch, settings, observer, init, trainer, fit)
+    arguments = (pytorch, settings, observer, {"init": init, "Trainer": trainer, "fit": fit})
     return _observe(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
@@ -134,12 +134,9 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             reporting_period=Batch(plan.settings.reporting_period),
             step_zero_validation=False,
         )
+        period = _schedule(plan.checkpoint_after)
         checkpoints = DeterminedCheckpoint(
-            plan.storage,
-            policy="none",
-            period=_schedule(plan.checkpoint_after),
-            code_dir=plan.no_code,
-            async_write=False,
+            plan.storage, policy="none", period=period, code_dir=plan.no_code, async_write=False
         )
         with interrupts_come_through():
             _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)

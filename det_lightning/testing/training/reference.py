@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from det_lightning.testing import recorder
+from det_lightning.testing.checks import BadTrial, NotChecked
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record

@@ -10,8 +10,8 @@ from det_lightning import errors
 from det_lightning.masking import mask
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._trainer import init
+from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.source_scan import hparams_in
-from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.recorder import needs_hparams
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Failure, cause_of_exit

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from det_lightning.testing.checks import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.observation.context_bypass import ContextBypass, zero_grad_noted
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
