@@ -118,9 +118,7 @@ def remove_unused_imports(file: ModuleFile, before: str) -> None:
     gone = _used(PythonFile(before)) - _used(file)
     for statement in statements_of(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
-            names = {
-                alias: alias.evaluated_alias or alias.evaluated_name.partition(".")[0] for alias in statement.names
-            }
+            names = {one: one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names}
             kept = [alias for alias, name in names.items() if name not in gone]
             if len(kept) < len(names):
                 file.replace_statement(statement, _import_lines(statement, kept))
@@ -207,9 +205,7 @@ def _written(group: list[_Import], text: str) -> list[str]:
 
 
 def _merged(module: str, statements: list[ast.ImportFrom]) -> str:
-    names = {
-        f"{name.name} as {name.asname}" if name.asname else name.name for node in statements for name in node.names
-    }
+    names = {f"{name.name} as {name.asname}" if name.asname else name.name for one in statements for name in one.names}
     return f"from {module} import {', '.join(sorted(names, key=_by_kind))}"
 
 
