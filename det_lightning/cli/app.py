@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,8 @@ from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
 from det_lightning.cli.output import MaskingGroup
 
 app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
+
+_command: Any
 
 _checkpoint = typer.Typer(help="List, inspect, convert and delete checkpoints.", epilog=EXIT_CODES, **TYPER_SETTINGS)
 _checkpoint.command("ls", epilog=EXIT_CODES)(checkpoint_reading.list_checkpoints)

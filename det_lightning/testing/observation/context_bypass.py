@@ -73,10 +73,10 @@ class ContextBypass(TorchFunctionMode):
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        distributed = [(dist, name, f"torch.distributed.{name}()") for name in _COLLECTIVES if hasattr(dist, name)]
+        names = [name for name in _COLLECTIVES if hasattr(dist, name)]
+        distributed: list[tuple[Any, str, str]] = [(dist, name, f"torch.distributed.{name}()") for name in names]
         distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
-        handle = register_optimizer_step_pre_hook(self._optimizer_step)
-        with handle, pytest.MonkeyPatch.context() as patch, self:
+        with register_optimizer_step_pre_hook(self._optimizer_step), pytest.MonkeyPatch.context() as patch, self:
             backward = "loss.backward() should be context.backward(loss)"
             _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
             for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
