@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,20 +13,24 @@ from det_lightning.cli.output import MaskingGroup
 
 app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
 
-_command: Any
-
 _checkpoint = typer.Typer(help="List, inspect, convert and delete checkpoints.", epilog=EXIT_CODES, **TYPER_SETTINGS)
 _checkpoint.command("ls", epilog=EXIT_CODES)(checkpoint_reading.list_checkpoints)
-for _command in (checkpoint_reading.show, checkpoint_reading.verify, checkpoint_writing.export):
-    _checkpoint.command(epilog=EXIT_CODES)(_command)
+_checkpoint.command("show", epilog=EXIT_CODES)(checkpoint_reading.show)
+_checkpoint.command("verify", epilog=EXIT_CODES)(checkpoint_reading.verify)
+_checkpoint.command("export", epilog=EXIT_CODES)(checkpoint_writing.export)
 _checkpoint.command("import", epilog=EXIT_CODES)(checkpoint_writing.import_file)
-for _command in (checkpoint_writing.merge, checkpoint_writing.annotate, checkpoint_writing.prune):
-    _checkpoint.command(epilog=EXIT_CODES)(_command)
+_checkpoint.command("merge", epilog=EXIT_CODES)(checkpoint_writing.merge)
+_checkpoint.command("annotate", epilog=EXIT_CODES)(checkpoint_writing.annotate)
+_checkpoint.command("prune", epilog=EXIT_CODES)(checkpoint_writing.prune)
 
 _experiment = typer.Typer(help="Run experiments, and look at them.", epilog=experiment.EXIT_CODES, **TYPER_SETTINGS)
-for _command in (experiment.run, experiment.check, experiment.ls, experiment.show, experiment.logs, experiment.resume,
-                 experiment.stop):  # fmt: skip
-    _experiment.command(epilog=experiment.EXIT_CODES)(_command)
+_experiment.command("run", epilog=experiment.EXIT_CODES)(experiment.run)
+_experiment.command("check", epilog=experiment.EXIT_CODES)(experiment.check)
+_experiment.command("ls", epilog=experiment.EXIT_CODES)(experiment.ls)
+_experiment.command("show", epilog=experiment.EXIT_CODES)(experiment.show)
+_experiment.command("logs", epilog=experiment.EXIT_CODES)(experiment.logs)
+_experiment.command("resume", epilog=experiment.EXIT_CODES)(experiment.resume)
+_experiment.command("stop", epilog=experiment.EXIT_CODES)(experiment.stop)
 
 app.command("run", epilog=experiment.EXIT_CODES, no_args_is_help=True)(experiment.run)
 app.add_typer(_experiment, name="experiment")
