@@ -25,8 +25,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 Checkpoint = Annotated[str, typer.Argument(help="Path or URL of a checkpoint's directory.", show_default=False)]
 Storage = Annotated[
-    str,
-    typer.Argument(help="A directory of checkpoints, or a URL such as s3://bucket/prefix.", show_default=False),
+    str, typer.Argument(help="A directory of checkpoints, or a URL such as s3://bucket/prefix.", show_default=False)
 ]
 Options = Annotated[
     list[str] | None,
@@ -38,8 +37,7 @@ Options = Annotated[
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to the standard output.")]
 TrustedFlag = Annotated[
-    bool,
-    typer.Option("--trusted", help="Unpickle without restrictions, which runs any code in the files."),
+    bool, typer.Option("--trusted", help="Unpickle without restrictions, which runs any code in the files.")
 ]
 
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}

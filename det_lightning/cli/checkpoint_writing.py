@@ -237,8 +237,7 @@ def prune(
     trial_best: Annotated[int, typer.Option(help="Number to keep of each trial's best.")] = 1,
     trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
     incomplete: Annotated[
-        bool,
-        typer.Option("--incomplete", help="Also delete those that are incomplete and older than an hour."),
+        bool, typer.Option("--incomplete", help="Also delete those that are incomplete and older than an hour.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

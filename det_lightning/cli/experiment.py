@@ -59,8 +59,7 @@ Ray = Annotated[
 def run(
     config_file: Config,
     code: Annotated[
-        Path,
-        typer.Argument(metavar="[DIR]", help="The directory with the code.", show_default="the working directory"),
+        Path, typer.Argument(metavar="[DIR]", help="The directory with the code.", show_default="the working directory")
     ] = Path(),
     override: Overrides = None,
     experiments: Parent = Path("experiments"),
@@ -150,8 +149,7 @@ def ls(experiments: Parent = Path("experiments"), json: JsonFlag = False) -> Non
     if json:
         print_json(summaries)
         return
-    columns = [">ID", "NAME", "STATE", ">TRIALS", "BEST", "STARTED", "DIRECTORY"]
-    print_table(columns, [[summary[column.removeprefix(">").lower()] for column in columns] for summary in summaries])
+    _print_rows([">ID", "NAME", "STATE", ">TRIALS", "BEST", "STARTED", "DIRECTORY"], summaries)
 
 
 @report_errors()
@@ -203,9 +201,11 @@ def show(
 def _print_details(details: dict[str, Any]) -> None:
     print_lines([f"{name}: {value}" for name, value in details.items() if name != "trials"])
     columns = [">ID", "STATE", ">BATCHES", ">BEST", ">LATEST", ">RESTARTS", "CHECKPOINT", "HPARAMS"]
-    print_table(
-        columns, [[trial[column.removeprefix(">").lower()] for column in columns] for trial in details["trials"]]
-    )
+    _print_rows(columns, details["trials"])
+
+
+def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
+    print_table(columns, [[row[column.removeprefix(">").lower()] for column in columns] for row in rows])
 
 
 @report_errors()

@@ -21,11 +21,7 @@ _ENDLESS = 10_000
 # Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
-_WRONG_CHECKPOINT = (
-    errors.IncompleteCheckpointError,
-    errors.InvalidCheckpointException,
-    errors.UnsafeCheckpointError,
-)
+_WRONG_CHECKPOINT = (errors.IncompleteCheckpointError, errors.InvalidCheckpointException, errors.UnsafeCheckpointError)
 
 
 @contextlib.contextmanager

@@ -52,11 +52,6 @@ class Facts:
     sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
 
 
-def no_facts(text: str) -> Facts:
-    """Return nothing about a file that starts no other, such as a Dockerfile or a list of requirements."""
-    return Facts()
-
-
 def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
     """Return what Python source says about its file."""
     try:

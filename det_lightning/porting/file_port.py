@@ -15,14 +15,7 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.facts import (
-    Facts,
-    facts_of_commands,
-    facts_of_notebook,
-    facts_of_python,
-    facts_of_yaml,
-    no_facts,
-)
+from det_lightning.porting.facts import Facts, facts_of_commands, facts_of_notebook, facts_of_python, facts_of_yaml
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
@@ -30,16 +23,17 @@ _BOM = "\ufeff"
 _MOST_BYTES = 100 * 1024 * 1024
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
-# By the name of a file, the first that fits: what ports its text, and what reads facts from it. The first is imported
-# when it is needed, since each needs a library of its own.
-_KINDS: dict[str, tuple[str, Callable[[str], Facts]]] = {
+_FactsOf = Callable[[str], Facts]
+# By the name of a file, the first that fits: what ports its text, and what reads facts from it, if it may start others.
+# The first is imported when it is needed, since each needs a library of its own.
+_KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
-    r"(?is).+\.pyi": ("python_files.port_python", no_facts),
+    r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
-    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", no_facts),
-    r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", no_facts),
-    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", no_facts),
+    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", None),
+    r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
+    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
     r"startup-hook\.sh": ("commands.port_startup_hook", facts_of_commands),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
         "commands.port_shell",
@@ -126,10 +120,11 @@ def port_file(path: pathlib.Path) -> FilePort:
         if reason is None:
             raise
         return FilePort(path, text, text, _not_understood(body, reason), encoding)
-    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts_of(ported))
+    facts = Facts() if facts_of is None else facts_of(ported)
+    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts)
 
 
-def import_port(path: pathlib.Path) -> tuple[_Port, Callable[[str], Facts]] | None:
+def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
     """Return what ports the text of a file of this name, and what reads facts from it; None for other files."""
     kind = _kind_of(path)
     if kind is None:
@@ -148,7 +143,7 @@ def _lists_requirements(directory: pathlib.Path) -> bool:
     return directory.name.lower() == "requirements"
 
 
-def _kind_of(path: pathlib.Path) -> tuple[str, Callable[[str], Facts]] | None:
+def _kind_of(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
     given = [path.name]
     directory = path.absolute().parent
     if _lists_requirements(directory):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from importlib import resources
-from typing import Any
 
 from det_lightning.escaping import escape
-from det_lightning.extras import how_to_install
+from det_lightning.pages import render_page
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Severity
@@ -81,35 +78,23 @@ def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Chec
     ``written`` says whether the project's files were changed, or only would be. Raises ValueError for another ending,
     and ImportError if jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError(f"The report needs jinja2: {how_to_install('port')}.") from error
     if file.suffix not in FORMATS:
         raise ValueError(f"The report is written to a file that ends with {' or '.join(FORMATS)}; got {file}.")
-    environment = jinja2.Environment(
-        autoescape=file.suffix == ".html", trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["cell"] = _markdown_cell
-    environment.filters["shown"] = escape
-    source = resources.files("det_lightning.porting").joinpath(f"move{file.suffix}.jinja").read_text(encoding="utf-8")
-    page = environment.from_string(source).render(**_content(project, list(checks)), written=written)
-    file.write_text(page, encoding="utf-8")
-
-
-def _content(project: ProjectPort, checks: list[Check]) -> dict[str, Any]:
     outcomes = Counter(entry.outcome for entry in project.entry_points)
-    return {
-        "style": resources.files("det_lightning").joinpath("report.css").read_text(encoding="utf-8").rstrip(),
-        "projects": list(_projects(project)),
-        "total": len(project.entry_points),
-        "counts": {outcome.value: outcomes[outcome] for outcome in Outcome},
-        "marks": _MARKS,
-        "states": _STATES,
-        "changed": sum(port.changed and port.may_be_written for port in project.files),
-        "checks": checks,
-        "made_at": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-    }
+    page = render_page(
+        f"det_lightning.porting:move{file.suffix}.jinja",
+        "port",
+        {"cell": _markdown_cell, "shown": escape},
+        projects=list(_projects(project)),
+        total=len(project.entry_points),
+        counts={outcome.value: outcomes[outcome] for outcome in Outcome},
+        marks=_MARKS,
+        states=_STATES,
+        changed=sum(port.changed and port.may_be_written for port in project.files),
+        checks=list(checks),
+        written=written,
+    )
+    file.write_text(page, encoding="utf-8")
 
 
 def _projects(project: ProjectPort) -> Iterator[MovedProject]:

@@ -108,12 +108,7 @@ class PythonFile:
         self.edits.replace(start, after if is_between and end < after else end, "")
 
     def note(
-        self,
-        node: cst.CSTNode,
-        severity: Severity,
-        reason: str,
-        advice: str,
-        premise: Premise = Premise.nothing,
+        self, node: cst.CSTNode, severity: Severity, reason: str, advice: str, premise: Premise = Premise.nothing
     ) -> None:
         self.findings.append(Finding(self.line(node), severity, reason, advice, premise=premise))
 

@@ -10,18 +10,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.commands import (
-    NoCounterpart,
-    is_det_command,
-    launcher_counterpart,
-    missing_launcher,
-    needs_a_master,
-    note_variables,
-    port_commands,
-    port_det_commands,
-    prints_something_else,
-    translated,
-)
+from det_lightning.porting import commands
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.imports import ImportRewriter
@@ -55,7 +44,7 @@ def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
             elif "determined" in value:
                 _rewrite(file, node, value)
     for text in file.find(cst.FormattedStringText):
-        new, findings = port_commands(text.value, file.line(text))
+        new, findings = commands.port_commands(text.value, file.line(text))
         file.findings += findings
         if new != text.value:
             file.replace(text, new)
@@ -74,9 +63,9 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     elif launcher := _LAUNCHER.fullmatch(value):
         _rewrite_launcher(file, node, launcher.group(1))
     elif _INSIDE.fullmatch(value) and isinstance(file.parent(node), cst.Element):
-        file.findings += port_commands(f"-m {value}", line)[1]
+        file.findings += commands.port_commands(f"-m {value}", line)[1]
     else:
-        new, findings = port_commands(value, line)
+        new, findings = commands.port_commands(value, line)
         file.findings += findings
         _put(file, node, new)
 
@@ -105,9 +94,9 @@ def _is_path(file: PythonFile, node: cst.SimpleString) -> bool:
 
 
 def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> None:
-    words = launcher_counterpart(module)
+    words = commands.launcher_counterpart(module)
     if words is None:
-        file.findings.append(missing_launcher(module, file.line(node)))
+        file.findings.append(commands.missing_launcher(module, file.line(node)))
     elif len(words) == 1:
         _put(file, node, words[0])
     elif isinstance(file.parent(node), cst.Element | cst.Arg):
@@ -122,7 +111,7 @@ def note_python_variables(file: PythonFile) -> None:
     for node in file.find(cst.SimpleString):
         value = string_of(node) or ""
         if re.fullmatch(r"\w+", value):
-            file.findings += note_variables(value, file.line(node))
+            file.findings += commands.note_variables(value, file.line(node))
 
 
 # Commands of det that Python starts
@@ -171,18 +160,18 @@ def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNo
 def _note_part(file: PythonFile, node: cst.CSTNode) -> None:
     """Note a command of ``det`` of which a string is only a part."""
     text = file.source(node)
-    ported, findings = port_det_commands(text)
+    ported, findings = commands.port_det_commands(text)
     if ported != text or findings:
         words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
         advice = "translate it by hand, since it is put together"
-        file.findings.append(needs_a_master(["det", *words], advice, file.line(node), Need.script))
+        file.findings.append(commands.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
 def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
     """Rewrite a string that is a line for the shell."""
     quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
-    ported, findings = port_det_commands(quoted["text"], file.line(node), _reads_output(file))
+    ported, findings = commands.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     file.findings += [
         dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
     ]
@@ -201,19 +190,19 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
         return
     sources = [file.source(node) for node in nodes]
     words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]
-    if not is_det_command(words):
+    if not commands.is_det_command(words):
         return
     start = file.span(nodes[0])[0]
     end = file.span(nodes[-1])[1]
     try:
         if "#" in file.edits.text[start:end]:
-            raise NoCounterpart("translate it by hand, since there is a comment in it")
-        new = translated(words)
-    except NoCounterpart as e:
-        file.findings.append(needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
+            raise commands.NoCounterpart("translate it by hand, since there is a comment in it")
+        new = commands.translated(words)
+    except commands.NoCounterpart as e:
+        file.findings.append(commands.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return
     if _reads_output(file):
-        file.findings.append(prints_something_else(words, file.line(nodes[0])))
+        file.findings.append(commands.prints_something_else(words, file.line(nodes[0])))
     known = dict(zip(reversed(words), reversed(sources), strict=True))
     quote = sources[0][-1]
     file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))

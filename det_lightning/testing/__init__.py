@@ -4,22 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from det_lightning.checkpoint.storage.in_memory import InMemoryStorage
     from det_lightning.testing.assertions import TrainedTrial, assert_resumes, assert_same_training, run_trial
-    from det_lightning.testing.storage import InMemoryStorage
-
-_MODULES = {
-    "InMemoryStorage": "storage",
-    "TrainedTrial": "assertions",
-    "assert_resumes": "assertions",
-    "assert_same_training": "assertions",
-    "run_trial": "assertions",
-}
 
 __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
 
 def __getattr__(name: str) -> Any:
     # Every run of pytest imports this package with its plugin, which must not import torch.
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in __all__:
+        is_storage = name == "InMemoryStorage"
+        module = "det_lightning.checkpoint.storage.in_memory" if is_storage else "det_lightning.testing.assertions"
+        return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from det_lightning.testing.checks import CHECKS
+from det_lightning.testing.checks import CHECKS, CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.execution import Run, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
@@ -134,8 +133,9 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    if (difference := difference_of_runs(one.run, second, names=("the first", "the second"))) is not None:
-        raise CheckFailed(f"The trainings differ. {difference}")
+    if (difference := difference_of_runs(one.run, second)) is not None:
+        named = dataclasses.replace(difference, sides=("in the first", "in the second"))
+        raise CheckFailed(f"The trainings differ. {named}")
 
 
 def assert_resumes(
@@ -163,8 +163,7 @@ def assert_resumes(
     if batches < MIN_BATCHES:
         raise ValueError(f"batches must be at least {MIN_BATCHES}; got {batches}.")
     options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
-    resume_checks = [check for check in CHECKS if check.keyword == "trial_resume"]
     with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
-        for check in resume_checks:
+        for check in (check for check in CHECKS if check.keyword == "trial_resume"):
             with contextlib.suppress(NotChecked):  # the trial has no such boundary
                 check.run(runs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.errors import ConfigError
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.masking import mask_text
-from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class TrialOptions:
     without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
     def configured(self, section: str) -> dict[str, Any]:
-        """Return a section of the configuration; empty if there is none."""
         return (self.config or {}).get(section) or {}
 
 

@@ -5,19 +5,21 @@ Every run of pytest imports this module, so it imports nothing slow.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
+import signal
+import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, PYTORCH, Check
+from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotChecked
 from det_lightning.testing.options import TrialOptions, trial_options
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
-from det_lightning.testing.termination import sigterm_ends_pytest
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -70,6 +72,43 @@ def trial_run() -> Callable[..., Any]:
     return run_trial
 
 
+class _Terminated(BaseException):
+    """SIGTERM was received. A BaseException, so that neither a trial nor a check takes it for an error of the trial."""
+
+
+@contextlib.contextmanager
+def _sigterm_ends_pytest() -> Iterator[None]:
+    """If SIGTERM arrives in the block, end the pytest session with the exit status of a process that it killed.
+
+    Has no effect outside the main thread, where signal handlers cannot be set.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    came = False
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal came
+        came = True
+        if callable(before):
+            before(number, frame)
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    except BaseException:
+        # Other code on the way here may have turned _Terminated into another error.
+        if not came:
+            raise
+    finally:
+        # None means a handler that Python did not install and cannot restore.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    if came:
+        pytest.exit("received SIGTERM: the check that was under way has no result", returncode=128 + signal.SIGTERM)
+
+
 class CheckItem(pytest.Item):
     """One check of a trial."""
 
@@ -82,7 +121,7 @@ class CheckItem(pytest.Item):
         self.add_marker(check.keyword)
 
     def runtest(self) -> None:
-        with sigterm_ends_pytest():
+        with _sigterm_ends_pytest():
             try:
                 self._check.run(self._runs)
             except NotChecked as e:
@@ -125,7 +164,7 @@ class TrialSession:
 
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
-        self._reports: dict[str, pytest.TestReport] = {}
+        self._by_check: dict[str, CheckResult] = {}
 
     @functools.cached_property
     def _runs(self) -> TrialRuns:
@@ -152,38 +191,33 @@ class TrialSession:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = dict(report.user_properties).get("check")
         if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
-            self._reports[name] = report
-
-    def _results(self) -> list[tuple[str, pytest.TestReport, str]]:
-        """Return each check that was run, with its report and the reason why it failed or was skipped."""
-        results = []
-        for name in (check.name for check in CHECKS if check.name in self._reports):
-            report = self._reports[name]
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
             message = "" if report.outcome == "passed" else str(reason).removeprefix("Skipped: ")
-            results.append((name, report, message))
-        return results
+            self._by_check[name] = CheckResult(name, report.outcome, report.duration, message)
+
+    def _results(self) -> list[CheckResult]:
+        return [self._by_check[check.name] for check in CHECKS if check.name in self._by_check]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the checks, with a reason for each check that did not pass."""
-        if self._reports:
+        if self._by_check:
             terminalreporter.section(f"checks of {self._options.spec}")
-        for name, report, message in self._results():
-            mark, colour = _MARKS[report.outcome]
-            reason, _, rest = message.partition("\n")
+        for result in self._results():
+            mark, colour = _MARKS[result.outcome]
+            reason, _, rest = result.message.partition("\n")
             if reason.endswith(":"):  # it announces a list
                 reason += f" {rest.partition(chr(10))[0].strip(' -')}"
-            terminalreporter.line(f"{mark} {name}  {reason}".rstrip(), **{colour: True})
+            terminalreporter.line(f"{mark} {result.name}  {reason}".rstrip(), **{colour: True})
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""
-        if self._options.report is None or hasattr(session.config, "workerinput") or not self._reports:
+        if self._options.report is None or hasattr(session.config, "workerinput") or not self._by_check:
             return
-        from det_lightning.testing.report import CheckResult, write_trial_report
+        from det_lightning.testing.report import write_report
 
-        results = [CheckResult(name, done.outcome, done.duration, message) for name, done, message in self._results()]
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
-        write_trial_report(self._options.report, self._runs, results, command)
+        records, difference = self._runs.records_to_show()
+        write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
 
     def pytest_unconfigure(self) -> None:
         if "_runs" in vars(self):

@@ -69,11 +69,9 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [describe(item) for item in value]
-    array, dtype = _as_array(value)
-    if array is not None and array.dtype.kind == "O":
-        return describe(array.tolist())
+    array, dtype = as_array(value)
     if array is not None:
-        return _describe_array(array, dtype)
+        return describe(array.tolist()) if array.dtype.kind == "O" else _describe_array(array, dtype)
     described: dict[str, Any] = {"~": "object", "class": type(value).__name__}
     if isinstance(value, (set, frozenset)):
         value = sorted(map(repr, value))
@@ -82,7 +80,7 @@ def describe(value: Any) -> Any:
     return described
 
 
-def _as_array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
     """Return a tensor, array or numpy scalar as an array and the name of its dtype; None for anything else."""
     import numpy as np
     import torch
@@ -155,6 +153,8 @@ class TrainingLog:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.batches = 0  # trained so far
+        self.trial: Any = None
+        self.context: Any = None
         self.callbacks: dict[str, Any] = {}  # the trial's own
         self._described: dict[str, dict[str, Any]] = {}
         self._gradients: dict[str, float] = {}
@@ -203,7 +203,7 @@ class TrainingLog:
         """Describe the parameters and buffers of all models; computes statistics only of those that have changed."""
         for prefix, model in named_models(trial).items():
             for name, value in model.state_dict().items():
-                array, _ = _as_array(value)
+                array, _ = as_array(value)
                 known = self._described.get(f"{prefix}.{name}", {})
                 if array is None or array.ndim == 0 or known.get("digest") != _digest(array.tobytes()):
                     self._described[f"{prefix}.{name}"] = describe(value)
@@ -244,6 +244,8 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
     """Return a subclass of the trial that records its batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
+        log.trial = self
+        log.context = context
         trial_class.__init__(self, context, *args, **kwargs)
         if not hasattr(self, "context"):
             self.context = context
@@ -287,32 +289,27 @@ def seed_all(seed: int) -> None:
 
 
 def train(
-    trial_class: Any,
-    api: Any,
-    settings: dict[str, Any],
-    log: TrainingLog,
-    init: dict[str, Any] | None = None,
-    trainer: dict[str, Any] | None = None,
-    fit: dict[str, Any] | None = None,
+    trial_class: Any, api: Any, settings: dict[str, Any], log: TrainingLog, more: dict[str, Any] | None = None
 ) -> None:
     """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
 
-    ``trial_class`` is what :func:`recorded` returned; ``init``, ``trainer`` and ``fit`` hold further arguments of
-    ``init``, ``Trainer`` and ``fit``, which override those of the settings.
+    ``trial_class`` is what :func:`recorded` returned; ``more`` holds further arguments, which override those of the
+    settings, of ``"init"``, ``"Trainer"`` and ``"fit"``.
     """
+    given = {"init": {}, "Trainer": {}, "fit": {}, **(more or {})}
     config = settings["config"]
     wanted = {
         "hparams": settings["hparams"],
         "exp_conf": config,
         "aggregation_frequency": settings["aggregation_frequency"],
         "enable_tensorboard_logging": False,
-        **(init or {}),
+        **given["init"],
     }
     schedule = {
         "max_length": api.Batch(settings["batches"]),
         **{name: api.Batch(settings[name]) for name in ("validation_period", "reporting_period")},
         "checkpoint_policy": "none",
-        **(fit or {}),
+        **given["fit"],
     }
     known = inspect.signature(api.init).parameters
     seed_all(settings["seed"])
@@ -324,7 +321,7 @@ def train(
         trial = trial_class(context, **settings["arguments"])
         log.start(trial)
         try:
-            api.Trainer(trial, context, **(trainer or {})).fit(**schedule)
+            api.Trainer(trial, context, **given["Trainer"]).fit(**schedule)
         finally:
             log.end(trial)
 

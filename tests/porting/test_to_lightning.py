@@ -74,6 +74,11 @@ def test_uses_of_the_context_in_init_are_rewritten(before: str, after: str) -> N
     assert todos == 0
 
 
+def test_an_optimizer_that_is_kept_by_name_is_returned_with_the_others_of_its_dict() -> None:
+    written, _ = written_trial("self.opts = dict(); self.opts['x'] = context.wrap_optimizer(O())")
+    assert "return [*self.opts.values()]" in written
+
+
 @pytest.mark.parametrize(
     ("name", "given", "late"),
     [

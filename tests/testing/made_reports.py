@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from det_lightning.testing.checks import CheckResult
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.report import CheckResult, ReportData, write_report
+from det_lightning.testing.report import write_report
 
 CHECKS = (
     CheckResult("trains", "passed", 1.25),
@@ -48,25 +49,22 @@ def falling(length: int) -> list[float]:
     return [2.5 * math.exp(-batch / 5) + 0.1 * math.cos(batch) for batch in range(length)]
 
 
-def made_data(kind: str) -> ReportData:
-    """Return what a report shows: of a trial that is ``"equal"``, ``"different"``, ``"alone"`` or ``"bare"``."""
+def made_report(kind: str, directory: Path) -> Path:
+    """Write the report of a trial that is ``"equal"``, ``"different"``, ``"alone"`` or ``"bare"``; return its path."""
+    path = directory / f"{kind}.html"
     command = "pytest --trial model_def:MyTrial --trial-report out.html"
     if kind == "bare":
-        return ReportData("model_def:MyTrial", [])
+        write_report(path, "model_def:MyTrial", [], {})
+        return path
     losses = falling(20)
     ours = made_record("det_lightning", losses, [0.5, 0.75, 0.8])
     if kind == "alone":
-        return ReportData("model_def:MyTrial", CHECKS, ours=ours, command=command)
+        write_report(path, "model_def:MyTrial", CHECKS, {"ours": ours}, command=command)
+        return path
     other = {"torch": "1.12.1", "python": "3.8.18"} if kind == "different" else {}
     there = [loss * (1 if batch < 3 or kind == "equal" else 1.2) for batch, loss in enumerate(losses)]
     reference = made_record("determined", there, [0.5, 0.75, 0.8], other)
     checks = CHECKS if kind == "equal" else (*CHECKS, BROKEN)
-    difference = first_difference(reference, ours)
-    return ReportData("model_def:MyTrial", checks, reference, ours, difference, command)
-
-
-def made_report(kind: str, directory: Path) -> Path:
-    """Write such a report, and return its path."""
-    path = directory / f"{kind}.html"
-    write_report(path, made_data(kind))
+    records = {"reference": reference, "ours": ours}
+    write_report(path, "model_def:MyTrial", checks, records, first_difference(reference, ours), command)
     return path

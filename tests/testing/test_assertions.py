@@ -13,7 +13,8 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial, storage
+from det_lightning.checkpoint.storage import in_memory
+from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial
 from tests.trials import SmallTrial
 
 pytest_plugins = ["pytester"]
@@ -165,7 +166,7 @@ def test_a_storage_in_memory_holds_the_checkpoints_until_it_is_closed() -> None:
 
 @pytest.mark.slow
 def test_the_example_in_the_docstring_of_the_storage_runs() -> None:
-    results = doctest.testmod(storage)
+    results = doctest.testmod(in_memory)
     assert (results.attempted, results.failed) == (2, 0)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from det_lightning.pytorch import Batch, Trainer, init
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks import old_checkpoints as checks
 from det_lightning.testing.checks.old_checkpoints import recorded_metrics
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
 

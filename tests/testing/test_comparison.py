@@ -20,8 +20,7 @@ from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, tolerance_for
-from det_lightning.testing.records.record import TrainingRecord, parse_record
-from det_lightning.testing.records.values import ulps_between
+from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression, recorded
 
@@ -149,7 +148,7 @@ def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) 
     (tmp_path / "code").mkdir()
     fit = {"checkpoint_storage": tmp_path / "checkpoints", "code_dir": tmp_path / "code", "preemption": False}
     arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
-    training = functools.partial(recorder.train, *arguments, trainer={"enable_progress_bar": False}, fit=fit)
+    training = functools.partial(recorder.train, *arguments, {"Trainer": {"enable_progress_bar": False}, "fit": fit})
     alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)
     parsed = parse_record(json.loads(json.dumps(alone)), "the record")
     assert first_difference(parsed, record_ours(trial, SETTINGS), BIT_EQUAL) is None

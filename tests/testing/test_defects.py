@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS
+from det_lightning.testing.checks import CHECKS, BadTrial, CheckFailed, NotChecked
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import (
     ADAM,
@@ -55,7 +55,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     runs = runs_of(CORRECT, folder)
-    runs.own_record().write(folder / "ref.json")
+    record_ours(runs.source, runs.reference_settings).write(folder / "ref.json")
     return folder / "ref.json"
 
 

@@ -11,10 +11,10 @@ import hypothesis.strategies as st
 import pytest
 
 from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, hparams_in, lines_in
 from det_lightning.testing.options import read_config
-from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train_under_lightning
 from det_lightning.testing.training.runs import Boundaries

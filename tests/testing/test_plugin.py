@@ -13,6 +13,7 @@ import pytest
 import det_lightning.config
 import det_lightning.testing.report
 from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
 
 pytestmark = pytest.mark.slow
@@ -188,7 +189,7 @@ def test_fields_of_a_configuration_that_change_no_check_are_named_in_a_warning(p
 def test_a_reference_supplies_hyperparameters_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
-    runs.own_record().write(pytester.path / "ref.json")
+    record_ours(runs.source, runs.reference_settings).write(pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import libcst as cst
 
 from det_lightning.porting.python_syntax import dotted_name, targets_of
-from det_lightning.porting.to_lightning.late_values import (
-    GLOBAL_BATCH_SIZE,
-    LATE_VALUES,
-    replace_expression,
-    write_late_value,
-)
+from det_lightning.porting.to_lightning.late_values import BATCH_SIZE, LATE_VALUES, replace_expression, write_late_value
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
@@ -124,7 +119,7 @@ def _rewrite_call(trial: Trial, call: cst.Call, part: str, name: str) -> None:
     elif name == "get_hparams":
         _rewrite_hparams(trial, call)
     elif name == "get_global_batch_size":
-        replace_expression(trial, call, GLOBAL_BATCH_SIZE)
+        replace_expression(trial, call, BATCH_SIZE)
     elif name == "to_device":
         _rewrite_to_device(trial, call)
     elif value in LATE_VALUES:

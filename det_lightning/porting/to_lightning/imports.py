@@ -40,10 +40,8 @@ class Imports:
                 self.needed.add("import torch")
                 self._file.replace(use.expression, _TORCH_LOADER)
             elif use.path == _LOADER:
-                name = use.node.value
-                self.needed.add(
-                    "from torch.utils.data import DataLoader" + (f" as {name}" if name != "DataLoader" else "")
-                )
+                alias = "" if use.node.value == "DataLoader" else f" as {use.node.value}"
+                self.needed.add(f"from torch.utils.data import DataLoader{alias}")
             elif self._file.is_annotation(use.node):
                 self.needed.add(_ANY)
                 self._file.replace(use.expression, "Any")
@@ -110,12 +108,9 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
 def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
     """Return an import statement with only these of its names; no lines if there are none."""
     named = [(alias.evaluated_name, alias.evaluated_alias) for alias in aliases]
+    names = ", ".join(f"{name} as {alias}" if alias else name for name, alias in named)
     module = "" if isinstance(statement, cst.Import) else f"from {dotted_name(statement.module)} "
-    return (
-        [f"{module}import {', '.join(f'{name} as {alias}' if alias else name for name, alias in named)}"]
-        if named
-        else []
-    )
+    return [f"{module}import {names}"] if names else []
 
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
@@ -123,9 +118,7 @@ def remove_unused_imports(file: ModuleFile, before: str) -> None:
     gone = _used(PythonFile(before)) - _used(file)
     for statement in statements_of(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
-            names = {
-                alias: alias.evaluated_alias or alias.evaluated_name.partition(".")[0] for alias in statement.names
-            }
+            names = {one: one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names}
             kept = [alias for alias, name in names.items() if name not in gone]
             if len(kept) < len(names):
                 file.replace_statement(statement, _import_lines(statement, kept))
@@ -212,9 +205,7 @@ def _written(group: list[_Import], text: str) -> list[str]:
 
 
 def _merged(module: str, statements: list[ast.ImportFrom]) -> str:
-    names = {
-        f"{name.name} as {name.asname}" if name.asname else name.name for node in statements for name in node.names
-    }
+    names = {f"{name.name} as {name.asname}" if name.asname else name.name for one in statements for name in one.names}
     return f"from {module} import {', '.join(sorted(names, key=_by_kind))}"
 
 

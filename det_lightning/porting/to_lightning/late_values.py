@@ -14,7 +14,7 @@ from det_lightning.porting.to_lightning.trial import Trial
 _KEY = re.compile(r'\["(\w+)"\]')
 _OPERATIONS = cst.BinaryOperation | cst.UnaryOperation | cst.Attribute | cst.Comparison | cst.ComparisonTarget
 
-GLOBAL_BATCH_SIZE = 'self.hparams["global_batch_size"]'
+BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ LATE_VALUES = {
     "cross_size": LateValue("self.trainer.num_nodes"),
     "cross_rank": LateValue("self.trainer.node_rank"),
     "get_per_slot_batch_size": LateValue(
-        f"{GLOBAL_BATCH_SIZE} // self.trainer.world_size",
+        f"{BATCH_SIZE} // self.trainer.world_size",
         "divide by the number of processes, if there are several; it is not known here",
-        GLOBAL_BATCH_SIZE,
+        BATCH_SIZE,
     ),
     "device": LateValue(
         "self.device",

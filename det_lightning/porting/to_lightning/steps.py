@@ -9,7 +9,7 @@ import libcst as cst
 from det_lightning.porting.python_syntax import dotted_name, last_name, parameter_names, parameters_of, string_of
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
-from det_lightning.porting.to_lightning.trial import Trial
+from det_lightning.porting.to_lightning.trial import Trial, is_by_name
 
 _RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
@@ -203,9 +203,7 @@ def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Retur
 
 def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression) -> str:
     """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
-    if isinstance(value, cst.Dict | cst.DictComp) or (
-        isinstance(value, cst.Call) and dotted_name(value.func) == "dict"
-    ):
+    if is_by_name(value):
         return "dict"
     assigned = _values_of(file, method, value)
     if assigned and all(isinstance(given, cst.Dict | cst.DictComp) for given in assigned):

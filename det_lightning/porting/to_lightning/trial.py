@@ -230,8 +230,8 @@ def _holders_in_assignment(
         return [name for name in names if name]
     if isinstance(target, cst.Subscript):
         name = attribute_of_self(target.value)
-        is_by_name = any(holder == name and _is_by_name(given) for holder, given in assignments)
-        return [f"*{name}.values()"] if name and value is call and is_by_name else []
+        is_dict = any(holder == name and is_by_name(given) for holder, given in assignments)
+        return [f"*{name}.values()"] if name and value is call and is_dict else []
     if _is_result(value, call) and isinstance(target, cst.Name):
         return _holders_of_name(target, assignments)
     name = attribute_of_self(target)
@@ -247,7 +247,8 @@ def _holders_in_assignment(
     return [f"*{name}.values()"] if isinstance(held, _BY_NAME) else []
 
 
-def _is_by_name(value: cst.BaseExpression) -> bool:
+def is_by_name(value: cst.BaseExpression) -> bool:
+    """Return whether an expression makes a dict."""
     return isinstance(value, _BY_NAME) or (isinstance(value, cst.Call) and dotted_name(value.func) == "dict")
 
 

@@ -17,36 +17,17 @@ from det_lightning.porting.python_syntax import (
     parameters_of,
     targets_of,
 )
+from det_lightning.porting.to_lightning import hooks, steps
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.hooks import (
-    append_hooks,
-    rewrite_build_callbacks,
-    rewrite_callback,
-    rewrite_reducers,
-)
-from det_lightning.porting.to_lightning.imports import (
-    Imports,
-    advice_for,
-    remove_unused_imports,
-    with_sorted_imports,
-)
+from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports, with_sorted_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
-from det_lightning.porting.to_lightning.steps import (
-    rewrite_calls_of_steps,
-    rewrite_evaluate_batch,
-    rewrite_optimizer_steps,
-    rewrite_train_batch,
-)
 from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
 # What newly written code imports.
-_NEEDED = {
-    "torch.Generator()": "import torch",
-    "pathlib.Path(self.logger.log_dir)": "import pathlib",
-}
+_NEEDED = {"torch.Generator()": "import torch", "pathlib.Path(self.logger.log_dir)": "import pathlib"}
 _HPARAM = re.compile(
     r"""self\.(?:trial_)?hparams(?:\[["'](\w+)["']\]|\.get\(["'](\w+)["']|\.(?!get\b|items\b|keys\b|values\b)(\w+))"""
 )
@@ -112,13 +93,13 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     drop_own_hparams(trial)
     file.replace_base(definition, "PyTorchTrial", "pl.LightningModule")
     _rewrite_init(trial)
-    reducing = rewrite_reducers(trial)
+    reducing = hooks.rewrite_reducers(trial)
     _rewrite_methods(trial)
     _mark_aggregation(trial, aggregated_by)
     _mark_workers(trial)
-    append_hooks(trial, reducing)
+    hooks.append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
-        rewrite_callback(file, callback)
+        hooks.rewrite_callback(file, callback)
     imports.needed.add("import pytorch_lightning as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
@@ -238,13 +219,13 @@ def _parameters(file: ModuleFile, function: cst.FunctionDef) -> list[str]:
 
 def _rewrite_methods(trial: Trial) -> None:
     methods = trial.methods
-    rewrite_optimizer_steps(trial)
-    rewrite_train_batch(trial.file, methods["train_batch"])
+    steps.rewrite_optimizer_steps(trial)
+    steps.rewrite_train_batch(trial.file, methods["train_batch"])
     if "evaluate_batch" in methods:
-        rewrite_evaluate_batch(trial.file, methods["evaluate_batch"], methods.get("evaluation_reducer"))
-    rewrite_calls_of_steps(trial)
+        steps.rewrite_evaluate_batch(trial.file, methods["evaluate_batch"], methods.get("evaluation_reducer"))
+    steps.rewrite_calls_of_steps(trial)
     if "build_callbacks" in methods:
-        rewrite_build_callbacks(trial.file, methods["build_callbacks"])
+        hooks.rewrite_build_callbacks(trial.file, methods["build_callbacks"])
     if "get_batch_length" in methods:
         trial.file.replace_statement(methods["get_batch_length"], [])
 

@@ -1,8 +1,10 @@
-"""The checks of a ported trial, and the functions that run them. Imports nothing slow."""
+"""The checks of a ported trial, the functions that run them, and their outcomes. Imports nothing slow."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 from det_lightning.importing import load_class
@@ -24,18 +26,18 @@ class Check:
     option: str | None = None  # the option that it needs
 
     def run(self, runs: Any) -> None:
-        """Run the check; raises CheckFailed, NotChecked or BadTrial."""
         load_class(f"{__name__}.{self.function}")(runs)
 
 
+_of_old = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
 CHECKS = (
     Check("trains", "training:trains", "trial_training", _BOTH),
     Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
-    Check("trains through its context", "context_use:trains_through_its_context", "trial_context"),
-    Check("uses no hard-coded device", "context_use:uses_no_hard_coded_device", "trial_context"),
-    Check("has no process-group code of its own", "context_use:has_no_process_groups", "trial_context"),
+    Check("trains through its context", "training:trains_through_its_context", "trial_context"),
+    Check("uses no hard-coded device", "training:uses_no_hard_coded_device", "trial_context"),
+    Check("has no process-group code of its own", "training:has_no_process_groups", "trial_context"),
     Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
     Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", _BOTH),
     Check("resumes bit-equal in the middle of an epoch", "checkpoints:mid_epoch", "trial_resume", _BOTH),
@@ -47,11 +49,36 @@ CHECKS = (
     Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
     Check("trains in two processes", "processes:two_train", "trial_processes", (ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference"),
-    Check("loads an old checkpoint", "old_checkpoints:loads", "trial_checkpoint", option="checkpoint"),
-    Check(
-        "reproduces the validation metrics of an old checkpoint",
-        "old_checkpoints:reproduces_metrics",
-        "trial_checkpoint",
-        option="checkpoint",
-    ),
+    _of_old("loads an old checkpoint", "old_checkpoints:loads"),
+    _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )
+
+
+# Their outcomes
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResult:
+    """The result of a check."""
+
+    name: str  # such as "is deterministic under a seed"
+    outcome: str  # "passed", "failed" or "skipped"
+    duration_s: float = 0.0
+    message: str = ""  # why it failed or was skipped; may have several lines
+
+
+class BadTrial(Exception):
+    """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
+
+
+class NotChecked(Exception):
+    """A check cannot be made; the message says why, and what it needs."""
+
+
+class CheckFailed(AssertionError):
+    """The trial fails a check. Holds a message, the usual causes, likeliest first, and further findings."""
+
+    def __init__(self, message: str, *causes: str, details: Iterable[str] = ()) -> None:
+        heading = ["Usual causes:"] if causes else []
+        items = [[f"  - {item}" for item in items] for items in (details, causes)]
+        super().__init__("\n".join([message, *items[0], *heading, *items[1]]))

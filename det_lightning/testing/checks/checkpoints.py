@@ -9,18 +9,19 @@ from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
 from det_lightning.testing.observation.source_scan import appended_lists
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
-from det_lightning.testing.records.values import shown
+from det_lightning.testing.records.record import shown
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
+_Found = dict[Holder, list[str]]  # paths of values, by what holds them
 # Kinds of holders whose attributes are in the trial's code.
 _OF_USER = ("trial", "callback", "class", "object", "data")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
@@ -30,7 +31,7 @@ def is_complete(runs: TrialRuns) -> None:
     """After a resume, no state is missing that training changes and reads again."""
     if lost := lost_state(runs):
         message = f"{runs.source.name} changes state that is not in its checkpoints:"
-        raise CheckFailed(message, lost, dict.fromkeys(lost.values()))
+        raise CheckFailed(message, *dict.fromkeys(lost.values()), details=lost)
 
 
 def round_trips(runs: TrialRuns) -> None:
@@ -48,10 +49,8 @@ def round_trips(runs: TrialRuns) -> None:
         raise CheckFailed(
             f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
             f"{shown(difference.ours)} after the checkpoint was loaded{apart}.",
-            causes=[
-                "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
-                "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
-            ],
+            "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
+            "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
         )
 
 
@@ -61,11 +60,8 @@ def _require_safe(checkpoint: Path) -> None:
     except UnsafeCheckpointError as e:
         raise CheckFailed(
             f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
-            causes=[
-                "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
-                "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., "
-                "trusted=True)"
-            ],
+            "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
+            "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., trusted=True)",
         ) from None
 
 
@@ -94,7 +90,7 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
     start = straight.observer.states["start"]
     saved = straight.observer.states[batches]
     elsewhere = again.observer.states.get(batches, {})
-    found: dict[Holder, list[str]] = {}
+    found: _Found = {}
     for path in dict.fromkeys([*start, *saved]):
         leaf = saved.get(path)
         is_lost = not _same(start.get(path), leaf) and not _same(leaf, resumed.observer.states["start"].get(path))
@@ -102,29 +98,27 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
         if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
             found.setdefault(known.holder, []).append(path)
     if found:
-        found = _without_appended(runs, found, {*start, *saved})
+        containers = {path for state in (start, saved) for path, leaf in state.items() if leaf.is_length}
+        found = _without_appended(runs, found, containers)
     return dict(_described(holder, paths) for holder, paths in found.items())
 
 
-def _without_appended(
-    runs: TrialRuns, found: dict[Holder, list[str]], paths: Container[str]
-) -> dict[Holder, list[str]]:
+def _without_appended(runs: TrialRuns, found: _Found, containers: Container[str]) -> _Found:
     """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
     with runs.source.imported():
         attributes, variables = appended_lists(files_of(runs.source))
     kept = {}
     for holder, every in found.items():
         appended = variables if holder.kind == "module" else attributes if holder.kind in _OF_USER else set()
-        kept[holder] = [path for path in every if appended.isdisjoint(_containers(path, paths))]
+        kept[holder] = [path for path in every if appended.isdisjoint(_containers_on(path, containers))]
     return {holder: every for holder, every in kept.items() if every}
 
 
-def _containers(path: str, paths: Container[str]) -> Iterator[str]:
+def _containers_on(path: str, containers: Container[str]) -> Iterator[str]:
     """Yield the names of the attributes or variables on a path that hold lists or other containers."""
-    path = _without_len(path)
     for end in re.finditer(r"[\[.]|$", path):
         before = path[: end.start()]
-        if f"len({before})" in paths:
+        if before in containers:
             yield before.rpartition(".")[2]
 
 
@@ -147,15 +141,10 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
 
 
 def _described(holder: Holder, paths: list[str]) -> tuple[str, str]:
-    names = dict.fromkeys(_without_len(path).removeprefix(holder.path).lstrip(".") for path in paths)
+    names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
     kind = "" if holder.kind in ("callback", "trial") else f"{_WORDS.get(holder.kind, holder.kind)} "
     (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
     return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}", cause
-
-
-def _without_len(path: str) -> str:
-    """Return a path, where that of the length of a container becomes that of the container."""
-    return path[len("len(") : -1] if path.startswith("len(") else path
 
 
 def mid_epoch(runs: TrialRuns) -> None:
@@ -191,24 +180,25 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
     if resumed.failure is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches fails {resumed.failure.description}",
-            causes=["state that is made while training and is not in the checkpoint", *_suspects(runs)],
+            "state that is made while training and is not in the checkpoint",
+            *_suspects(runs),
         )
     if (difference := difference_of_runs(run, resumed, after=batches)) is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
-            causes=[*_suspects(runs), *_late_changes(run, difference), *usual_causes("resume", difference.kind)],
+            *_suspects(runs),
+            *_late_changes(run, difference),
+            *usual_causes("resume", difference.kind),
         )
 
 
 def _suspects(runs: TrialRuns) -> list[str]:
-    """Return the findings of state that is known to be missing from the checkpoint."""
     with contextlib.suppress(NotChecked):
         return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
     return []
 
 
 def _late_changes(run: Run, difference: Difference) -> list[str]:
-    """Return a cause for each hook that changes a callback's state after the checkpoint has collected it."""
     if difference.kind != "callback state":
         return []
     hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.training.runs import TrialRuns
 
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
@@ -36,13 +36,13 @@ def validates(runs: TrialRuns) -> None:
             for path, value in _not_json(metric)
         ]:
             cause = "an object instead of its number: return float(...), or value.item() of a tensor"
-            raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", wrong, [cause])
+            raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", cause, details=wrong)
     searcher_metric = runs.options.configured("searcher").get("metric")
     if searcher_metric not in (None, *validations[0][1]):
         raise CheckFailed(
             f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "
             f"{', '.join(validations[0][1])}.",
-            causes=["a metric that was renamed only in the trial, or only in the configuration"],
+            "a metric that was renamed only in the trial, or only in the configuration",
         )
 
 
@@ -56,7 +56,7 @@ def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source:
             raise CheckFailed(
                 f"The metrics of {source} change their names: at {when} they are those of {first} "
                 f"{' and '.join(changes)}.",
-                causes=["a metric that is returned only now and then; return NaN or the latest value in between"],
+                "a metric that is returned only now and then; return NaN or the latest value in between",
             )
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.runs import TrialRuns
 
@@ -39,7 +39,8 @@ def loads(runs: TrialRuns) -> None:
     if failure is not None:
         raise CheckFailed(
             f"The trial cannot resume from {path}: it fails {failure.description}",
-            causes=["other hyperparameters than those it was trained with", "a model that has changed since"],
+            "other hyperparameters than those it was trained with",
+            "a model that has changed since",
         )
 
 
@@ -62,22 +63,19 @@ def reproduces_metrics(runs: TrialRuns) -> None:
         if name not in measured:
             raise CheckFailed(
                 f"The checkpoint has validation metric {name!r}; the validation gives {', '.join(measured)}.",
-                causes=["a metric that has been renamed since"],
+                "a metric that has been renamed since",
             )
         apart = abs(measured[name] - value)
         if not apart <= tolerance * max(abs(measured[name]), abs(value)) + 1e-6:
             raise CheckFailed(
                 f"validation metric {name!r} was {value:.9g} when the checkpoint was written, and is "
                 f"{measured[name]:.9g} now, {apart:.3g} apart (allowed: {tolerance:g} of it).",
-                causes=[
-                    "other validation data, or another preprocessing of them",
-                    "a model in training mode while it validates, or state that is not in the checkpoint",
-                ],
+                "other validation data, or another preprocessing of them",
+                "a model in training mode while it validates, or state that is not in the checkpoint",
             )
 
 
 def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
-    """Return the path or URL of the checkpoint that the options name, its content, and its metadata."""
     path = runs.options.checkpoint or ""
     if "://" not in path and (runs.options.directory / path).exists():
         path = str(runs.options.directory / path)

@@ -21,11 +21,10 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import free_port
+from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.values import number_in
+from det_lightning.testing.records.record import TrainingRecord, number_in
 from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
@@ -71,7 +70,7 @@ def two_agree_with_one(runs: TrialRuns) -> None:
             f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
             f"{difference.name}; the check that it is deterministic under a seed names the causes"
         )
-    run = train(runs.source, _plan(runs, "one process", options), Observer(keeps_parameters=True))
+    run = train(runs.source, _plan(runs, "one process", options), Observer(keeps_weights=True))
     one = RankResult.of(runs.succeeded(run))
     if _draws_while_training(one.record):
         return
@@ -82,8 +81,8 @@ def two_agree_with_one(runs: TrialRuns) -> None:
     elif any("DistributedSampler" in call for call in bypass.process_groups):
         raise CheckFailed(
             "Two processes together do not train on the samples of one.",
-            bypass.process_groups,
-            ["data that the trial shards itself, and the training loop shards again"],
+            "data that the trial shards itself, and the training loop shards again",
+            details=bypass.process_groups,
         )
 
 
@@ -104,7 +103,6 @@ def _plan(runs: TrialRuns, name: str, options: dict[str, Any]) -> RunPlan:
 
 
 def _in_two_processes(runs: TrialRuns, options: dict[str, Any]) -> list[RankResult]:
-    """Train in two processes, and return the result of each."""
     runs.require(runs.straight)
     size = runs.settings.hparams.get("global_batch_size")
     if isinstance(size, int) and size < _SIZE:
@@ -121,7 +119,7 @@ def _in_two_processes(runs: TrialRuns, options: dict[str, Any]) -> list[RankResu
             raise NotChecked("an epoch of this trial has too few batches for two processes")
         seen = runs.probe[1].process_groups
         causes = ["process-group code of the trial, in addition to that of the context"] if seen else []
-        raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", seen, causes)
+        raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", *causes, details=seen)
     return ranks
 
 
@@ -152,18 +150,10 @@ def _train_in_processes(source: ImportedTrial, plan: RunPlan) -> list[RankResult
 
 def _train_rank(rank: int, spec: str, directory: Path, plan: RunPlan, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{plan.storage / 'rendezvous'}", rank=rank, world_size=_SIZE)
-    distributed = DistributedContext(
-        rank=rank,
-        size=_SIZE,
-        local_rank=rank,
-        local_size=_SIZE,
-        cross_rank=0,
-        cross_size=1,
-        pub_port=port,
-        timeout_s=_TIMEOUT_S,
-    )
+    nodes: dict[str, Any] = {"local_rank": rank, "local_size": _SIZE, "cross_rank": 0, "cross_size": 1}
+    distributed = DistributedContext(rank=rank, size=_SIZE, pub_port=port, timeout_s=_TIMEOUT_S, **nodes)
     plan = dataclasses.replace(plan, distributed=distributed, threads=max(1, torch.get_num_threads() // _SIZE))
-    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_parameters=True))
+    run = train(ImportedTrial(spec, directory), plan, Observer(keeps_weights=True))
     (plan.storage / f"rank-{rank}.pkl").write_bytes(pickle.dumps(RankResult.of(run)))
     if run.failure is not None:
         sys.exit(1)
@@ -175,9 +165,6 @@ def without_chance() -> Iterator[None]:
     """Switch off dropout and batch statistics in batch norms: both depend on how a batch is shared."""
     attention = functional.scaled_dot_product_attention
     batch_norm = functional.batch_norm
-
-    def identity(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return inputs
 
     def without_dropout(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
@@ -193,23 +180,23 @@ def without_chance() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in _DROPOUTS:
-            patch.setattr(functional, name, identity)
+            patch.setattr(functional, name, lambda inputs, *args, **kwargs: inputs)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)
         yield
 
 
 def _require_equal_ranks(ranks: Sequence[RankResult]) -> None:
-    causes = [
-        "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
-        "a forward pass through the original model instead of the one that context.wrap_model() returned",
-        "weights that the trial changes itself, differently in each process",
-    ]
     for events in zip(*(rank.record.named("batch_end") for rank in ranks), strict=False):
         names = [name for name in ranks[0].initial if len({repr(event["weights"].get(name)) for event in events}) > 1]
         if names:
             batch = events[0]["batch"]
-            raise CheckFailed(f"Two processes have different weights after batch {batch}: {listed(names)}.", (), causes)
+            raise CheckFailed(
+                f"Two processes have different weights after batch {batch}: {listed(names)}.",
+                "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
+                "a forward pass through the original model instead of the one that context.wrap_model() returned",
+                "weights that the trial changes itself, differently in each process",
+            )
 
 
 def _draws_while_training(record: TrainingRecord) -> bool:
@@ -240,12 +227,11 @@ def _require_same_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord) -
                 raise CheckFailed(
                     f"Two processes do not train like one: metric {name!r} of batch {event['batch']} is {two:.6g} on "
                     f"average in two, and {single:.6g} in one, {abs(two - single):.3g} apart.",
-                    causes=_CAUSES,
+                    *_CAUSES,
                 )
 
 
 def _require_same_parameters(two: RankResult, one: RankResult) -> None:
-    """Raise if the parameters differ by too large a share of the distance that they moved in one process."""
     end = {name: one.final[name].double() for name in one.initial}
     apart = {name: float((two.final[name].double() - end[name]).norm()) for name in end}
     moved = {name: float((end[name] - initial.double()).norm()) for name, initial in one.initial.items()}
@@ -255,5 +241,5 @@ def _require_same_parameters(two: RankResult, one: RankResult) -> None:
         raise CheckFailed(
             f"Two processes do not train like one: parameter {name!r} is {apart[name]:.3g} apart after "
             f"{one.record.batches} batches, in which one process moved it by {moved[name]:.3g}.",
-            causes=_CAUSES,
+            *_CAUSES,
         )

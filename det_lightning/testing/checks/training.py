@@ -1,20 +1,23 @@
-"""Does the trial train, the same each time, under either API and on Determined, and with aggregation?"""
+"""Does the trial train, the same each time, under either API and on Determined, with aggregation, by its context?"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.outcomes import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotChecked
+from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, lines_in
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run
+from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
 _LISTED = 8
@@ -26,16 +29,12 @@ def listed(names: Collection[str]) -> str:
     return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"
 
 
-def difference_of_runs(
-    one: Run, other: Run, after: int | None = None, names: tuple[str, str] | None = None
-) -> Difference | None:
+def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
     """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
     start = "on_training_start" if after is None else "on_checkpoint_upload_end"
     difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
-    if difference is None:
-        return None
-    first, second = names or (one.plan.name, other.plan.name)
-    return dataclasses.replace(difference, sides=(f"in {first}", f"in {second}"))
+    sides = (f"in {one.plan.name}", f"in {other.plan.name}")
+    return None if difference is None else dataclasses.replace(difference, sides=sides)
 
 
 def trains(runs: TrialRuns) -> None:
@@ -45,22 +44,15 @@ def trains(runs: TrialRuns) -> None:
         runs.succeeded(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
-            number = _number_of(value)
+            number = 0.0
+            with contextlib.suppress(TypeError, ValueError):  # it is not a number
+                number = float(np.asarray(value))
             if "loss" in name.lower() and not math.isfinite(number):
                 raise CheckFailed(
                     f"training metric {name!r} is {number:g} at batch {batch}.",
-                    causes=[
-                        "a learning rate that is too high for these hyperparameters",
-                        "a logarithm or square root of 0, or a division by 0, in the loss",
-                    ],
+                    "a learning rate that is too high for these hyperparameters",
+                    "a logarithm or square root of 0, or a division by 0, in the loss",
                 )
-
-
-def _number_of(metric: Any) -> float:
-    """Return a metric as a float; 0.0 if it is not a number."""
-    with contextlib.suppress(TypeError, ValueError):
-        return float(np.asarray(metric))
-    return 0.0
 
 
 def is_deterministic(runs: TrialRuns) -> None:
@@ -69,7 +61,7 @@ def is_deterministic(runs: TrialRuns) -> None:
     if (difference := difference_of_runs(one, runs.succeeded(runs.again))) is not None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
-            causes=usual_causes("seed", difference.kind),
+            *usual_causes("seed", difference.kind),
         )
 
 
@@ -102,8 +94,8 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     if count := sum(len(names) for names, _, _ in findings):
         raise CheckFailed(
             f"Of {len(seen.trainable)} trainable parameters, {count} did not change in {runs.options.batches} batches.",
-            [f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
-            [cause for names, _, cause in findings if names],
+            *(cause for names, _, cause in findings if names),
+            details=[f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
         )
 
 
@@ -120,8 +112,8 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
     if cleared:
         raise CheckFailed(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
-            cleared,
-            ["zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself"],
+            "zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself",
+            details=cleared,
         )
     if run.record.batches < frequency:
         raise NotChecked(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
@@ -132,12 +124,12 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
         if names and (batch + 1) % frequency:
             raise CheckFailed(
                 f"With aggregation_frequency={frequency} batch {batch} completes no update, but moves {listed(names)}.",
-                causes=["optimizer.step() in place of context.step_optimizer(optimizer)"],
+                "optimizer.step() in place of context.step_optimizer(optimizer)",
             )
     if not any(moved.values()):
         raise CheckFailed(
             f"With aggregation_frequency={frequency} no parameter moves in {run.record.batches} batches.",
-            causes=["context.step_optimizer() that is called only on some batches, by their index"],
+            "context.step_optimizer() that is called only on some batches, by their index",
         )
 
 
@@ -146,25 +138,28 @@ def trains_equally(runs: TrialRuns) -> None:
     straight = runs.require(runs.straight)
     lightning = runs.under_lightning
     if lightning.failure is not None:
-        causes = ["code that needs something of the context which only a script with init() passes"]
-        raise CheckFailed(f"Under pl.Trainer the trial fails {lightning.failure.description}", causes=causes)
+        raise CheckFailed(
+            f"Under pl.Trainer the trial fails {lightning.failure.description}",
+            "code that needs something of the context which only a script with init() passes",
+        )
     if (difference := difference_of_runs(straight, lightning)) is not None:
-        causes = ["random draws when the module is imported, before the seed is set",
-                  "state in globals or on the class, left behind by the first run"]  # fmt: skip
-        raise CheckFailed(f"The two APIs do not train equally. {difference}", causes=causes)
+        raise CheckFailed(
+            f"The two APIs do not train equally. {difference}",
+            "random draws when the module is imported, before the seed is set",
+            "state in globals or on the class, left behind by the first run",
+        )
 
 
 def matches_reference(runs: TrialRuns) -> None:
     """The trial trains as on Determined, batch by batch, including weights and callbacks."""
-    conversion = runs.conversion
-    difference = conversion.difference
+    reference, ours, difference = runs.conversion
     if difference is None:
         return
     finding = "det_lightning does not train like the reference."
     causes = [difference.likely_cause]
-    theirs, ours = (record.curves("batch_end") for record in (conversion.reference, conversion.ours))
+    theirs, mine = (record.curves("batch_end") for record in (reference, ours))
     is_metric = difference.kind == "metric" and difference.part  # of a mean, for which each batch may be the same
-    if is_metric and theirs.get(difference.name) == ours.get(difference.name):
+    if is_metric and theirs.get(difference.name) == mine.get(difference.name):
         finding = f"det_lightning reports {difference.name!r} as it was returned, the reference as it became later."
         causes.insert(
             0,
@@ -172,4 +167,54 @@ def matches_reference(runs: TrialRuns) -> None:
             "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
             "return a copy (value.clone()) to get the latter from both",
         )
-    raise CheckFailed(f"{finding} {difference}", causes=causes)
+    raise CheckFailed(f"{finding} {difference}", *causes)
+
+
+# Does the trial leave to its context everything that only the context may do?
+
+
+def trains_through_its_context(runs: TrialRuns) -> None:
+    """Backward passes and steps go through the context, and each scheduler is stepped once."""
+    run, bypass = runs.probe
+    if bypass.actions:
+        raise CheckFailed(
+            "The trial bypasses its context:",
+            "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes",
+            details=bypass.actions,
+        )
+    runs.require(run)
+
+
+def uses_no_hard_coded_device(runs: TrialRuns) -> None:
+    """No line of the trial hard-codes a device, and none was seen using a device other than the context's."""
+    _, bypass = runs.probe
+    cause = (
+        "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
+        "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
+    )
+    _require_none(runs, fixes_device, bypass.devices, "The trial chooses devices itself:", cause)
+
+
+def has_no_process_groups(runs: TrialRuns) -> None:
+    """No line of the trial connects processes or distributes models and data."""
+    _, bypass = runs.probe
+    cause = (
+        "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
+        "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
+    )
+    _require_none(runs, handles_processes, bypass.process_groups, "The trial handles processes itself:", cause)
+
+
+def _require_none(
+    runs: TrialRuns, is_found: Callable[[ast.expr], bool], seen: Iterable[str], message: str, cause: str
+) -> None:
+    """Raise if the trial's files have such an expression, or the probe saw something on other lines."""
+    with runs.source.imported():
+        found = lines_in(files_of(runs.source), runs.source.directory, is_found)
+    lines = {finding.partition(": ")[0] for finding in found}
+    elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
+    if details := dict.fromkeys([*found, *elsewhere]):
+        raise CheckFailed(message, cause, details=details)
+    run, _ = runs.probe
+    if not run.training_began:
+        runs.require(run)

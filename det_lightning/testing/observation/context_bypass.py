@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -27,11 +28,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 _COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
                 "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
-_WRAPPERS = (
-    torch.nn.parallel.DistributedDataParallel,
-    torch.nn.DataParallel,
-    torch.utils.data.distributed.DistributedSampler,
-)
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 
 
 def _line_of_user(directory: Path) -> str | None:
@@ -49,7 +46,6 @@ def _line_of_user(directory: Path) -> str | None:
 
 
 def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
-    """Call ``note`` with the same arguments before each call of ``name``, an attribute of ``owner``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -77,23 +73,18 @@ class ContextBypass(TorchFunctionMode):
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        handle = register_optimizer_step_pre_hook(self._optimizer_step)
-        try:
-            with pytest.MonkeyPatch.context() as patch, self:
-                backward = "loss.backward() should be context.backward(loss)"
-                _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
-                for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
-                    _note_calls(patch, scheduler, "step", self._scheduler_step)
-                for name in (name for name in _COLLECTIVES if hasattr(dist, name)):
-                    noting = self._noting(self.process_groups, f"torch.distributed.{name}()")
-                    _note_calls(patch, dist, name, noting)
-                for wrapper in _WRAPPERS:
-                    noting = self._noting(self.process_groups, f"{wrapper.__name__}(...)")
-                    _note_calls(patch, wrapper, "__init__", noting)
-                yield
-                self._note_wrapped_twice()
-        finally:
-            handle.remove()
+        names = [name for name in _COLLECTIVES if hasattr(dist, name)]
+        distributed: list[tuple[Any, str, str]] = [(dist, name, f"torch.distributed.{name}()") for name in names]
+        distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
+        with register_optimizer_step_pre_hook(self._optimizer_step), pytest.MonkeyPatch.context() as patch, self:
+            backward = "loss.backward() should be context.backward(loss)"
+            _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
+            for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
+                _note_calls(patch, scheduler, "step", self._scheduler_step)
+            for owner, name, call in distributed:
+                _note_calls(patch, owner, name, self._noting(self.process_groups, call))
+            yield
+            self._note_wrapped_twice()
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := _line_of_user(self._directory)) is not None:
@@ -155,9 +146,7 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def cleared_gradients_noted(
-    directory: Path, observer: Observer, frequency: int, seen: dict[str, None]
-) -> Iterator[None]:
+def zero_grad_noted(directory: Path, observer: Observer, frequency: int, seen: dict[str, None]) -> Iterator[None]:
     """Note in ``seen`` where the trial clears gradients within an aggregation of ``frequency`` batches."""
 
     def note(owner: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,5 +161,5 @@ def cleared_gradients_noted(
 
     with pytest.MonkeyPatch.context() as patch:
         _note_calls(patch, torch.optim.Optimizer, "zero_grad", note)
-        _note_calls(patch, torch.nn.Module, "zero_grad", note)
+        _note_calls(patch, nn.Module, "zero_grad", note)
         yield

@@ -64,6 +64,7 @@ class Leaf:
     holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
     direct: bool  # whether it is the value of that attribute rather than nested in it
+    is_length: bool = False  # whether the value is the length of the container at this position
 
 
 ObjectState = dict[str, Leaf]
@@ -146,7 +147,6 @@ class _Walk:
                 self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
-        """Add the position of an iterator, if it is known."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             position: Any = None if frame is None else (frame.f_lineno, frame.f_lasti)
@@ -158,7 +158,7 @@ class _Walk:
         self._add(path, ("iterator", position), holder, direct)
 
     def _items(self, items: list[tuple[str, Any]], path: str, holder: Holder) -> None:
-        self._add(f"len({path})", len(items), holder, False)
+        self.found[path] = Leaf(("length", len(items)), holder, self._root, direct=False, is_length=True)
         for item_path, item in items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]:
             self._visit(item, item_path, holder)
 
@@ -175,7 +175,6 @@ class _Walk:
 
 
 def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
-    """Return the values that an object holds, with the suffixes of their paths."""
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]

@@ -63,19 +63,13 @@ class Observer(recorder.TrainingLog):
     """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
 
     def __init__(
-        self,
-        modules: Callable[[], list[ModuleType]] | None = None,
-        watches_access: bool = False,
-        keeps_parameters: bool = False,
+        self, modules: Callable[[], list[ModuleType]] | None = None, watches: bool = False, keeps_weights: bool = False
     ) -> None:
         super().__init__()
         self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
-        self.trial: Any = None  # while it trains
-        self.context: Any = None
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
-        #: Number of batches trained and metrics of each validation, as the trial's callbacks left them.
-        self.validations: list[tuple[int, dict[str, Any]]] = []
+        self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
         self.trainable: dict[str, bool] = {}  # by parameter, whether a wrapped optimizer has it
         self.with_gradient: set[str] = set()  # the parameters that got a gradient
         self.weights_before: list[dict[str, Any]] = []  # descriptions before each batch
@@ -84,11 +78,10 @@ class Observer(recorder.TrainingLog):
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
-        #: For each batch, the checksums of the rows of its arrays, if parameters are kept.
-        self.samples: list[collections.Counter[bytes]] = []
+        self.samples: list[collections.Counter[bytes]] = []  # of each batch, checksums of its arrays' rows, if kept
         self._modules = modules
-        self._watches_access = watches_access
-        self._keeps_parameters = keeps_parameters
+        self._watches = watches
+        self._keeps_weights = keeps_weights
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
         super().hook(name, arguments, given)
@@ -103,9 +96,9 @@ class Observer(recorder.TrainingLog):
         for name, callback in self.callbacks.items():
             own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
             self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
-            if self._watches_access:
+            if self._watches:
                 self.access.watch(callback, f"callback {name!r}")
-        if self._watches_access:
+        if self._watches:
             self.access.watch(self.trial, "trial")
 
     def _start_training(self) -> None:
@@ -114,7 +107,7 @@ class Observer(recorder.TrainingLog):
         for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
             if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
                 self.trainable[name] = id(parameter) in optimized
-                if self._keeps_parameters:
+                if self._keeps_weights:
                     self.initial_parameters[name] = parameter.detach().cpu().clone()
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.with_gradient.add(name))
         if self._modules is not None:
@@ -131,7 +124,7 @@ class Observer(recorder.TrainingLog):
         last = self.events[-1]
         # Callbacks may have changed weights since the batch before.
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
-        if self._keeps_parameters:
+        if self._keeps_weights:
             self.samples.append(collections.Counter())
             apply_to_collection(batch, (torch.Tensor, np.ndarray), self._count_samples)
         super().batch_start(trial, batch, epoch)
@@ -174,11 +167,9 @@ class Observer(recorder.TrainingLog):
 
 def _frozen(value: Any) -> Any:
     """Return a copy of a metric, nested or not, that later changes do not affect."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype is torch.bfloat16 else value).resolve_conj().clone().numpy()
-    if isinstance(value, np.ndarray | np.generic):
-        return np.array(value)
+    array, _ = recorder.as_array(value)
+    if array is not None:
+        return np.array(array)
     if isinstance(value, Mapping):
         return {key: _frozen(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -199,11 +190,6 @@ def observed(trial_class: type, observer: Observer) -> type:
             validation["reported"] = recorder.describe(metrics)
 
     class Observed(recorded):  # type: ignore[misc]
-        def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
-            observer.trial = self
-            observer.context = context
-            super().__init__(context, *args, **kwargs)
-
         def build_callbacks(self) -> Any:
             callbacks = super().build_callbacks()
             if not isinstance(callbacks, dict):

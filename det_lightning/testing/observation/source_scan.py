@@ -35,7 +35,6 @@ def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
 
 
 def _parsed(file: Path) -> ast.Module | None:
-    """Return the content of a file; None if it is not Python source."""
     try:
         return ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError):

@@ -10,16 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask
-from det_lightning.testing.records import values
-from det_lightning.testing.records.difference import (
-    BIT_EQUAL,
-    Difference,
-    Tolerance,
-    tolerance_for,
-    with_noise_for_gradient,
-)
-from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.records.values import kind_of, number_in, summary_of
+from det_lightning.testing.records import record as values
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, noisy_gradients, tolerance_for
+from det_lightning.testing.records.record import RunSettings, TrainingRecord, kind_of, number_in, summary_of
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {
@@ -37,6 +30,7 @@ _KINDS = {
     "callbacks": "callback state",
     "random": "random state",
 }
+_Part = tuple[str, float, float]  # of a value: its name, and the number in it on each side
 _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
 
@@ -76,7 +70,7 @@ def value_differences(
         return
     one = number_in(theirs)
     other = number_in(mine)
-    far: tuple[str, float, float] | None = None
+    far: _Part | None = None
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
         same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
@@ -98,7 +92,6 @@ def value_differences(
 
 
 def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the items of two containers of the same kind, by their names."""
     if kind_of(theirs) == "dict" == kind_of(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
@@ -107,9 +100,7 @@ def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     return {}
 
 
-def _farthest_apart(
-    theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None
-) -> tuple[str, float, float] | None:
+def _farthest_apart(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None) -> _Part | None:
     """Return the element, or else the statistic, in which two equally shaped arrays differ most, and both values."""
     size = math.prod(theirs["shape"])
     scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
@@ -136,8 +127,6 @@ def _largest_element(arrays: Iterable[Any]) -> float:
 
 
 class _Comparison:
-    """Walks through two records in step."""
-
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
@@ -198,8 +187,7 @@ class _Comparison:
                     yield dataclasses.replace(found, batch=theirs["batch"])
 
     def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        """Note differences that are not reported but may explain later ones."""
-        self.noisy_parameters |= with_noise_for_gradient(theirs.get("gradients", {}), mine.get("gradients", {}))
+        self.noisy_parameters |= noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
             self.rng_diverged_at = theirs["batch"]
         weights = theirs.get("weights", {})

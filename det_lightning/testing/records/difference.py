@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.records.values import shown
+from det_lightning.testing.records.record import TrainingRecord, shown
 
 # Numbers may depend on these through no fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
@@ -103,7 +102,6 @@ class Tolerance:
 
     @property
     def exact(self) -> bool:
-        """Whether every bit counts."""
         return self.relative == 0 == self.absolute
 
     def of(self, kind: str) -> Tolerance:
@@ -136,7 +134,7 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
 
 
-def with_noise_for_gradient(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
+def noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
     """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm.
 
     Optimizers that divide by the size of a gradient turn it into full steps in a random direction.

@@ -103,11 +103,8 @@ class Run:
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
     settings = dict(vars(plan.settings))
-    init = {
-        "trial_seed": plan.settings.seed,
-        "tensorboard_path": plan.storage / "tensorboard",
-        "distributed": plan.distributed,
-    }
+    logs = plan.storage / "tensorboard"
+    init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     trainer = {**_QUIET, **plan.limits}
     fit: dict[str, Any] = {
         "checkpoint_period": _schedule(plan.checkpoint_after),
@@ -120,7 +117,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
-    arguments = (pytorch, settings, observer, init, trainer, fit)
+    arguments = (pytorch, settings, observer, {"init": init, "Trainer": trainer, "fit": fit})
     return _observe(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
@@ -137,12 +134,9 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             reporting_period=Batch(plan.settings.reporting_period),
             step_zero_validation=False,
         )
+        period = _schedule(plan.checkpoint_after)
         checkpoints = DeterminedCheckpoint(
-            plan.storage,
-            policy="none",
-            period=_schedule(plan.checkpoint_after),
-            code_dir=plan.no_code,
-            async_write=False,
+            plan.storage, policy="none", period=period, code_dir=plan.no_code, async_write=False
         )
         with interrupts_come_through():
             _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)

@@ -12,23 +12,17 @@ import tempfile
 from pathlib import Path
 
 from det_lightning.testing import recorder
+from det_lightning.testing.checks import BadTrial, NotChecked
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, NotChecked
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """The records of a trial on both sides, and their first difference."""
-
-    reference: TrainingRecord
-    ours: TrainingRecord
-    difference: Difference | None
+#: The records of a trial on the real determined and here, and their first difference.
+Conversion = tuple[TrainingRecord, TrainingRecord, Difference | None]
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
@@ -36,15 +30,13 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     reference = _reference(options, source, settings)
     if options.record is not None:
         reference.write(options.record)
-    if reference.error is not None:
-        raise NotChecked(
-            f"on the real determined the trial itself fails: {reference.error['type']}: {reference.error['message']}"
-        )
+    if (error := reference.error) is not None:
+        raise NotChecked(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
     ours = record_ours(source, reference.settings, threads=int(reference.environment.get("threads") or 0) or None)
     tolerance = None
     if options.tolerance is not None:
         tolerance = Tolerance(options.tolerance, min(options.tolerance, 1e-5), "--trial-tolerance")
-    return Conversion(reference, ours, first_difference(reference, ours, tolerance))
+    return reference, ours, first_difference(reference, ours, tolerance)
 
 
 def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> TrainingRecord:
@@ -98,11 +90,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
 
 
 def record_determined(
-    spec: str,
-    settings: RunSettings,
-    *,
-    directory: str | os.PathLike[str] = ".",
-    timeout_s: float = 600,
+    spec: str, settings: RunSettings, *, directory: str | os.PathLike[str] = ".", timeout_s: float = 600
 ) -> TrainingRecord:
     """Train a trial on the real determined in a separate process."""
     with tempfile.TemporaryDirectory() as temporary:

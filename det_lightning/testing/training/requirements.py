@@ -10,8 +10,8 @@ from det_lightning import errors
 from det_lightning.masking import mask
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._trainer import init
+from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.source_scan import hparams_in
-from det_lightning.testing.outcomes import BadTrial
 from det_lightning.testing.recorder import needs_hparams
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Failure, cause_of_exit
@@ -77,7 +77,6 @@ def _wrong_arguments(name: str, trial_class: type, settings: RunSettings, text: 
 
 
 def _missing_hparams(source: TrialSource, settings: RunSettings, suspected: str | None) -> str | None:
-    """Return the message on missing hyperparameters; None if none is missing, or the suspected one is not."""
     size = {"global_batch_size": 2}
     hparams = _RequestedHparams({**size, **settings.hparams})
     with source.imported() as trial_class, isolated_rng():
@@ -102,7 +101,6 @@ def _example(names: list[str]) -> str:
 
 
 def _build_all(trial_class: type, settings: RunSettings, hparams: _RequestedHparams) -> str:
-    """Build the trial, its loaders and its callbacks; return the error, if there is one."""
     try:
         with init(hparams=hparams, exp_conf=settings.config, enable_tensorboard_logging=False) as context:
             trial = trial_class(context, **settings.arguments)

@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.observation.context_bypass import ContextBypass, cleared_gradients_noted
+from det_lightning.testing.checks import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.observation.context_bypass import ContextBypass, zero_grad_noted
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.outcomes import BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
@@ -124,12 +125,10 @@ class TrialRuns:
 
     @functools.cached_property
     def straight(self) -> Run:
-        """An uninterrupted run."""
         return self._trained(self.plan("the first run"))
 
     @functools.cached_property
     def again(self) -> Run:
-        """The same run, repeated."""
         return self._trained(self.plan("the second run"))
 
     @functools.cached_property
@@ -143,7 +142,7 @@ class TrialRuns:
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
-        noted = functools.partial(cleared_gradients_noted, self.source.directory, observer, frequency, cleared)
+        noted = functools.partial(zero_grad_noted, self.source.directory, observer, frequency, cleared)
         plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=noted))
         return train(self.source, plan, observer), cleared
 
@@ -159,7 +158,7 @@ class TrialRuns:
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
             )
-            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches_access=True))
+            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches=True))
         return self._resumed[key]
 
     @functools.cached_property
@@ -167,8 +166,13 @@ class TrialRuns:
         """The trial beside its reference; raises NotChecked or BadTrial if it has none."""
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
-    def own_record(self) -> TrainingRecord:
-        return record_ours(self.source, self.reference_settings)
+    def records_to_show(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
+        """Return the records of the ``"reference"``, if there is one, and of ``"ours"``, and their first difference."""
+        try:
+            reference, ours, difference = self.conversion
+        except (BadTrial, NotChecked):
+            return {"ours": record_ours(self.source, self.reference_settings)}, None
+        return {"reference": reference, "ours": ours}, difference
 
     def require(self, run: Run) -> Run:
         """Return the run; raises NotChecked if it failed, which another check reports."""

@@ -18,7 +18,7 @@ import pytest
 
 from det_lightning.compat import answering_determined
 from det_lightning.pytorch import PyTorchTrial
-from det_lightning.testing.outcomes import BadTrial
+from det_lightning.testing.checks import BadTrial
 
 # pytest and this plugin keep using their first import.
 _KEPT = {"__main__", "conftest", "det_lightning"}
@@ -35,7 +35,6 @@ class GivenTrial:
 
     @contextlib.contextmanager
     def imported(self) -> Iterator[type]:
-        """Yield the class; the code in the ``with`` block may import more of the trial's modules."""
         yield self._class
 
     def modules(self) -> list[ModuleType]:

@@ -1,4 +1,4 @@
-"""An in-memory checkpoint storage for tests."""
+"""A storage in memory, for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 
 import fsspec
 
-from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
 
 class InMemoryStorage(CheckpointStorage):
