@@ -3,7 +3,8 @@
     python benchmarks/instructions.py [--variants base,tensorboard] [--systems plain,determined,ours]
 
 Each system of a variant trains twice under valgrind, which counts the instructions of all threads outside of the
-kernel; the difference belongs to the batches that the longer training has more, reports or validations included. What
+kernel; the difference belongs to the batches that the longer training has more, reports included. The instructions of a
+validation batch are found with longer validations, those of a validation without its batches with more of them. What
 the numbers leave out is how often the processor waits for memory, which ``overhead.py`` measures on a quiet machine.
 Needs ``valgrind``, and ``determined==0.38.1`` beside det_lightning for the system of that name.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import math
 import os
 import re
 import shutil
@@ -21,10 +21,13 @@ import sys
 
 import overhead
 from relay import run_blocks
-from variants import VALIDATION_BATCHES, VARIANTS, Task
+from variants import VARIANTS, Task
 
 SHORTER = 300
 MORE = 1000
+#: A training is run for so many validations of so many batches.
+VALIDATIONS = 4
+SHORT_VALIDATION = 100
 
 
 class Batches:
@@ -39,14 +42,15 @@ class Batches:
         self.seen += 1
 
 
-def instructions(variant: str, system: str, batches: int) -> int:
+def instructions(variant: str, system: str, batches: int, validation_batches: int = SHORT_VALIDATION) -> int:
     """Return how many instructions a process executes that trains, or validates, this many batches.
 
     Raises:
         RuntimeError: the process failed; what it wrote is in the message.
     """
     counting = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    one = [sys.executable, __file__, "--variants", variant, "--systems", system, "--one", str(batches)]
+    lengths = ["--one", str(batches), "--validation-batches", str(validation_batches)]
+    one = [sys.executable, __file__, "--variants", variant, "--systems", system, *lengths]
     # One order of names in all dicts, and one thread: the rest of a run is the same each time.
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.run([*counting, *one], env=environment, capture_output=True, text=True, check=False)
@@ -56,20 +60,32 @@ def instructions(variant: str, system: str, batches: int) -> int:
     return max(counted)  # Determined starts processes of its own, which execute far fewer
 
 
-def per_batch(variant: str, system: str) -> float:
-    """Return the instructions of a batch."""
-    unit = VALIDATION_BATCHES if VARIANTS[variant].validates else 1
-    shorter, longer = (math.ceil(batches / unit) * unit for batches in (SHORTER, SHORTER + MORE))
-    difference = instructions(variant, system, longer) - instructions(variant, system, shorter)
-    return difference / (longer - shorter)
+def measure(variant: str, system: str) -> dict[str, float]:
+    """Return the instructions of a batch; for validations, also those of a validation without its batches.
+
+    The latter are those of its start and end, and of the training batch before it.
+    """
+    if not VARIANTS[variant].validates:
+        longer = instructions(variant, system, SHORTER + MORE)
+        return {variant: (longer - instructions(variant, system, SHORTER)) / MORE}
+    batches = VALIDATIONS * SHORT_VALIDATION
+    base = instructions(variant, system, batches)
+    longer = instructions(variant, system, batches + MORE, SHORT_VALIDATION + MORE // VALIDATIONS)
+    batch = (longer - base) / MORE
+    twice_as_many = instructions(variant, system, 2 * batches)
+    return {
+        variant: batch,
+        "validation without its batches": (twice_as_many - base) / VALIDATIONS - SHORT_VALIDATION * batch,
+    }
 
 
-def added(variant: str, systems: list[str]) -> dict[str, float]:
-    """Return the instructions of a batch beyond those of the plain loop, by system."""
+def added(variant: str, systems: list[str]) -> dict[str, dict[str, float]]:
+    """Return what each system adds to the instructions of the plain loop: by measure and by system."""
+    names = list(dict.fromkeys(["plain", *systems]))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        names = list(dict.fromkeys(["plain", *systems]))
-        counts = dict(zip(names, pool.map(lambda system: per_batch(variant, system), names), strict=True))
-    return {system: count - counts["plain"] for system, count in counts.items()}
+        found = dict(zip(names, pool.map(lambda system: measure(variant, system), names), strict=True))
+    plain = found.pop("plain")
+    return {name: {system: counts[name] - plain[name] for system, counts in found.items()} for name in plain}
 
 
 def figures(short: bool = False) -> dict[str, float]:
@@ -79,9 +95,10 @@ def figures(short: bool = False) -> dict[str, float]:
         print("valgrind is not installed, so no instructions are counted.")
         return found
     for variant in ("base", "tensorboard", "validation") if short else VARIANTS:
-        more = added(variant, [system for system in overhead.systems_of(variant) if system in overhead.COMPARED])
-        for system in sorted(more.keys() - {"plain", "determined"}):
-            found[f"{variant}/{system}"] = round(more[system] / more["determined"], 3)
+        systems = [system for system in overhead.systems_of(variant) if system in overhead.COMPARED]
+        for name, counts in added(variant, systems).items():
+            for system in sorted(counts.keys() - {"determined"}):
+                found[f"{name}/{system}"] = round(counts[system] / counts["determined"], 3)
     return found
 
 
@@ -90,18 +107,24 @@ def main() -> None:
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--systems", default=",".join(overhead.COMPARED))
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--validation-batches", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        run, task = overhead.RUNNERS[arguments.systems], Task(VARIANTS[arguments.variants])
-        run_blocks(lambda watch: run(task, watch), Batches(arguments.one))
+        task = Task(VARIANTS[arguments.variants], arguments.validation_batches)
+        run_blocks(lambda watch: overhead.RUNNERS[arguments.systems](task, watch), Batches(arguments.one))
         return
     for variant in arguments.variants.split(","):
-        print(f"\n{variant}: {VARIANTS[variant].title}\n{'instructions a batch':28} {'added':>10} {'ratio':>8}")
         known = overhead.systems_of(variant)
-        more = added(variant, [system for system in arguments.systems.split(",") if system in known])
-        for system, count in more.items():
-            ratio = count / more["determined"] if "determined" in more else float("nan")
-            print(f"{system:28} {count:10,.0f} {ratio:8.2f}", flush=True)
+        found = added(variant, [system for system in arguments.systems.split(",") if system in known])
+        for name, counts in found.items():
+            report(name, VARIANTS[variant].title, counts)
+
+
+def report(name: str, title: str, counts: dict[str, float]) -> None:
+    print(f"\n{name}: {title}\n{'instructions':28} {'added':>12} {'ratio':>8}")
+    for system, count in counts.items():
+        ratio = count / counts["determined"] if "determined" in counts else float("nan")
+        print(f"{system:28} {count:12,.0f} {ratio:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

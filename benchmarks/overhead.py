@@ -75,7 +75,7 @@ def run_trainer(task: Task, watch: Watch, pytorch: Any, **trainer_flags: Any) ->
 
 def length_and_period(task: Task, watch: Watch, pytorch: Any) -> dict[str, Any]:
     if task.variant.validates:
-        validations = watch.batches // VALIDATION_BATCHES
+        validations = watch.batches // task.validation_batches
         return {"max_length": pytorch.Batch(validations), "validation_period": pytorch.Batch(1)}
     return {"max_length": pytorch.Batch(watch.batches)}
 

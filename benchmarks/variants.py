@@ -11,7 +11,7 @@ from relay import Watch
 
 __all__ = ["VALIDATION_BATCHES", "VARIANTS", "Task", "Variant", "trial_class"]
 
-#: Number of batches of a validation.
+#: Number of batches of a validation, unless a task has another one.
 VALIDATION_BATCHES = 250
 
 _BATCH_SIZE = 8
@@ -46,17 +46,18 @@ VARIANTS = {
 class Task:
     """Model, data and loss of a variant, alike for all systems."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant, validation_batches: int = VALIDATION_BATCHES) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.variant = variant
+        self.validation_batches = validation_batches
         layers = (torch.nn.Linear(64, 128), torch.nn.Linear(128, 128), torch.nn.Linear(128, 10))
         self.model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
         self._layers = layers
         inputs, labels = torch.randn(8000, 64), torch.randint(0, 10, (8000,))
         data: Any = torch.utils.data.TensorDataset(inputs, labels)
         self.data: Any = _Nested(data) if variant.nested else data
-        self.validation_data: Any = torch.utils.data.Subset(self.data, range(VALIDATION_BATCHES * _BATCH_SIZE))
+        self.validation_data: Any = torch.utils.data.Subset(self.data, range(validation_batches * _BATCH_SIZE))
         self.loss_of_batch: Callable[[Any], torch.Tensor] = self._nested_loss if variant.nested else self._loss
 
     def _loss(self, batch: Any) -> torch.Tensor:
