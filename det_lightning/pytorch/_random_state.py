@@ -135,7 +135,7 @@ def _samplers_of(sampler: Any) -> Iterator[Any]:
 
 
 def _capture_sampler(sampler: Any) -> dict[str, Any]:
-    """Return the attributes of a sampler that can change from pass to pass: generators and plain values."""
+    """Return the attributes of a sampler that may change from pass to pass: generators and plain values."""
     state: dict[str, Any] = {}
     for name, value in _attributes_of(sampler).items():
         if isinstance(value, torch.Generator | np.random.RandomState):
@@ -147,6 +147,34 @@ def _capture_sampler(sampler: Any) -> dict[str, Any]:
         elif isinstance(value, bool | int | float | str | None):
             state[name] = value
     return state
+
+
+class SamplerStates:
+    """The states of a batch sampler and of those that it wraps: generators, and values that have changed by now.
+
+    A value that is as it was built, such as a batch size, is a setting of the trial: a resumed run has its own.
+    """
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self._batch_sampler = batch_sampler
+        self._built = [_capture_sampler(sampler) for sampler in _samplers_of(batch_sampler)]
+
+    def capture(self) -> list[dict[str, Any]]:
+        """Return the state of each sampler, outermost first."""
+        states = [_capture_sampler(sampler) for sampler in _samplers_of(self._batch_sampler)]
+        return [
+            {name: value for name, value in state.items() if not _is_setting(value, name, built)}
+            for state, built in itertools.zip_longest(states, self._built, fillvalue={})
+        ]
+
+    def restore(self, states: list[dict[str, Any]]) -> None:
+        """Give each sampler what :meth:`capture` returned."""
+        for sampler, state in zip(_samplers_of(self._batch_sampler), states, strict=True):
+            _restore_sampler(sampler, state)
+
+
+def _is_setting(value: Any, name: str, built: dict[str, Any]) -> bool:
+    return isinstance(value, bool | int | float | str | None) and name in built and built[name] == value
 
 
 def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
@@ -211,9 +239,8 @@ class PassJournal:
             (s for s in self._starts if s.first_batch == first_batch and first_batch in self._from_checkpoint), None
         )
 
-    def record(self, first_batch: int, batch_sampler: Any) -> None:
-        """Remember the current random state as the one in which the pass at ``first_batch`` begins."""
-        samplers = [_capture_sampler(sampler) for sampler in _samplers_of(batch_sampler)]
+    def record(self, first_batch: int, samplers: list[dict[str, Any]]) -> None:
+        """Remember the current random state, and those of the samplers, as those in which a pass begins."""
         self._starts.append(PassStart(first_batch, capture_rng(), samplers))
         del self._starts[: -self.keep]
 
@@ -238,6 +265,7 @@ class ResumableBatchSampler(BatchSampler):
         self.batch_sampler = batch_sampler
         self.journal = journal
         self.first_batch = first_batch
+        self._states = SamplerStates(batch_sampler)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -251,7 +279,7 @@ class ResumableBatchSampler(BatchSampler):
         while True:
             recorded = self.journal.start_in_checkpoint(index)
             if recorded is None:
-                self.journal.record(index, self.batch_sampler)
+                self.journal.record(index, self._states.capture())
                 batches = iter(self.batch_sampler)
                 skip = max(self.first_batch - index, 0)
                 skipped = 0
@@ -274,8 +302,7 @@ class ResumableBatchSampler(BatchSampler):
 
         Skipped batches are drawn, but neither kept nor loaded.
         """
-        for sampler, state in zip(_samplers_of(self.batch_sampler), start.samplers, strict=True):
-            _restore_sampler(sampler, state)
+        self._states.restore(start.samplers)
         skip = max(self.first_batch - start.first_batch, 0)
         with isolated_rng():
             restore_rng(start.rng)

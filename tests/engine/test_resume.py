@@ -135,6 +135,27 @@ def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
     assert_same_state(resumed, straight)
 
 
+def test_a_run_that_resumes_with_another_batch_size_has_it(tmp_path: Path) -> None:
+    """As in Determined, which skips as many batches of the new size as were trained."""
+
+    class OfBatchSize(SmallTrial):
+        batch_size = 4
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            data = super().build_training_data_loader().dataset
+            return pytorch.DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            sizes.append(len(batch[0]))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    sizes: list[int] = []
+    train(tmp_path, OfBatchSize, stop_after=3)
+    OfBatchSize.batch_size = 7
+    train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
+    assert sizes == [4] * 3 + [7] * 6
+
+
 def test_the_trial_sees_the_batch_and_the_checkpoint_that_it_resumes_from(tmp_path: Path) -> None:
     class Recording(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
