@@ -66,9 +66,10 @@ class SamplerStates:
     def capture(self) -> list[dict[str, Any]]:
         """Return the state of each sampler, outermost first."""
         states = [_capture_sampler(sampler) for sampler in self._all()]
+        new: dict[str, Any] = {}
         return [
             {name: value for name, value in state.items() if not _is_setting(value, name, built)}
-            for state, built in itertools.zip_longest(states, self._built, fillvalue={})
+            for state, built in itertools.zip_longest(states, self._built, fillvalue=new)
         ]
 
     def restore(self, states: list[dict[str, Any]]) -> None:
