@@ -90,7 +90,7 @@ class TrainContext:
         logger.info("Training metrics after %d batches: %s", steps_completed, metrics)
         self._report("training", steps_completed, metrics)
         if (output := self._output()) is not None:
-            output.add_training(steps_completed, metrics, batch_metrics or [])
+            output.add_training(int(steps_completed), metrics, batch_metrics or [])
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation, on which a search bases its decisions.
@@ -107,7 +107,7 @@ class TrainContext:
             # A search may compare trials by how far training has come.
             self._report("validation", steps_completed, {"batches": steps_completed, **_checked(metrics)})
         if (output := self._output()) is not None:
-            output.add_validation(steps_completed, metrics)
+            output.add_validation(int(steps_completed), metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of any group.

@@ -54,7 +54,8 @@ class MetricWindow:
                     dtypes[name] = value.dtype
                     value = value.item()
                 else:
-                    value = value.detach().numpy().copy()
+                    # Numpy adds numbers in the order of memory, which the copy must keep.
+                    value = value.detach().numpy().copy(order="K")
             kept[name] = value
         self._batches.append((kept, dtypes))
         if self.keeps_latest:

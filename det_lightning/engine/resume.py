@@ -38,11 +38,14 @@ def require_resumable(content: CheckpointContent) -> None:
             require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
 
 
-def journal_of(content: CheckpointContent | None, rank: int) -> list[dict[str, Any]] | None:
-    """Return how a rank's passes over the training data began; None if that is unknown."""
+def journal_of(
+    content: CheckpointContent | None, rank: int
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
+    """Return how a rank's passes over the training data began, and the positions of its loaders; None if not known."""
     if content is None or content.resume is None:
-        return None
-    return list(of_rank(content.resume.journals, rank))
+        return None, None
+    resume = content.resume
+    return list(of_rank(resume.journals, rank)), of_rank(resume.positions, rank) if resume.positions else None
 
 
 def adapt_to(content: CheckpointContent, size: int) -> None:

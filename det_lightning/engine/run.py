@@ -58,8 +58,8 @@ class TrialRun:
         self._step_end = sys.maxsize
         #: Whether a validation has begun, in this run or before.
         self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
-        #: The random state before the final validation, and whether a validation had begun by then.
-        self.before_final_validation: tuple[dict[str, Any], bool] | None = None
+        #: The random state before the final validation, the positions of the loaders, and whether one had validated.
+        self.before_final_validation: tuple[dict[str, Any], dict[str, Any], bool] | None = None
         self.exchange = BoundaryExchange(context, stop_request)
         self.early_end = self.exchange.early_end
         #: Whether other hooks run after a validation, before whatever else is due at the boundary.
@@ -92,9 +92,16 @@ class TrialRun:
             files = None if self._resumed is None else self._resumed.directory
             exact = self._resumed is not None and self._resumed.resume is not None
             self.trial.begin_run(files, self.state.batches_trained, exact)
-        journal = journal_of(self._resumed, self.context.distributed.rank)
+        journal, resumed_at = journal_of(self._resumed, self.context.distributed.rank)
         self.data = TrialData(
-            self.trial, self.context, self.evaluation.by_batch, journal, epoch_limit, overfits, self.has_validated
+            self.trial,
+            self.context,
+            self.evaluation.by_batch,
+            journal,
+            resumed_at,
+            epoch_limit,
+            overfits,
+            self.has_validated,
         )
         self._at_end.callback(self.data.training.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
@@ -114,6 +121,7 @@ class TrialRun:
         """Load the checkpoint, if there is one, and notify the callbacks."""
         if self._resumed is not None:
             apply(self._resumed, self.context, self.events)
+            self.data.restore_validation()
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
         self.context.wrapped.begin_training()
@@ -238,7 +246,7 @@ class TrialRun:
 
     def keep_state_before_validation(self) -> None:
         """Keep what a resumed run needs from before a validation that a longer run would not have made here."""
-        self.before_final_validation = (capture_rng(self.context.device), self.has_validated)
+        self.before_final_validation = (capture_rng(self.context.device), self.data.positions(), self.has_validated)
 
     # Validation
 

@@ -51,10 +51,11 @@ def collect_resume_state(
     trial_state: TrialState,
     rng: dict[str, Any],
     journal: list[dict[str, Any]],
+    positions: dict[str, Any],
     settings: dict[str, Any],
     has_validated: bool,
 ) -> ResumeState:
-    """Return what else an exact resume needs. All ranks call it, each with its own random state and journal.
+    """Return what else an exact resume needs. All ranks call it, each with its own random state, journal and positions.
 
     On ranks other than the chief, the result lacks the values that differ from rank to rank.
     """
@@ -62,8 +63,8 @@ def collect_resume_state(
     states = context.backend.states
     gradients: Any = [states.gradients(model) for model in context.models]
     # The chief already has the average of sharded gradients.
-    of_ranks = distributed.gather((rng, journal, None if states.is_sharded else gradients))
-    rng_states, journals, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([], [], [])
+    of_ranks = distributed.gather((rng, journal, positions, None if states.is_sharded else gradients))
+    rng_states, journals, all_positions, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([],) * 4
     if distributed.size > 1:
         gradients = [gradients] if states.is_sharded else of_each
     return ResumeState(
@@ -76,6 +77,7 @@ def collect_resume_state(
         world_size=distributed.size,
         settings=settings,
         has_validated=has_validated,
+        positions=all_positions,
     )
 
 

@@ -141,6 +141,9 @@ def run_the_rest(core: Any, folder: Path) -> list[Any]:
             context.distributed.size,
             train.report_training_metrics(1, {"loss": 1.0}, batch_metrics=[{"loss": 1.0}]),
             train.report_validation_metrics(steps_completed=1, metrics={"loss": 1.0, "none": None}),
+            # Scripts divide numbers of samples by batch sizes.
+            train.report_training_metrics(10 / 4, {"loss": 1.0}, batch_metrics=[{"loss": 1.0}]),
+            train.report_validation_metrics(8 / 4, {"loss": 1.0}),
             train.report_metrics("group.name", 1, {"loss": 1.0}),
             outcome(lambda: train.report_progress(2.0)),
             train.set_status("busy"),

@@ -82,6 +82,11 @@ def evaluating(metrics_of: Any, reducer: Any = None) -> Any:
     return make
 
 
+def test_a_matrix_that_is_transposed_is_averaged_in_the_same_order() -> None:
+    matrix = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))
+    compare(evaluating(lambda loss, i: {"matrix": matrix.t() * (i + 1)}), max_length=_two)
+
+
 @pytest.mark.parametrize("name", ["AVG", "SUM", "MAX", "MIN"])
 def test_each_reducer(name: str) -> None:
     make = evaluating(lambda loss, i: {"a": loss, "i": i, "v": np.arange(3.0) + i}, lambda reducer: reducer[name])

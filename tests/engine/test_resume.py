@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,116 @@ def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
         resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=3 + leg)
         checkpoint = storage / only_checkpoint(storage)
     assert_same_state(resumed, straight)
+
+
+def test_a_run_that_resumes_with_another_batch_size_has_it(tmp_path: Path) -> None:
+    """As in Determined, which skips as many batches of the new size as were trained."""
+
+    class OfBatchSize(SmallTrial):
+        batch_size = 4
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            data = super().build_training_data_loader().dataset
+            return pytorch.DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            sizes.append(len(batch[0]))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    sizes: list[int] = []
+    train(tmp_path, OfBatchSize, stop_after=3)
+    OfBatchSize.batch_size = 7
+    train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
+    assert sizes == [4] * 3 + [7] * 6
+
+
+class Noting(SmallTrial):
+    """Notes the sums of all validation batches, whose order shows."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.sums: list[float] = []
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        self.sums.append(float(batch[0].sum()))
+        return super().evaluate_batch(batch)
+
+
+class ValidatingAtRandom(Noting):
+    """Validates in an order that a generator of the loader's own determines."""
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        data = super().build_validation_data_loader().dataset
+        return pytorch.DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+
+class SharingGenerator(Noting):
+    """Both loaders draw from one generator, as torch's notes on reproducibility have it."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        data = super().build_training_data_loader().dataset
+        return pytorch.DataLoader(data, batch_size=5, shuffle=True, generator=self.generator)
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        data = super().build_validation_data_loader().dataset
+        return pytorch.DataLoader(data, batch_size=8, generator=self.generator)
+
+
+class ByEpoch(torch.utils.data.Sampler[int]):
+    """Shuffles by the number of the epoch, which it must be told, like torch's DistributedSampler."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(self.size, generator=generator).tolist())
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class TellingTheEpoch(Noting):
+    """A callback tells the sampler the next epoch while the current one is trained."""
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        data: Any = super().build_training_data_loader().dataset
+        self.sampler = ByEpoch(len(data))
+        return pytorch.DataLoader(data, batch_size=5, sampler=self.sampler)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        trial = self
+
+        class Tell(pytorch.PyTorchCallback):
+            def on_training_epoch_start(self, epoch_idx: int) -> None:
+                trial.sampler.epoch = epoch_idx + 1
+
+        return {**super().build_callbacks(), "tell": Tell()}
+
+
+@pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 8}, {"max_length": 10}], ids=str)
+@pytest.mark.parametrize("trial_class", [ValidatingAtRandom, SharingGenerator, TellingTheEpoch])
+def test_a_run_whose_samplers_change_between_passes_resumes_bit_equal(
+    trial_class: type[Noting], part: dict[str, int], tmp_path: Path
+) -> None:
+    straight: Any = train(tmp_path / "straight", trial_class)
+    train(tmp_path / "parts", trial_class, **part)
+    checkpoint = only_checkpoint(tmp_path / "parts")
+    resumed: Any = train(tmp_path / "parts", trial_class, latest_checkpoint=checkpoint, seed=99)
+    assert_same_state(resumed, straight)
+    assert resumed.sums == straight.sums[-len(resumed.sums) :]
+
+
+def test_a_run_resumes_after_the_samplers_of_its_validation_were_changed(tmp_path: Path) -> None:
+    class InOrder(ValidatingAtRandom):
+        build_validation_data_loader = SmallTrial.build_validation_data_loader
+
+    train(tmp_path, ValidatingAtRandom, stop_after=7)
+    train(tmp_path, InOrder, latest_checkpoint=only_checkpoint(tmp_path))
 
 
 def test_the_trial_sees_the_batch_and_the_checkpoint_that_it_resumes_from(tmp_path: Path) -> None:

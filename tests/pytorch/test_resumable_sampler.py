@@ -18,14 +18,8 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Sequ
 
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
-from det_lightning.pytorch._random_state import (
-    PassJournal,
-    ResumableBatchSampler,
-    capture_rng,
-    isolated_rng,
-    restore_rng,
-    seed_everything,
-)
+from det_lightning.pytorch._passes import PassJournal, ResumableBatchSampler
+from det_lightning.pytorch._random_state import capture_rng, isolated_rng, restore_rng, seed_everything
 from tests.pytorch.test_random_state import draw
 
 
@@ -80,6 +74,9 @@ BATCH_SAMPLERS: dict[str, Callable[[int, int], Any]] = {
     "global torch, with replacement": lambda size, batch: in_batches(
         WeightedRandomSampler([1.0] * size, size, replacement=True), batch
     ),
+    "own torch generator, with replacement": lambda size, batch: in_batches(
+        RandomSampler(range(size), replacement=True, num_samples=size + 40, generator=seeded()), batch
+    ),
     "own torch generator": lambda size, batch: in_batches(RandomSampler(range(size), generator=seeded()), batch),
     "global numpy": lambda size, batch: in_batches(ShuffledBy(size, np.random.shuffle, np.random), batch),
     "own numpy generator": lambda size, batch: in_batches(own_numpy_generator(size), batch),
@@ -109,7 +106,8 @@ class Run:
     def train(self, first: int, last: int, checkpoint: bytes | None, draws_between: bool) -> tuple[list[Any], bytes]:
         """Train from batch ``first`` to ``last``; return what was seen and drawn, and a checkpoint."""
         saved = None if checkpoint is None else torch.load(io.BytesIO(checkpoint), weights_only=False)
-        journal = PassJournal(saved and saved["journal"], keep=2 + self.ahead * self.ranks)
+        keep = 2 + self.ahead * self.ranks
+        journal = PassJournal(saved and saved["journal"], keep, saved and saved["position"])
         endless = ResumableBatchSampler(self.make_sampler(), journal, first * self.ranks)
         batches = iter(adapt_batch_sampler(endless, num_replicas=self.ranks, rank=self.rank))
         waiting = deque(next(batches) for _ in range(self.ahead))
@@ -120,7 +118,8 @@ class Run:
             waiting.append(next(batches))
             seen.append((waiting.popleft(), draw() if draws_between else None))
         written = io.BytesIO()
-        torch.save({"journal": journal.state_dict(last * self.ranks), "rng": capture_rng()}, written)
+        starts = journal.state_dict(last * self.ranks)
+        torch.save({"journal": starts, "position": journal.position(), "rng": capture_rng()}, written)
         return seen, written.getvalue()
 
 
@@ -236,20 +235,34 @@ def test_a_sampler_without_batches_is_refused_instead_of_repeated_forever(sample
 
 def test_a_journal_keeps_the_passes_that_are_still_needed() -> None:
     journal = PassJournal(keep=3)
-    sampler = in_batches(SequentialSampler(range(4)), 2)
     for first_batch in (0, 2, 4, 6):
-        journal.record(first_batch, sampler)
+        journal.begin_pass(first_batch)
     assert [start["first_batch"] for start in journal.state_dict(6)] == [6]
     assert [start["first_batch"] for start in journal.state_dict(5)] == [4, 6]
     assert [start["first_batch"] for start in journal.state_dict(0)] == [2, 4, 6]
 
 
 def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
-    sampler = in_batches(SequentialSampler(range(4)), 2)
     journal = PassJournal()
-    journal.record(0, sampler)
-    assert journal.start_in_checkpoint(0) is None
+    journal.begin_pass(0)
+    assert journal.recorded == []
     resumed = PassJournal(journal.state_dict(1))
-    assert resumed.first_batch() == 0
-    assert resumed.start_in_checkpoint(0) is not None
-    assert resumed.start_in_checkpoint(2) is None
+    resumed.begin_pass(2)
+    assert [start.first_batch for start in resumed.recorded] == [0]
+
+
+def test_a_checkpoint_without_positions_is_repeated_from_its_passes() -> None:
+    """As the first releases wrote them."""
+    make = lambda: in_batches(RandomSampler(range(10), generator=seeded()), 3)  # noqa: E731
+    straight = iter(ResumableBatchSampler(make(), journal := PassJournal()))
+    expected = [next(straight) for _ in range(12)]
+    resumed = iter(ResumableBatchSampler(make(), PassJournal(journal.state_dict(9)), first_batch=9))
+    assert [next(resumed) for _ in range(3)] == expected[9:]
+
+
+def test_passes_of_another_size_are_not_repeated_beyond_the_first() -> None:
+    before = iter(ResumableBatchSampler(in_batches(RotatingSampler(8), 2), journal := PassJournal()))
+    for _ in range(5):  # workers have begun the second pass, and the fourth batch is trained next
+        next(before)
+    sampler = ResumableBatchSampler(in_batches(RotatingSampler(8), 4), PassJournal(journal.state_dict(3)), 3)
+    assert [next(iter(sampler)) for _ in range(1)] == [[6, 7, 0, 1]]

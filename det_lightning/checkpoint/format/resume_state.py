@@ -39,6 +39,8 @@ class ResumeState:
         world_size: number of ranks that wrote it.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
         has_validated: a validation has begun, whose workers may still be alive.
+        positions: how far each rank's loaders have come, beyond its journal: the number of training batches ``drawn``
+            from the samplers, which workers may be ahead of training, and the states of the samplers.
         best_value: the best value so far of the metric that checkpoints are chosen by.
         trial: name of the trial in its storage.
 
@@ -58,6 +60,7 @@ class ResumeState:
     world_size: int = 1
     settings: dict[str, Any] | None = None
     has_validated: bool = False
+    positions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best_value: float | None = None
     trial: str | None = None
 
@@ -151,8 +154,9 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     if wrong_counts is not None:
         mistakes.append(f"'trial_state' {wrong_counts}")
     world_size = values.get("world_size")
-    for name in ("rng_states", "journals"):
-        if world_size is not None and len(values[name]) != world_size:
+    for name in ("rng_states", "journals", "positions"):
+        # The first releases wrote no positions.
+        if world_size is not None and len(values.get(name) or range(world_size)) != world_size:
             mistakes.append(f"{name!r} should have an entry for each of {world_size} ranks; got {len(values[name]):,}")
     return mistakes
 
@@ -203,7 +207,21 @@ def _is_of_model(value: Any) -> bool:
     )
 
 
+def _is_position(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"training", "validation"}:
+        return False
+    training = value["training"]
+    return (
+        isinstance(training, dict)
+        and training.keys() == {"drawn", "samplers"}
+        and _is_count(training["drawn"])
+        and _are_dicts(training["samplers"])
+        and _are_dicts(value["validation"])
+    )
+
+
 _is_count = _is_integer(0, MAX_COUNT)
+_are_dicts = _is_list(_is(dict))
 _are_of_models = _is_list(_is_of_model)
 _are_of_ranks = _is_list(_are_of_models)
 
@@ -217,6 +235,7 @@ _EXPECTED: dict[str, tuple[str, _Check]] = {
     "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_integer(1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
     "has_validated": ("true or false", _is(bool)),
+    "positions": ("a list of the positions of the loaders of each rank", _is_list(_is_position)),
     "best_value": ("a number", _is(int, float, NoneType)),
     "trial": ("a name", _is(str, NoneType)),
 }
