@@ -56,8 +56,10 @@ def skip_sanity_check(trainer: pl.Trainer) -> None:
 
 def validates_at_stop(trainer: pl.Trainer) -> bool:
     """Return whether a callback has set ``should_stop``, and Lightning validates before it ends the training."""
-    fit_loop = trainer.fit_loop
-    return trainer.should_stop and fit_loop._can_stop_early and fit_loop.epoch_loop._should_check_val_epoch()
+    can_stop = trainer.current_epoch >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+    every = trainer.check_val_every_n_epoch or 1  # None counts batches over the ends of epochs
+    validates = trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
+    return trainer.should_stop and can_stop and validates
 
 
 def announce_no_validations(trainer: pl.Trainer) -> None:
@@ -73,15 +75,19 @@ def take_validation_interval(trainer: Any) -> float | None:
     """
     interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
     if interval_s is not None:
-        trainer._val_check_time_interval = 0.0
+        _set_validation_interval(trainer, 0.0)
         trainer.val_check_interval = None
     return interval_s
 
 
 def restore_validation_interval(trainer: Any, interval_s: float) -> None:
     """Restore a trainer to what it was before :func:`take_validation_interval`."""
-    trainer._val_check_time_interval = interval_s
+    _set_validation_interval(trainer, interval_s)
     del trainer.val_check_interval
+
+
+def _set_validation_interval(trainer: Any, interval_s: float) -> None:
+    trainer._val_check_time_interval = interval_s
 
 
 def run_validation(trainer: pl.Trainer) -> None:

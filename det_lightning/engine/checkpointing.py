@@ -137,7 +137,7 @@ class RunContent:
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
-        now = (rng, run.data.positions(), run.has_validated)
+        now = (rng, run.data.journal.positions(), run.has_validated)
         rng, positions, has_validated = run.before_final_validation or now
         return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
 

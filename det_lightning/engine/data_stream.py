@@ -16,18 +16,18 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from det_lightning import errors
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._passes import PassJournal, SamplerStates
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import PassJournal, SamplerStates
 
 
 class TrialData:
     """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
     With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
-    A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began; and what
-    :meth:`positions` returned, as ``resumed_at``. ``limit`` is the maximum number of batches in an epoch (an int), or a
+    A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began; and its
+    positions, as ``resumed_at``. ``limit`` is the maximum number of batches in an epoch (an int), or a
     share of the loader's batches (a float). With ``overfits`` every epoch has the same ones, the first in dataset
     order. ``has_validated`` says whether the run had validated before it was interrupted.
     """
@@ -68,20 +68,16 @@ class TrialData:
         if has_validated:
             _begin_workers_without_drawing(self.validation_loader)
         self.validation = ValidationStream(self.validation_loader)
-        self._validation_samplers = SamplerStates(
+        self.journal.validation_samplers = SamplerStates(
             # The seed of the workers is drawn from the loader's own generator.
             types.SimpleNamespace(generator=getattr(self.validation_loader, "generator", None)),
             getattr(self.validation_loader, "batch_sampler", None),
         )
 
-    def positions(self) -> dict[str, Any]:
-        """Return how far the loaders have come, beyond the passes in the journal."""
-        return {"training": self.journal.position(), "validation": self._validation_samplers.capture()}
-
     def restore_validation(self) -> None:
         """Give the samplers of the validation the states that they had in the interrupted run."""
         if "validation" in self._resumed_at:
-            self._validation_samplers.restore(self._resumed_at["validation"])
+            self.journal.validation_samplers.restore(self._resumed_at["validation"])
 
     def _build_training(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):

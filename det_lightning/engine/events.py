@@ -14,7 +14,7 @@ import torch
 
 from det_lightning.distributed.backend import parameters_of
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._update_hooks import UpdateHooks
+from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
 logger = logging.getLogger(__name__)
 

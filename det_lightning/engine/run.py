@@ -246,7 +246,8 @@ class TrialRun:
 
     def keep_state_before_validation(self) -> None:
         """Keep what a resumed run needs from before a validation that a longer run would not have made here."""
-        self.before_final_validation = (capture_rng(self.context.device), self.data.positions(), self.has_validated)
+        positions = self.data.journal.positions()
+        self.before_final_validation = (capture_rng(self.context.device), positions, self.has_validated)
 
     # Validation
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import select
 import subprocess
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
+from det_lightning.escaping import escape
 from det_lightning.experiments import supervisor
+
+logger = logging.getLogger(__name__)
 
 
 class RecordReader:
@@ -44,20 +48,17 @@ class RecordReader:
             return []
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
-        first = self.lines_read + 1
-        lines = complete.splitlines()
-        self.lines_read += len(lines)
-        found = [(number, _parsed(line)) for number, line in enumerate(lines, start=first)]
-        return [(number, record) for number, record in found if record is not None]
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return a record; None if a full disk, or a crash of the machine, has cut it off."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    return record
+        records = []
+        for line in complete.splitlines():
+            self.lines_read += 1
+            try:
+                records.append((self.lines_read, json.loads(line)))
+            except ValueError:
+                line_number = self.lines_read
+                logger.warning(
+                    "Line %d of %s was cut off, as by a full disk: left out.", line_number, escape(self._file)
+                )
+        return records
 
 
 class TrialProcess:

@@ -24,8 +24,7 @@ from det_lightning.pytorch._forwarding import forward, forward_attribute
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
-from det_lightning.pytorch._update_hooks import UpdateHooks
-from det_lightning.pytorch._wrapped_parts import WrappedParts
+from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,29 @@
-"""The random state of the process."""
+"""The random state of the process and of samplers, and a journal of how the passes over the training data began.
+
+A *pass* is one iteration over the training sampler, from the draw of its first index to its end.
+"""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import dataclasses
+import operator
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler
 
 from det_lightning import errors
 
 # The types of generators whose states are saved.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
+# What else of a sampler is saved.
+_PLAIN = (bool, int, float, str, type(None))
 # The size of the Mersenne Twister's state.
 _WORDS = 624
 # What generators raise for a state that does not fit them.
@@ -78,6 +88,13 @@ def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None
         raise errors.InvalidCheckpointException(f"The random state in {source} is damaged: {'; '.join(mistakes)}.")
 
 
+def get_state(generator: Any) -> Any:
+    """Return the state of one of :data:`GENERATORS`."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
 def set_state(generator: Any, state: Any) -> None:
     """Give one of :data:`GENERATORS` a state, or raise one of :data:`UNFIT`."""
     if isinstance(generator, np.random.RandomState):
@@ -111,3 +128,140 @@ def isolated_rng() -> Iterator[None]:
         yield
     finally:
         restore_rng(before)
+
+
+def _attributes_of(sampler: Any) -> dict[str, Any]:
+    """Return the attributes of a sampler. torch accepts any iterable as one, even a list, which has none."""
+    attributes: dict[str, Any] = getattr(sampler, "__dict__", {})
+    return attributes
+
+
+def _samplers_of(sampler: Any) -> Iterator[Any]:
+    """Yield ``sampler`` and every sampler that it wraps, outermost first."""
+    yield sampler
+    for name, value in _attributes_of(sampler).items():
+        if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
+            yield from _samplers_of(value)
+
+
+class SamplerStates:
+    """The states of samplers and of those that they wrap: generators, and values that have changed by now.
+
+    A value that is as it was built, such as a batch size, is a setting of the trial: a resumed run has its own.
+    """
+
+    def __init__(self, *samplers: Any) -> None:
+        self._samplers = [one for sampler in samplers for one in _samplers_of(sampler)]
+        self._built = [dict(_attributes_of(sampler)) for sampler in self._samplers]
+
+    def capture(self) -> list[dict[str, Any]]:
+        """Return the state of each sampler, outermost first."""
+        states = []
+        for sampler, built in zip(self._samplers, self._built, strict=True):
+            state: dict[str, Any] = {}
+            for name, value in getattr(sampler, "__dict__", {}).items():
+                if isinstance(value, GENERATORS):
+                    state[name] = get_state(value)
+                elif isinstance(value, _PLAIN) and not (name in built and built[name] == value):
+                    state[name] = value
+            states.append(state)
+        return states
+
+    def restore(self, states: list[dict[str, Any]]) -> None:
+        """Give each sampler what :meth:`capture` returned, unless there are others now."""
+        if len(self._samplers) == len(states):
+            for sampler, built, state in zip(self._samplers, self._built, states, strict=True):
+                settings = {name: value for name, value in built.items() if isinstance(value, _PLAIN)}
+                _restore_sampler(sampler, settings | state)
+
+
+def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
+    current = _attributes_of(sampler)
+    for name, value in state.items():
+        try:
+            _restore_attribute(sampler, name, current.get(name), value)
+        except UNFIT as e:
+            raise errors.InvalidCheckpointException(
+                f"The checkpoint has a state for {name!r:.100} of {type(sampler).__name__} that it does not take: {e}"
+            ) from e
+
+
+def _restore_attribute(sampler: Any, name: str, holder: Any, value: Any) -> None:
+    if isinstance(holder, GENERATORS):
+        set_state(holder, value)
+    elif holder is None and isinstance(value, torch.Tensor | dict | tuple):
+        pass  # the state of a generator that the sampler no longer has
+    elif not isinstance(value, _PLAIN):
+        raise TypeError(f"a sampler's numbers and texts are kept; got a {type(value).__name__}")
+    elif holder is not None and not _are_alike(holder, value):
+        raise TypeError(f"it is {holder!r:.100} now; got {value!r:.100}")
+    else:
+        setattr(sampler, name, value)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return (
+        other is None or type(one) is type(other) or (isinstance(one, int | float) and isinstance(other, int | float))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PassStart:
+    """The random state just before a pass over the training sampler drew its first index.
+
+    ``first_batch`` counts batches over the whole run and all ranks, and so identifies the pass.
+    """
+
+    first_batch: int
+    rng: dict[str, Any]
+    samplers: list[dict[str, Any]]
+
+
+class PassJournal:
+    """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
+
+    ``starts`` is what :meth:`state_dict` returned for the checkpoint, and ``position`` the position in the training
+    data that :meth:`positions` did.
+    ``keep`` passes are remembered, because workers that prefetch may be passes ahead of training.
+    """
+
+    def __init__(
+        self, starts: list[dict[str, Any]] | None = None, keep: int = 2, position: dict[str, Any] | None = None
+    ) -> None:
+        self.keep = keep
+        self._starts = [PassStart(**start) for start in starts or []]
+        #: The passes of the checkpoint, and where its run was within them, if it is known.
+        self.recorded = [*self._starts]
+        self.resumed_at = position or {}
+        self.samplers = SamplerStates()
+        self.validation_samplers = SamplerStates()
+        self._numbers: Iterator[int] | None = None
+
+    def count_from(self, batch: int) -> Iterator[int]:
+        """Return the numbers of the batches that are drawn from the sampler from now on, of which ``batch`` is next."""
+        self._numbers = numbers = iter(range(batch, sys.maxsize))
+        return numbers
+
+    def begin_pass(self, first_batch: int) -> None:
+        """Remember the current states of the global generators and the samplers as those in which a pass begins."""
+        self._starts = [start for start in self._starts if start.first_batch < first_batch]
+        self._starts.append(PassStart(first_batch, capture_rng(), self.samplers.capture()))
+        del self._starts[: -self.keep]
+
+    def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
+        """Return the passes that are needed to continue with batch ``next_batch`` (over all ranks)."""
+        following = bisect.bisect_right(self._starts, next_batch, key=operator.attrgetter("first_batch"))
+        # Only one level deep: asdict() would copy every tensor.
+        return [*map(dict, map(vars, self._starts[max(following - 1, 0) :]))]
+
+    def positions(self) -> dict[str, Any]:
+        """Return how far the loaders have come, beyond the passes.
+
+        In training that is the number of batches ``drawn`` from the sampler in the whole run, and the states of its
+        samplers; in validation these states only.
+        """
+        training = self.resumed_at
+        if self._numbers is not None or not training:  # otherwise nothing was drawn again yet
+            drawn = 0 if self._numbers is None else sys.maxsize - operator.length_hint(self._numbers)
+            training = {"drawn": drawn, "samplers": self.samplers.capture()}
+        return {"training": training, "validation": self.validation_samplers.capture()}

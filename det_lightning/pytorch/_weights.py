@@ -26,8 +26,8 @@ def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
     """Return the states of models and optimizers, under Determined's keys; see :class:`ModelStates`."""
     states = context.backend.states
     return {
-        "models_state_dict": [states.model_state(model) for model in context.models],
-        "optimizers_state_dict": [states.optimizer_state(optimizer) for optimizer in context.optimizers],
+        "models_state_dict": [*map(states.model_state, context.models)],
+        "optimizers_state_dict": [*map(states.optimizer_state, context.optimizers)],
     }
 
 
@@ -61,7 +61,7 @@ def collect_resume_state(
     """
     distributed = context.distributed
     states = context.backend.states
-    gradients: Any = [states.gradients(model) for model in context.models]
+    gradients: Any = [*map(states.gradients, context.models)]
     # The chief already has the average of sharded gradients.
     of_ranks = distributed.gather((rng, journal, positions, None if states.is_sharded else gradients))
     rng_states, journals, all_positions, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([],) * 4

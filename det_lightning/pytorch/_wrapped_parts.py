@@ -1,7 +1,9 @@
-"""What a trial wraps: its models, optimizers and learning rate schedulers."""
+"""What a trial wraps: models, optimizers and schedulers; and what is called around their updates."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._settings import TrialSettings
 
 _T = TypeVar("_T")
+_OptimizerHooks = list[Callable[[torch.optim.Optimizer], Any]]
 _WAY_OUT = (
     "Every rank must build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
     "are not seeded alike."
@@ -205,3 +208,24 @@ def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple
         if (name, shape) != (their_name, their_shape):
             return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
     return f"it has {len(first)} parameters on rank 0, and {len(theirs)} on rank {rank}"
+
+
+@dataclasses.dataclass
+class UpdateHooks:
+    """Functions that a context calls in ``backward`` and ``step_optimizer``: none, unless a run adds some."""
+
+    #: Called with the loss, as the trial passed it.
+    before_backward: list[Callable[[torch.Tensor], Any]] = dataclasses.field(default_factory=list)
+    after_backward: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+    #: Called if the trial does not clip gradients itself, once these are exchanged and unscaled.
+    clip: _OptimizerHooks = dataclasses.field(default_factory=list)
+    #: Called once gradients are exchanged, unscaled and clipped.
+    before_step: _OptimizerHooks = dataclasses.field(default_factory=list)
+    after_step: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+    #: Called before the context zeroes the gradients of an optimizer.
+    before_zero_grad: _OptimizerHooks = dataclasses.field(default_factory=list)
+
+    def clear(self) -> None:
+        """Remove all hooks."""
+        for functions in vars(self).values():
+            functions.clear()

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.engine.data_stream import SideStream, copy_aside
-from det_lightning.pytorch._passes import PassJournal
+from det_lightning.pytorch._random_state import PassJournal
 
 COPY, WORK = 4, 10
 

@@ -136,7 +136,7 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
     assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
 
 
-def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path) -> None:
+def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
     task.report("training", 1, {"loss": 1})
     with task.metrics_file.open("ab") as cut_off:
@@ -144,6 +144,7 @@ def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path) -> No
     task.report("training", 2, {"loss": 2})
     reader = RecordReader(task.metrics_file)
     assert [(number, record["steps_completed"]) for number, record in reader.new_records()] == [(1, 1), (3, 2)]
+    assert caplog.messages == [f"Line 2 of {task.metrics_file} was cut off, as by a full disk: left out."]
     task.report("training", 3, {"loss": 3})
     assert [number for number, _ in reader.new_records()] == [4]
 

@@ -18,8 +18,8 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
-from det_lightning.pytorch._passes import PassJournal
 from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.pytorch._random_state import PassJournal
 
 CPU = torch.device("cpu")
 TEN: Any = range(10)

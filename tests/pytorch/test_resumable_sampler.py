@@ -18,8 +18,15 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Sequ
 
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
-from det_lightning.pytorch._passes import PassJournal, ResumableBatchSampler
-from det_lightning.pytorch._random_state import capture_rng, isolated_rng, restore_rng, seed_everything
+from det_lightning.pytorch._passes import ResumableBatchSampler
+from det_lightning.pytorch._random_state import (
+    PassJournal,
+    SamplerStates,
+    capture_rng,
+    isolated_rng,
+    restore_rng,
+    seed_everything,
+)
 from tests.pytorch.test_random_state import draw
 
 
@@ -119,7 +126,7 @@ class Run:
             seen.append((waiting.popleft(), draw() if draws_between else None))
         written = io.BytesIO()
         starts = journal.state_dict(last * self.ranks)
-        torch.save({"journal": starts, "position": journal.position(), "rng": capture_rng()}, written)
+        torch.save({"journal": starts, "position": journal.positions()["training"], "rng": capture_rng()}, written)
         return seen, written.getvalue()
 
 
@@ -266,3 +273,18 @@ def test_passes_of_another_size_are_not_repeated_beyond_the_first() -> None:
         next(before)
     sampler = ResumableBatchSampler(in_batches(RotatingSampler(8), 4), PassJournal(journal.state_dict(3)), 3)
     assert [next(iter(sampler)) for _ in range(1)] == [[6, 7, 0, 1]]
+
+
+def test_a_value_that_is_as_it_was_built_again_is_restored_as_built() -> None:
+    sampler = torch.utils.data.SequentialSampler(range(4))
+    sampler.is_reversed = False  # type: ignore[attr-defined]
+    states = SamplerStates(sampler)
+    as_built = states.capture()
+    sampler.is_reversed = True  # type: ignore[attr-defined]
+    changed = states.capture()
+    assert as_built == [{}]
+    assert changed == [{"is_reversed": True}]
+    states.restore(as_built)
+    assert vars(sampler)["is_reversed"] is False
+    states.restore(changed)
+    assert vars(sampler)["is_reversed"] is True
