@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
+from det_lightning import errors
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
 from det_lightning.pytorch._passes import ResumableBatchSampler
@@ -288,3 +290,19 @@ def test_a_value_that_is_as_it_was_built_again_is_restored_as_built() -> None:
     assert vars(sampler)["is_reversed"] is False
     states.restore(changed)
     assert vars(sampler)["is_reversed"] is True
+
+
+def test_a_number_of_drawn_batches_that_no_loader_reaches_is_refused() -> None:
+    class Endless(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return itertools.repeat([0])
+
+        def __len__(self) -> int:
+            return 10
+
+    starts = [{"first_batch": 0, "rng": capture_rng(), "samplers": [{}]}]
+    journal = PassJournal(starts, position={"drawn": 2**40, "samplers": [{}]})
+    with pytest.raises(
+        errors.InvalidCheckpointException, match="1,099,511,627,776 batches were drawn when 3 were trained"
+    ):
+        next(iter(ResumableBatchSampler(Endless(), journal, first_batch=3)))
