@@ -70,8 +70,8 @@ def announce_no_validations(trainer: pl.Trainer) -> None:
 def take_validation_interval(trainer: Any) -> float | None:
     """Return the ``val_check_interval`` of ``trainer`` in seconds if it is a time; otherwise None.
 
-    From now on it is no time that the fit loop waits for. Also sets ``trainer.val_check_interval``, which Lightning
-    leaves unset although its ``EarlyStopping`` reads it.
+    From now on the fit loop does not wait for it. Also sets ``trainer.val_check_interval``, which Lightning leaves
+    unset although its ``EarlyStopping`` reads it.
     """
     interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
     if interval_s is not None:

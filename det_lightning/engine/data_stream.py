@@ -26,9 +26,9 @@ class TrialData:
     """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
     With ``sharded_validation`` each rank validates on its share; otherwise the chief validates on all of the data.
-    A resumed run has the ``journal`` of its checkpoint: how the passes over the training data began; and its
-    positions, as ``resumed_at``. ``limit`` is the maximum number of batches in an epoch (an int), or a
-    share of the loader's batches (a float). With ``overfits`` every epoch has the same ones, the first in dataset
+    A resumed run has the ``journal`` of its checkpoint, which says how the passes over the training data began, and is
+    ``resumed_at`` the positions of its checkpoint. ``limit`` is the maximum number of batches in an epoch (an int), or
+    a share of the loader's batches (a float). With ``overfits`` every epoch has the same ones, the first in dataset
     order. ``has_validated`` says whether the run had validated before it was interrupted.
     """
 
@@ -51,7 +51,7 @@ class TrialData:
         #: Training batches are copied to the device on a side stream.
         self.copies_aside = False
         loader = trial.build_training_data_loader()
-        # Lightning applies the limit, too.
+        # Lightning applies overfit_batches to the length that it sees, so it must see that of all batches.
         unlimited = _length_of_share(loader, self._replicas) if overfits else None
         if overfits:
             loader = _with_first_batches(loader, limit, self._replicas)

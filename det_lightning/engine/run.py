@@ -149,6 +149,7 @@ class TrialRun:
         position = self.context.position
         train_batch = self.training.train_batch
         reports = self.reports
+        stop = self._step_end
         first = state.batches_trained
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
@@ -161,7 +162,7 @@ class TrialRun:
                 state.batches_trained = batch_idx + 1
                 if reports.unfinished is not None:
                     reports.finish()  # a GPU has this batch, and stays busy meanwhile
-                if batch_idx + 1 == self._step_end or yields():
+                if batch_idx + 1 == stop or yields():
                     break
             else:
                 raise RuntimeError(

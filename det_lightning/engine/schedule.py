@@ -180,9 +180,7 @@ class BoundaryActions:
 
     def continue_after_report(self) -> bool:
         """Return whether nobody wants to stop at a boundary where only a report is due; :meth:`next` acts on it."""
-        self._advance()
-        self._advance()
-        if self.phase is Phase.DUE:
+        while self.phase in (Phase.DUE, Phase.STOP_CHECK):
             self._advance()
         return self.phase is Phase.TRAINING
 

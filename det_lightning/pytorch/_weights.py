@@ -64,7 +64,8 @@ def collect_resume_state(
     gradients: Any = [*map(states.gradients, context.models)]
     # The chief already has the average of sharded gradients.
     of_ranks = distributed.gather((rng, journal, positions, None if states.is_sharded else gradients))
-    rng_states, journals, all_positions, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else ([],) * 4
+    nothing: tuple[list[Any], ...] = ([], [], [], [])
+    rng_states, journals, all_positions, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else nothing
     if distributed.size > 1:
         gradients = [gradients] if states.is_sharded else of_each
     return ResumeState(

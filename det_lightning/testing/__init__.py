@@ -9,11 +9,12 @@ if TYPE_CHECKING:
 
 __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
+_MODULES = dict.fromkeys(__all__, "det_lightning.testing.assertions")
+_MODULES["InMemoryStorage"] = "det_lightning.checkpoint.storage.in_memory"
+
 
 def __getattr__(name: str) -> Any:
     # Every run of pytest imports this package with its plugin, which must not import torch.
-    if name in __all__:
-        is_storage = name == "InMemoryStorage"
-        module = "det_lightning.checkpoint.storage.in_memory" if is_storage else "det_lightning.testing.assertions"
-        return getattr(importlib.import_module(module), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,27 +44,21 @@ def fit(module: TrialModule, **flags: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.06])
-def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("bars", "steps"),
+    [
+        ([], 2),  # up to batches 7 and 14, where the epochs end; reports after batches 5 and 10 end no step
+        ([TQDMProgressBar], 4),  # up to batches 5, 7, 10 and 14
+    ],
+)
+def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float, bars: list[Any], steps: int) -> None:
     class Trial(SlowTrial):
         pass
 
     Trial.seconds = seconds
     module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
-    fit(module, max_epochs=2)
-    # After batches 7 and 14, the ends of the epochs; the reports after batches 5 and 10 end none.
-    assert module.steps == 2
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.06])
-def test_with_a_progress_bar_a_report_ends_a_step(seconds: float) -> None:
-    class Trial(SlowTrial):
-        pass
-
-    Trial.seconds = seconds
-    module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
-    fit(module, max_epochs=2, callbacks=[TQDMProgressBar()])
-    # After batches 5, 7, 10 and 14.
-    assert module.steps == 4
+    fit(module, max_epochs=2, callbacks=[bar() for bar in bars])
+    assert module.steps == steps
 
 
 @pytest.mark.slow

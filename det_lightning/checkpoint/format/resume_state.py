@@ -154,9 +154,11 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     if wrong_counts is not None:
         mistakes.append(f"'trial_state' {wrong_counts}")
     world_size = values.get("world_size")
-    for name in ("rng_states", "journals", "positions"):
-        # The first releases wrote no positions.
-        if world_size is not None and len(values.get(name) or range(world_size)) != world_size:
+    of_each_rank = ["rng_states", "journals"]
+    if values.get("positions"):  # the first releases wrote none
+        of_each_rank.append("positions")
+    for name in of_each_rank:
+        if world_size is not None and len(values[name]) != world_size:
             mistakes.append(f"{name!r} should have an entry for each of {world_size} ranks; got {len(values[name]):,}")
     return mistakes
 

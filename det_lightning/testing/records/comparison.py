@@ -10,9 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask
-from det_lightning.testing.records import record as values
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, noisy_gradients, tolerance_for
-from det_lightning.testing.records.record import RunSettings, TrainingRecord, kind_of, number_in, summary_of
+from det_lightning.testing.records.record import (
+    RunSettings,
+    TrainingRecord,
+    distance,
+    dtype_of,
+    kind_of,
+    may_be_same,
+    number_in,
+    summary_of,
+    ulps_between,
+)
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
 _KINDS = {
@@ -73,18 +82,18 @@ def value_differences(
     far: _Part | None = None
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
-        same = not tolerance.exact or values.dtype_of(theirs) == values.dtype_of(mine)
+        same = not tolerance.exact or dtype_of(theirs) == dtype_of(mine)
     elif kind_of(theirs) == "array" == kind_of(mine) and theirs["shape"] == mine["shape"]:
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
         far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
     else:
-        same = theirs == mine or values.may_be_same(theirs, mine)
+        same = theirs == mine or may_be_same(theirs, mine)
     if far is not None:
         part, one, other = far
-        apart = values.distance(one, other)
+        apart = distance(one, other)
         largest = max(abs(one), abs(other))
-        ulps = values.ulps_between(one, other, values.dtype_of(theirs))
+        ulps = ulps_between(one, other, dtype_of(theirs))
         relative = apart / largest if largest else None
         yield Difference(kind, name, None, one, other, part, apart, relative, ulps, tolerance)
     elif not same:
@@ -119,7 +128,7 @@ def _farthest_apart(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: 
             for name, scale in statistics.items()
             if name in theirs and name in mine and not tolerance.allows(theirs[name], mine[name], scale)
         ]
-    return max(found, key=lambda part: values.distance(part[1], part[2]), default=None)
+    return max(found, key=lambda part: distance(part[1], part[2]), default=None)
 
 
 def _largest_element(arrays: Iterable[Any]) -> float:
