@@ -20,6 +20,7 @@ from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates
+from det_lightning.pytorch._unprofiled import batches_of
 
 
 class TrialData:
@@ -204,7 +205,7 @@ class TrainStream:
     def __iter__(self) -> Iterator[Any]:
         # Created now and not with the first batch, because creating it draws from the global random state.
         if not self._is_open:
-            self.batches = iter(self._loader)
+            self.batches = batches_of(self._loader)
             self._is_open = True
         epoch_len = self._position.epoch_length()
         return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
@@ -232,7 +233,7 @@ class ValidationStream:
 
     def begin(self) -> Iterator[Any]:
         """Return the iterator over the batches of a validation that begins now."""
-        self._iterator = iter(self._loader)
+        self._iterator = batches_of(self._loader)
         return self._iterator
 
     def run_out(self, taken: int) -> None:

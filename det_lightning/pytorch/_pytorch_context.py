@@ -24,6 +24,7 @@ from det_lightning.pytorch._forwarding import forward, forward_attribute
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
+from det_lightning.pytorch._unprofiled import zero_grad
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class PyTorchTrialContext:
         if auto_zero_grads:
             for before_zero in hooks.before_zero_grad:
                 before_zero(optimizer)
-            optimizer.zero_grad()
+            zero_grad(optimizer)
 
     def is_update_batch(self) -> bool:
         """Return whether the current batch completes an aggregation, so that optimizers step on it."""
