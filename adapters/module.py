@@ -144,7 +144,8 @@ class TrialModule(InferenceModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
-        use_trial_strategy(self.trainer)
+        if self.trainer.world_size > 1:
+            use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
         self._taken = flags.TakenFlags(self.trainer)
         self._forget_run()

@@ -20,7 +20,7 @@ REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
 def use_trial_strategy(trainer: pl.Trainer) -> None:
     """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with its options and a notice."""
     given = trainer.strategy
-    if trainer.world_size == 1 or isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
+    if isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
         return
     taken = counterpart_of(given)
     rank_zero_info(

@@ -1,7 +1,8 @@
-"""What torch does for each batch, without its names for the profiler: they take longer than the rest of it.
+"""Loading batches and zeroing gradients as torch does, but without labels for a profiler that does not run.
 
-torch enters such a name whether or not a profiler runs. Here it is entered only if one does, so that traces stay the
-same. What is computed, and in which order random numbers are drawn, stays the same in any case.
+torch sets a label (``torch.profiler.record_function``) for every batch and every ``zero_grad()`` whether or not a
+profiler runs, which takes longer than everything else that a training adds to a batch here. While one runs, the labels
+are set, so traces stay the same. The results and the order of random numbers are torch's in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.utils import data
 
 __all__ = ["batches_of", "zero_grad"]
 
-_LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+_LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 
 
@@ -35,7 +36,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
     if not _loads_here(loader):
         return iter(loader)
     indices = iter(loader.batch_sampler)
-    # For each pass torch draws a seed for the workers, even if there are none.
+    # For each pass, torch draws a seed for the workers, even if there are none.
     iter(data.DataLoader((), batch_sampler=(), generator=loader.generator))  # type: ignore[arg-type]
     return map(_loading(loader.dataset, loader.collate_fn), indices)
 
@@ -61,10 +62,10 @@ def _loading(dataset: Any, collate: Callable[[Any], Any]) -> Callable[[Any], Any
     def load(indices: Any) -> Any:
         return collate(get_items(indices) if get_items else [dataset[index] for index in indices])
 
-    def load_named(indices: Any) -> Any:
+    def load_labelled(indices: Any) -> Any:
         if not profiler_enabled():
             return load(indices)
-        with torch.profiler.record_function(_LOADING):
+        with torch.profiler.record_function(_LABEL):
             return load(indices)
 
-    return load_named
+    return load_labelled

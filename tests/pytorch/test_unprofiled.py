@@ -1,4 +1,4 @@
-"""Loading and zeroing as torch does them, with its names for the profiler only while one runs."""
+"""Loading and zeroing as torch does them, with its labels for the profiler only while one runs."""
 
 from __future__ import annotations
 
@@ -156,14 +156,14 @@ def test_a_later_method_of_torch_is_called(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls == [torch.optim.SGD]
 
 
-def test_a_profiler_sees_the_names_that_torch_gives() -> None:
+def test_a_profiler_sees_the_labels_that_torch_sets() -> None:
     loader = data.DataLoader(NUMBERS, batch_size=5)
-    names = []
+    labels = []
     for iterate, zero in ((iter, torch.optim.SGD.zero_grad), (batches_of, zero_grad)):
         optimizer = trained(torch.optim.SGD)
         with torch.profiler.profile() as profiler:
             for _ in iterate(loader):
                 zero(optimizer)
-        names.append({event.name for event in profiler.events() if "#" in event.name})
-    assert names[0] == names[1]
-    assert len(names[1]) == 2
+        labels.append({event.name for event in profiler.events() if "#" in event.name})
+    assert labels[0] == labels[1]
+    assert len(labels[1]) == 2

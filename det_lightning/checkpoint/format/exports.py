@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -80,9 +80,9 @@ def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 @contextlib.contextmanager
 def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the path of a temporary file, which replaces ``file`` after the block."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    # Another container that writes this file may have the same process id.
+    unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     try:
-        unfinished.unlink(missing_ok=True)  # it may be a link
         unfinished.touch(exist_ok=False)
         yield unfinished
         unfinished.replace(file)

@@ -213,8 +213,8 @@ def _is_link(info: Mapping[str, Any]) -> bool:
 def write_whole(path: pathlib.Path, content: bytes) -> None:
     """Write ``content`` to a local file, completely or not at all, and wait until it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # it may be a link
+    # Another container that writes this file may have the same process id.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)

@@ -19,7 +19,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
-from det_lightning.checkpoint.storage.location import bookkeeping_path, checkpoint_path, is_own_id, new_id
+from det_lightning.checkpoint.storage.location import bookkeeping_path, checkpoint_path, is_own_id, new_id, write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
 
 ROOT = Path(__file__).parents[3]
@@ -293,3 +293,11 @@ def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], t
     load_checkpoint(storage.find(fine), s3_options)
     storage.delete(odd)
     assert storage.list_ids() == [fine]
+
+
+def test_the_unfinished_file_of_a_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
+    """Containers that share a directory often have the same process ids."""
+    theirs = tmp_path / f".file.{os.getpid()}.tmp"
+    theirs.write_text("theirs")
+    write_whole(tmp_path / "file", b"mine")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "mine", theirs.name: "theirs"}
