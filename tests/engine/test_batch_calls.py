@@ -41,7 +41,7 @@ class CallRecorder:
             self.calls = []
 
 
-def profiled(recorder: CallRecorder, run: Callable[[], Any]) -> None:
+def profiled(recorder: Callable[[FrameType, str, Any], None], run: Callable[[], Any]) -> None:
     before = sys.getprofile()
     sys.setprofile(recorder)
     try:
@@ -118,8 +118,9 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
 
 def test_a_plain_batch_goes_through_few_calls_and_files(batches: list[list[tuple[str, str]]]) -> None:
     fewest = min(batches, key=len)
-    assert len(fewest) <= 8, fewest
-    assert len({file for file, _ in fewest}) <= 6, fewest
+    # Four are those of _unprofiled.py, in place of more than twice as many of torch's.
+    assert len(fewest) <= 12, fewest
+    assert len({file for file, _ in fewest}) <= 7, fewest
 
 
 def test_a_report_is_made_within_a_step(batches: list[list[tuple[str, str]]]) -> None:
@@ -129,10 +130,11 @@ def test_a_report_is_made_within_a_step(batches: list[list[tuple[str, str]]]) ->
     assert [calls for calls in others if ("run.py", "end_workload") in calls]
 
 
-def test_a_validation_batch_is_moved_and_its_metrics_are_kept_and_that_is_all(tmp_path: Path) -> None:
+def test_a_validation_batch_is_loaded_and_moved_and_its_metrics_are_kept_and_that_is_all(tmp_path: Path) -> None:
     first, _, third, *_ = calls_of_each_batch(ValidatedTrial, tmp_path, batches=1)
     assert len(first) > len(third)
-    assert third == [("metrics.py", "add"), ("_data.py", "move")]
+    others = [(file, function) for file, function in third if file != "_unprofiled.py"]
+    assert others == [("metrics.py", "add"), ("_data.py", "move")]
 
 
 def test_tensorboard_files_take_one_call_for_a_metric_of_a_batch(tmp_path: Path) -> None:
@@ -166,4 +168,46 @@ def test_a_backward_pass_and_a_step_in_float32_have_no_layer_between_context_and
         ("_pytorch_context.py", "step_optimizer"),
         ("backend.py", "step"),
     ]
-    assert aggregation_frequency > 1 or len(recorder.calls) == 4
+    others = [(file, function) for file, function in recorder.calls if file != "_unprofiled.py"]
+    assert aggregation_frequency > 1 or len(others) == 4
+
+
+def fewest_calls_of_a_batch(train: Callable[[Callable[[], None]], None]) -> int:
+    """Return the calls of Python functions, of anybody's, between two of those that ``train`` makes of its argument."""
+    counts = [0]
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        counts[-1] += event == "call"
+
+    profiled(count, lambda: train(lambda: counts.append(0)))
+    return min(counts[2:-1])
+
+
+def test_a_batch_makes_fewer_calls_than_in_a_plain_loop_those_of_torch_included(tmp_path: Path) -> None:
+    def train_plainly(mark: Callable[[], None]) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in torch.utils.data.DataLoader(make_data(), batch_size=4):
+            loss = (model(inputs) - targets).square().mean()
+            mark()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def train_trial(mark: Callable[[], None]) -> None:
+        class MarkingTrial(PlainTrial):
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+                inputs, targets = batch
+                loss = (self.model(inputs) - targets).square().mean()
+                mark()
+                self.context.backward(loss)
+                self.context.step_optimizer(self.optimizer)
+                return {"loss": loss}
+
+        with pytorch.init(enable_tensorboard_logging=False) as context:
+            trainer = pytorch.Trainer(MarkingTrial(context, CallRecorder()), context, enable_progress_bar=False)
+            storage = tmp_path / "checkpoints"
+            length = pytorch.Batch(8)
+            trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, code_dir=tmp_path)
+
+    assert fewest_calls_of_a_batch(train_trial) < fewest_calls_of_a_batch(train_plainly)
