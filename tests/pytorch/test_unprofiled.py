@@ -114,7 +114,7 @@ def test_torch_iterates_where_a_batch_takes_more_than_loading(name: str, is_torc
 
 
 def test_a_timeout_without_workers_is_refused_as_by_torch() -> None:
-    with pytest.raises(AssertionError, match="timeout"):
+    with pytest.raises(AssertionError):  # torch 2.6 gives no message
         batches_of(data.DataLoader(NUMBERS, timeout=5))
 
 
