@@ -24,7 +24,7 @@ from det_lightning.pytorch._forwarding import forward, forward_attribute
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
-from det_lightning.pytorch._unprofiled import zero_grad
+from det_lightning.pytorch._unprofiled import TORCHS_ZERO_GRAD, profiler_enabled
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 
 logger = logging.getLogger(__name__)
@@ -237,10 +237,19 @@ class PyTorchTrialContext:
         self.optimizer_steps += 1
         for after in hooks.after_step:
             after()
-        if auto_zero_grads:
-            for before_zero in hooks.before_zero_grad:
-                before_zero(optimizer)
-            zero_grad(optimizer)
+        if not auto_zero_grads:
+            return
+        for before_zero in hooks.before_zero_grad:
+            before_zero(optimizer)
+        is_torchs = getattr(type(optimizer), "zero_grad", None) is TORCHS_ZERO_GRAD and "zero_grad" not in vars(
+            optimizer
+        )
+        if not is_torchs or profiler_enabled():
+            optimizer.zero_grad()
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def is_update_batch(self) -> bool:
         """Return whether the current batch completes an aggregation, so that optimizers step on it."""

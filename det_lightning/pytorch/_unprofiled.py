@@ -7,38 +7,36 @@ are set, so traces stay the same. The results and the order of random numbers ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]  # no public name
 from torch.utils import data
+from torch.utils.data import _DatasetKind
 
-__all__ = ["batches_of", "zero_grad"]
+__all__ = ["TORCHS_ZERO_GRAD", "batches_of", "profiler_enabled"]
+
+#: Does nothing but remove gradients, and label that.
+TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 
 _LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-_TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
-
-
-def zero_grad(optimizer: torch.optim.Optimizer) -> None:
-    """Call ``optimizer.zero_grad()``; or do the same, if that is torch's own method."""
-    is_torchs = type(optimizer).zero_grad is _TORCHS_ZERO_GRAD and "zero_grad" not in vars(optimizer)
-    if not is_torchs or profiler_enabled():
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
+_call = functools.partial.__call__  # operator.call of Python 3.11, for partials
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
-    """Return an iterator over ``loader``; without workers it is not torch's own."""
+    """Return an iterator over ``loader``; without workers it is not torch's own, and runs no code of ours per batch."""
     if not _loads_here(loader):
         return iter(loader)
     indices = iter(loader.batch_sampler)
     # For each pass, torch draws a seed for the workers, even if there are none.
     iter(data.DataLoader((), batch_sampler=(), generator=loader.generator))  # type: ignore[arg-type]
-    return map(_loading(loader.dataset, loader.collate_fn), indices)
+    make_fetcher: Any = _DatasetKind.create_fetcher
+    fetcher = make_fetcher(_DatasetKind.Map, loader.dataset, True, loader.collate_fn, loader.drop_last)
+    by_profiling = (functools.partial(fetcher.fetch), functools.partial(_fetch_labelled, fetcher))
+    is_profiling = iter(profiler_enabled, None)  # asks before each batch, without end
+    return map(_call, map(by_profiling.__getitem__, is_profiling), indices)
 
 
 def _loads_here(loader: Any) -> bool:
@@ -55,17 +53,6 @@ def _loads_here(loader: Any) -> bool:
     )
 
 
-def _loading(dataset: Any, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that loads the batch of the given indices."""
-    get_items = getattr(dataset, "__getitems__", None)
-
-    def load(indices: Any) -> Any:
-        return collate(get_items(indices) if get_items else [dataset[index] for index in indices])
-
-    def load_labelled(indices: Any) -> Any:
-        if not profiler_enabled():
-            return load(indices)
-        with torch.profiler.record_function(_LABEL):
-            return load(indices)
-
-    return load_labelled
+def _fetch_labelled(fetcher: Any, indices: Any) -> Any:
+    with torch.profiler.record_function(_LABEL):
+        return fetcher.fetch(indices)

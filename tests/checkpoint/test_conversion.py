@@ -355,6 +355,17 @@ def test_a_file_that_cannot_be_replaced_stays(export: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
+def test_an_export_does_not_write_through_a_link_that_waits_for_it(export: Any, tmp_path: Path) -> None:
+    """In a directory that others may write to the name of the unfinished file can be known before."""
+    content = read(write_checkpoint(tmp_path / "storage"))
+    (tmp_path / "private").write_text("kept")
+    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to("private")
+    export(content, tmp_path / "file")
+    assert (tmp_path / "private").read_text() == "kept"
+    assert not (tmp_path / "file").is_symlink()
+
+
+@pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
 def test_an_export_leaves_the_unfinished_file_of_a_process_with_the_same_id_alone(export: Any, tmp_path: Path) -> None:
     """Containers that share a directory often have the same process ids."""
     content = read(write_checkpoint(tmp_path / "storage"))

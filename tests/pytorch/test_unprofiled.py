@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils import data
 
-from det_lightning.pytorch._unprofiled import batches_of, zero_grad
+from det_lightning import pytorch
+from det_lightning.pytorch._unprofiled import batches_of
 
 NUMBERS = data.TensorDataset(torch.arange(10.0), torch.arange(10) % 3)
 
@@ -126,44 +127,61 @@ class CountedSGD(torch.optim.SGD):
         super().zero_grad(set_to_none)
 
 
-def trained(kind: Any) -> Any:
-    """Return an optimizer of two groups; the gradient of its first parameter is not None."""
-    one, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    one.sum().backward()
-    return kind([{"params": [one]}, {"params": [other]}], lr=0.1)
+def trained(kind: Any) -> tuple[pytorch.PyTorchTrialContext, Any]:
+    """Return a context and its optimizer of two groups; only the first parameter has a gradient."""
+    context = pytorch.PyTorchTrialContext()
+    model = context.wrap_model(torch.nn.Linear(2, 1))
+    optimizer = kind([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+    weight: Any = model.weight
+    weight.sum().backward()
+    return context, context.wrap_optimizer(optimizer)
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
+    return [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, CountedSGD])
-def test_gradients_are_none_afterwards(kind: Any) -> None:
-    optimizer = trained(kind)
-    zero_grad(optimizer)
-    assert [parameter.grad for group in optimizer.param_groups for parameter in group["params"]] == [None, None]
+def test_gradients_are_none_after_a_step(kind: Any) -> None:
+    context, optimizer = trained(kind)
+    assert gradients(optimizer)[0] is not None
+    context.step_optimizer(optimizer)
+    assert gradients(optimizer) == [None, None]
     assert getattr(optimizer, "calls", 1) == 1
 
 
-def test_a_method_of_the_object_is_called() -> None:
-    optimizer = trained(torch.optim.SGD)
+def test_zero_grad_of_the_object_is_called() -> None:
+    context, optimizer = trained(torch.optim.SGD)
     calls = []
     optimizer.zero_grad = lambda: calls.append("zero_grad")
-    zero_grad(optimizer)
+    context.step_optimizer(optimizer)
     assert calls == ["zero_grad"]
+    assert gradients(optimizer)[0] is not None
 
 
-def test_a_later_method_of_torch_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_replaces_zero_grad_of_torch_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, optimizer = trained(torch.optim.SGD)
     calls = []
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self: calls.append(type(self)))
-    zero_grad(trained(torch.optim.SGD))
+    context.step_optimizer(optimizer)
     assert calls == [torch.optim.SGD]
 
 
 def test_a_profiler_sees_the_labels_that_torch_sets() -> None:
     loader = data.DataLoader(NUMBERS, batch_size=5)
+    context, optimizer = trained(torch.optim.SGD)
+
+    def step_plainly(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
     labels = []
-    for iterate, zero in ((iter, torch.optim.SGD.zero_grad), (batches_of, zero_grad)):
-        optimizer = trained(torch.optim.SGD)
+    for iterate, step in ((iter, step_plainly), (batches_of, context.step_optimizer)):
+        batches: Any = iterate(loader)
+        next(batches)  # the profiler begins in the middle
         with torch.profiler.profile() as profiler:
-            for _ in iterate(loader):
-                zero(optimizer)
+            for _ in batches:
+                step(optimizer)
         labels.append({event.name for event in profiler.events() if "#" in event.name})
     assert labels[0] == labels[1]
-    assert len(labels[1]) == 2
+    assert len(labels[1]) == 3

@@ -191,17 +191,25 @@ def test_an_index_behind_a_link_is_not_written(tmp_path: Path, name: str) -> Non
     assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
-@pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new"])
+@pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
 def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint_id = "epoch=1"
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    link = tmp_path / "storage" / where.format(id=checkpoint_id)
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(precious)
-    with pytest.raises(errors.CheckpointError, match="No checkpoint can be written"):
-        CheckpointWriter(storage).write(files_of(), checkpoint_id)
+    link = tmp_path / "storage" / where.format(id=checkpoint_id, pid=os.getpid())
+
+    def place(_: Path | None = None) -> None:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(precious)
+
+    in_checkpoint = where.startswith("{id}/")
+    if not in_checkpoint:
+        place()
+    try:
+        CheckpointWriter(storage).write(files_of(), checkpoint_id, place if in_checkpoint else None)
+    except errors.CheckpointError as e:
+        assert "No checkpoint can be written" in str(e)
     assert precious.read_text() == "precious"
 
 
