@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.warm_python import WarmPython
+
 hypothesis.settings.register_profile("det_lightning", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("det_lightning")
 
@@ -42,6 +44,13 @@ def one_thread() -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def warm_python(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """Runs scripts in processes that begin with Lightning imported."""
+    with WarmPython(tmp_path_factory.mktemp("outputs")) as python:
+        yield python
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, environment
+from tests.launching import ROOT
+from tests.warm_python import WarmPython
 
 PAGES = sorted(
     [
@@ -48,16 +47,14 @@ def examples() -> list[Any]:
     ]
 
 
-def run(source: str, folder: Path) -> None:
+def run(python: WarmPython, source: str, folder: Path) -> None:
     (folder / "example.py").write_text(source)
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=600
-    )
+    done = python.run(folder / "example.py", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a trial and its checkpoints, as the README's first example leaves them."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "model_def.py").write_text(TRIAL)
@@ -66,20 +63,22 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "adaptive.yaml").write_text(configuration[1])
     first = _EXAMPLE.search((ROOT / "README.md").read_text())
     assert first is not None
-    run(first[1], folder)
+    run(warm_python, first[1], folder)
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "source"), examples())
-def test_every_python_example_runs_as_written(page: Path, source: str, project: Path, tmp_path: Path) -> None:
+def test_every_python_example_runs_as_written(
+    page: Path, source: str, project: Path, warm_python: WarmPython, tmp_path: Path
+) -> None:
     if page.name in WITH_LIBRARY:
         library, tox_environment = WITH_LIBRARY[page.name]
         pytest.importorskip(library, reason=f"{library} is not installed; run tox -e {tox_environment}")
     folder = tmp_path / "project"
     without = () if page.name in BEGIN_WITH_CHECKPOINTS else ("checkpoints",)
     shutil.copytree(project, folder, ignore=shutil.ignore_patterns(*without))
-    run(source, folder)
+    run(warm_python, source, folder)
 
 
 def slug(heading: str) -> str:

@@ -18,6 +18,7 @@ from PIL import Image
 from det_lightning.config import read_config
 from tests.experiments.running import events_of
 from tests.experiments.running import run as run_command
+from tests.warm_python import WarmPython
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 CONFIGURATIONS = sorted(EXAMPLES.glob("*/*.yaml"))
@@ -75,10 +76,9 @@ def test_a_project_is_run_as_an_experiment(project: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
-def test_a_project_is_run_as_a_script_that_draws(project: str, tmp_path: Path) -> None:
-    script = str(EXAMPLES / project / "train.py")
-    command = [sys.executable, script, "--epochs", "1", "--output", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_a_project_is_run_as_a_script_that_draws(project: str, warm_python: WarmPython, tmp_path: Path) -> None:
+    script = EXAMPLES / project / "train.py"
+    done = warm_python.run(script, "--epochs", "1", "--output", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
     with Image.open(tmp_path / "out" / PROJECTS[project][0]) as picture:

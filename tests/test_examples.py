@@ -6,8 +6,6 @@ import csv
 import json
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests.experiments.running import events_of
 from tests.experiments.running import run as run_command
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +23,11 @@ EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
 
 @pytest.fixture
-def run_example(tmp_path: pathlib.Path) -> Run:
+def run_example(warm_python: WarmPython, tmp_path: pathlib.Path) -> Run:
     """Return a function that runs a script of the examples and returns what it printed."""
 
     def run(script: str, *arguments: str) -> str:
-        command = [sys.executable, str(EXAMPLES / script), *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = warm_python.run(EXAMPLES / script, *arguments, cwd=tmp_path)
         assert done.returncode == 0, f"{script} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 

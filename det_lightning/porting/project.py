@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -82,13 +83,17 @@ class ProjectPort:
     entry_points: list[EntryPoint]  # what can be started there
 
 
-def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
+def port_project(paths: Iterable[pathlib.Path], process: PortingProcess | None = None) -> ProjectPort:
     """Port all files below ``paths``; nothing is written.
 
     Nothing is returned if nothing but hints was found: such files have nothing to do with Determined.
+
+    Args:
+        paths: files and directories of the project.
+        process: what reads the files, left running for the next project; None starts one, and ends it.
     """
-    with PortingProcess() as process:
-        ported = [_port(process, file) for file in find_files(paths)]
+    with contextlib.nullcontext(process) if process else PortingProcess() as reader:
+        ported = [_port(reader, file) for file in find_files(paths)]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])
     kept = _without_pointless_findings(FileGraph(keep_what_stays(ported)))

@@ -42,7 +42,7 @@ class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
         assert process.stdin is not None and process.stdout is not None, "it is started with pipes"
         started_s = time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # the reply is missing then
-            process.stdin.write(json.dumps(os.fspath(path)) + "\n")
+            process.stdin.write(json.dumps([str(pathlib.Path.cwd()), os.fspath(path)]) + "\n")
             process.stdin.flush()
         line = process.stdout.readline()
         if not line.endswith("\n"):
@@ -74,13 +74,18 @@ class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
 
 
 def serve(timeout_s: float) -> None:
-    """Port each file that the standard input names; a watchdog ends the process when one takes too long."""
+    """Port each file that the standard input names, as seen from the directory that is named with it.
+
+    A watchdog ends the process when a file takes too long.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     replies = sys.stdout
     sys.stdout = sys.stderr
     with pathlib.Path(os.devnull).open("w") as ignored:
         for line in sys.stdin:
-            reply = _answer(pathlib.Path(json.loads(line)), timeout_s, ignored)
+            directory, path = json.loads(line)
+            os.chdir(directory)
+            reply = _answer(pathlib.Path(path), timeout_s, ignored)
             replies.write(json.dumps(reply) + "\n")
             replies.flush()
 

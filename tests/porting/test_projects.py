@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from det_lightning.porting import Outcome, ProjectPort, Severity, port_project
+from det_lightning.porting.separate_process import PortingProcess
 from tests.experiments.running import run
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -29,6 +31,16 @@ def write(ported: ProjectPort) -> None:
             port.write()
 
 
+#: Reads the files of all projects of these tests.
+PROCESS = PortingProcess()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended_process() -> Iterator[None]:
+    with PROCESS:
+        yield
+
+
 def given(name: str) -> ProjectPort:
     """Copy a project here and port it; once more changes nothing."""
     shutil.copytree(PROJECTS / name, ".", dirs_exist_ok=True)
@@ -36,9 +48,9 @@ def given(name: str) -> ProjectPort:
 
 
 def ported() -> ProjectPort:
-    found = port_project([Path()])
+    found = port_project([Path()], PROCESS)
     write(found)
-    again = port_project([Path()])
+    again = port_project([Path()], PROCESS)
     assert not any(port.changed for port in again.files)
     assert sentences(again) == sentences(found)
     return found
@@ -58,7 +70,6 @@ def made(**files: str) -> ProjectPort:
     return ported()
 
 
-@pytest.mark.slow
 def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     assert sentences(given("classic")) == {
         **{
@@ -69,7 +80,6 @@ def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     }
 
 
-@pytest.mark.slow
 def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_moves() -> None:
     project = given("deepspeed")
     assert sentences(project) == {
@@ -93,7 +103,6 @@ def differs(original: Path) -> bool:
     return original.read_bytes() != Path(original.name).read_bytes()
 
 
-@pytest.mark.slow
 def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_starts_moves() -> None:
     assert sentences(given("demo")) == {
         "determined_files/const.yaml": "runs with `det-lightning run determined_files/const.yaml determined_files`",
@@ -106,7 +115,6 @@ def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_st
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
-@pytest.mark.slow
 def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
     assert sentences(given("core_api")) == {
         "const.yaml": "runs with `det-lightning run const.yaml`",
@@ -118,7 +126,6 @@ CONFIG = "entrypoint: {}\nsearcher: {{name: single, metric: loss, max_length: {{
 TRIAL = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -135,7 +142,6 @@ def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sent
     assert entry.sentence.startswith(f"runs with `det-lightning run const.yaml` once this is changed: {sentence}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "entrypoint",
     [
@@ -167,7 +173,6 @@ def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoi
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "entrypoint",
     [
@@ -182,7 +187,6 @@ def test_a_trial_of_a_package_that_is_not_covered_stays(entrypoint: str) -> None
     assert entrypoint in Path("const.yaml").read_text()
 
 
-@pytest.mark.slow
 def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     script = "from determined.experimental import client\n" + TRIAL + "if __name__ == '__main__':\n    client.login()\n"
     project = made(const_yaml=CONFIG.format("model:T"), model_py=script)
@@ -191,7 +195,6 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
     assert Path("model.py").read_text().startswith("from det_lightning.pytorch import PyTorchTrial\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "before", "after"),
     [
@@ -228,7 +231,6 @@ def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, befo
     assert text.count("det-lightning") == 1
 
 
-@pytest.mark.slow
 def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() -> None:
     project = made(
         zero_yaml=CONFIG.format("zero:Z"),
@@ -240,7 +242,6 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
     assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
 
 
-@pytest.mark.slow
 def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
     init = (
         "import determined as det\ndef init(): return det.core.init(tensorboard_mode=det.core.TensorboardMode.MANUAL)\n"
@@ -258,19 +259,16 @@ def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
     assert Path("names.py").read_text().startswith("import det_lightning as det\n")
 
 
-@pytest.mark.slow
 def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> None:
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
 
-@pytest.mark.slow
 def test_a_stub_is_no_entry_point() -> None:
     project = made(api_pyi="from determined.experimental import client\n")
     assert [finding.severity for port in project.files for finding in port.findings] == [Severity.problem]
     assert project.entry_points == []
 
 
-@pytest.mark.slow
 def test_a_shell_script_with_docker_in_its_name_is_an_entry_point_like_others() -> None:
     launch = "python -m determined.launch.torch_distributed -- python train.py\n"
     project = made(**{"docker-run_sh": launch, "scripts__docker_mk": launch, "Dockerfile_gpu": f"RUN {launch}"})
@@ -303,7 +301,6 @@ def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_pa
     assert experiment["state"] == "COMPLETED"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "is_there"),
     [
@@ -320,7 +317,6 @@ def test_an_entrypoint_whose_class_is_not_in_its_module_says_so(model: str, is_t
     assert (entry.outcome is Outcome.moves, said in entry.sentence) == (is_there, not is_there)
 
 
-@pytest.mark.slow
 def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_does() -> None:
     script = SCRIPT.replace("init()", "init(distributed=core.DistributedContext.from_deepspeed())")
     project = made(const_yaml=CONFIG.format("python3 -m determined.launch.deepspeed python3 train.py"), train_py=script)
@@ -338,7 +334,6 @@ def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_do
     assert ported().entry_points[0].outcome is Outcome.moves
 
 
-@pytest.mark.slow
 def test_an_entrypoint_that_is_not_executable_says_so() -> None:
     project = made(const_yaml=CONFIG.format("./train.py --x 1"), train_py=SCRIPT)
     (entry,) = project.entry_points
@@ -354,7 +349,6 @@ def reasons(project: ProjectPort, path: str) -> list[str]:
     return [found.reason for port in project.files if str(port.path) == path for found in port.findings]
 
 
-@pytest.mark.slow
 def test_what_stays_has_no_findings_of_changes() -> None:
     model = f"from determined.experimental import client, Determined\nfrom determined import keras\n{TRIAL}"
     project = made(
@@ -366,7 +360,6 @@ def test_what_stays_has_no_findings_of_changes() -> None:
     assert not [reason for reason in reasons(project, "model.py") if "is removed" in reason]
 
 
-@pytest.mark.slow
 def test_variables_that_the_configuration_sets_are_set() -> None:
     variables = "environment:\n  environment_variables: [DET_DATA=/data, 'DET_MASTER=http://x']\n"
     read = "import os\nos.environ['DET_DATA'], os.environ['DET_MASTER'], os.environ['DET_OTHER']\n"
@@ -382,7 +375,6 @@ def test_variables_that_the_configuration_sets_are_set() -> None:
     assert "DET_DATA" in [reason.partition(":")[0] for reason in reasons(ported(), "train.py")]
 
 
-@pytest.mark.slow
 def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> None:
     script = (
         "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
@@ -393,7 +385,6 @@ def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> No
     assert reasons(made(const_yaml=CONFIG.format("python3 train.py")), "train.py") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("script", "expected"), [(SCRIPT, 0), (f"import helper\n{TRIAL}", 1)])
 def test_advice_about_a_context_is_for_what_trials_use(script: str, expected: int) -> None:
     project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")
