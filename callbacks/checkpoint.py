@@ -149,7 +149,7 @@ class DeterminedCheckpoint(pl.Callback):
     def protect(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
 
-        Returns False if one is already deleting it; raises a StorageError if the storage refuses.
+        Returns False if one is deleting it or already has; raises a StorageError if the storage refuses.
         """
         return self._run_storage.claims.use(path)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,27 @@ def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> No
     deleting.release()
     assert claims.use(storage.find(checkpoint_id))
     assert not delete_unless_used(storage, checkpoint_id)
+    path = storage.find(checkpoint_id)
     claims.release()
     assert delete_unless_used(storage, checkpoint_id)
+    assert not claims.use(path)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_run_resumes_the_newest_checkpoint_that_another_run_has_not_just_deleted(tmp_path: Path) -> None:
+    class SharedStorage(CheckpointStorage):
+        """One whose newest checkpoint is deleted by another run once it was found, until there is only one."""
+
+        def newest_first(self, job: str | None = None) -> Iterator[str]:
+            found = [*super().newest_first(job)]
+            if len(found) > 1:
+                assert delete_unless_used(self, found[0].rpartition("/")[2])
+            return iter(found)
+
+    train(tmp_path, 6)
+    assert [*sorted(trials_in(tmp_path))] == [2, 4, 6]
+    train(SharedStorage(tmp_path), 3, "last")  # type: ignore[arg-type]
+    assert [*sorted(trials_in(tmp_path))] == [2, 3]
 
 
 @pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])

@@ -49,7 +49,7 @@ class RunClaims:
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint; return False if another run is deleting it, or just has.
+        """Keep other runs from deleting a checkpoint; return False if it is missing, or another run is deleting it.
 
         In other storages than the run's own, this works only if det_lightning has a writable directory there; otherwise
         nothing is claimed, and the return value is True.
@@ -61,7 +61,9 @@ class RunClaims:
         is_own = root.path == self._storage.root.path
         try:
             with explain_errors("looking for", checkpoint):
-                if not checkpoint.is_dir() or not (is_own or (root / BOOKKEEPING_DIR).exists()):
+                if not checkpoint.is_dir():
+                    return False
+                if not is_own and not (root / BOOKKEEPING_DIR).exists():
                     return True
             file = functools.partial(_use_file, root, checkpoint.name, self.run_id)
             lease = self._storage.retry.call("claiming", lambda: Lease.take(file()), where=checkpoint)
