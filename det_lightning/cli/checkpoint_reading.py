@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from det_lightning import errors
 from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
 from det_lightning.cli.output import (
     as_command_line,
@@ -25,6 +26,7 @@ from det_lightning.cli.output import (
 if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.rule import CheckpointRecord
     from det_lightning.checkpoint.retention.trial_index import TrialIndex
+    from det_lightning.checkpoint.storage.location import Location
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
 # How many tensors of a model are shown, unless all are asked for.
@@ -254,27 +256,45 @@ def verify(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check that checkpoints are complete, undamaged and safe to read."""
-    from det_lightning.cli.checkpoint_locations import locate_checkpoints, opened, with_name_of
+    """Check that checkpoints are complete, undamaged and safe to read; those being written or deleted are left out."""
+    from det_lightning.cli.checkpoint_locations import locate_checkpoints
 
     options = parse_options(option)
     locations = [location for url in urls for location in locate_checkpoints(url, options)]
-    from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
-
-    verdicts: dict[str, dict[str, Any]] = {}
-    for location in locations:
-        with opened(location, options, with_code=True) as directory:
-            verdict = verify_checkpoint(directory, trusted=trusted)
-        problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]
-        verdicts[str(location)] = {"fine": not problems, **vars(verdict), "problems": problems}
+    found = {str(location): _verdict(location, options, trusted) for location in locations}
+    verdicts = {path: verdict for path, verdict in found.items() if verdict is not None}
     if json:
         print_json({"checkpoints": [{"path": path, **verdict} for path, verdict in verdicts.items()]})
     else:
         rows = [_verdict_row(path, verdict) for path, verdict in verdicts.items()]
         print_table(["checkpoint", "verdict", ">files", "checksums"], rows)
+        print_lines(f"Left out, as it is being written or deleted: {path}" for path in found if path not in verdicts)
         print_lines(f"PROBLEM: {problem}" for verdict in verdicts.values() for problem in verdict["problems"])
     if not all(verdict["fine"] for verdict in verdicts.values()):
         raise typer.Exit(1)
+
+
+def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict[str, Any] | None:
+    """Return what is wrong with a checkpoint; None if a live run has not completed it, or has deleted it meanwhile."""
+    from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
+    from det_lightning.checkpoint.storage.location import explain_errors
+    from det_lightning.checkpoint.storage.staging import find_writers
+    from det_lightning.cli.checkpoint_locations import opened, with_name_of
+
+    with explain_errors("looking for writers in", location.parent):
+        if find_writers(location.parent).get(location.name):
+            return None
+    try:
+        with opened(location, options, with_code=True) as directory:
+            verdict = verify_checkpoint(directory, trusted=trusted)
+    except (errors.CheckpointError, OSError):
+        if location.is_dir():
+            raise
+        return None
+    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]
+    if problems and not location.is_dir():
+        return None
+    return {"fine": not problems, **vars(verdict), "problems": problems}
 
 
 def _verdict_row(path: str, verdict: dict[str, Any]) -> list[Any]:

@@ -23,9 +23,10 @@ import requests
 import torch
 from typer.testing import CliRunner, Result
 
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint, safe_load
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint.safe_load import inspection
 from det_lightning.cli.app import app
 from tests.checkpoint.made_checkpoints import (
     assert_equal,
@@ -355,6 +356,33 @@ def test_verify_of_a_storage_verifies_all_in_it(tmp_path: Path) -> None:
     assert reported[fine.name] == ["fine", "7", "6".ljust(len("none, as Determined writes it"))]
     assert reported[old.name] == ["fine", "6", "none, as Determined writes it"]
     assert len(json_of("verify", fine, tmp_path)["checkpoints"]) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_verify_leaves_out_what_is_deleted_meanwhile(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted([write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2)])
+
+    def verify(directory: Path, **options: Any) -> inspection.Verdict:
+        """Verify while a run deletes the second checkpoint."""
+        if directory == (first if when == "before" else second):
+            CheckpointStorage(tmp_path).delete(second.name)
+        return inspection.verify_checkpoint(directory, **options)
+
+    monkeypatch.setattr(safe_load, "verify_checkpoint", verify)
+    (one,) = json_of("verify", tmp_path)["checkpoints"]
+    assert (one["path"], one["fine"]) == (str(first), True)
+
+
+def test_verify_leaves_out_what_is_being_written(tmp_path: Path) -> None:
+    fine = write_checkpoint(tmp_path, 1)
+    staging = CheckpointStorage(tmp_path).begin(UNKNOWN)
+    (staging.directory / "load_data.json").touch()
+    lines = run("verify", tmp_path).stdout.splitlines()
+    assert lines[2].split()[:2] == [fine.name, "fine"]
+    assert lines[3:] == [f"Left out, as it is being written or deleted: {tmp_path / UNKNOWN}"]
+    staging.abandon()
 
 
 def flip_a_bit(path: Path) -> None:
