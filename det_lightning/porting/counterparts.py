@@ -30,6 +30,7 @@ _IN_PYTORCH = ("_callback", "_data", "_experimental", "_load", "_lr_scheduler", 
 _MOVED.update({f"determined.core.{module}": "determined.core" for module in _IN_CORE})
 _MOVED.update({f"{_PYTORCH}.{module}": _PYTORCH for module in _IN_PYTORCH})
 _RENAMED = {
+    "determined.__version__.__version__": "determined.__version__",
     "determined.TrialContext": "determined.pytorch.PyTorchTrialContext",
     "determined.pytorch._ShouldExit": "determined.pytorch.ShouldExit",
     "determined.pytorch._SimpleReducer": "determined.pytorch._reducer._SimpleReducer",

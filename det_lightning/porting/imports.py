@@ -11,8 +11,10 @@ import libcst as cst
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.counterparts import counterpart, has_own_advice, missing, missing_prefix
 from det_lightning.porting.findings import Need, Premise, Severity
-from det_lightning.porting.python_syntax import PythonFile, dotted_name
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, last_name
 
+_VERSION = "det_lightning.__version__"
+_READ_VERSIONS = {"LooseVersion", "StrictVersion", "Version", "parse", "parse_version"}
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
@@ -186,6 +188,10 @@ class ImportRewriter:
         spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
         if spelled is None:
             return
+        if self._decides_by_version(use):
+            advice = "keep only what is for Determined 0.38.1, whose interface det_lightning has"
+            reason = "a check of Determined's version, which is now det_lightning's"
+            self.file.note(use.node, Severity.check, reason, advice)
         name, attributes, kept = spelled
         if name != use.node.value:
             self.file.replace(use.node, name)
@@ -194,6 +200,20 @@ class ImportRewriter:
             _, start = self.file.span(use.node)
             end = self.file.span(use.attributes[len(use.attributes) - kept - 1])[1]
             self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in attributes))
+
+    def _decides_by_version(self, use: Reference) -> bool:
+        """Return whether Determined's version is compared, split, or read by something like ``version.parse``."""
+        path = counterpart(use.path)
+        if path != _VERSION:
+            return path in (f"{_VERSION}.split", f"{_VERSION}.startswith")
+        for outer in self.file.ancestors(use.expression):
+            if isinstance(outer, cst.Comparison):
+                return True
+            if isinstance(outer, cst.Call):
+                return last_name(outer.func) in _READ_VERSIONS
+            if isinstance(outer, cst.BaseStatement | cst.BaseSmallStatement):
+                break
+        return False
 
     def spelled(self, dotted: str) -> str | None:
         """Return what to write for a name with attributes where code is in a string; None to leave it as it is."""

@@ -13,13 +13,24 @@ _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^
 _REQUIREMENT = re.compile(rf"determined(?:\[[^\]]*\])?{_SPEC}(?P<marker>\s*;.*)?", re.DOTALL)
 _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
-    r"(?P<after>$|(?=[\s\"';&|)\\]))"
+    r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"
 )
-_INSTALL = re.compile(r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b(?:\\\r?\n|[^\n;&|#])*")
+_INSTALLER = r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b"
+_INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
-_REQUIRED_USELESS = re.compile(rf"^\s*{_GONE}", re.MULTILINE)
+_REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
 _INSTALLED_USELESS = re.compile(rf"(?<![\w./-]){_GONE}")
-_BY_URL = re.compile(r"^\s*(?:determined\s*@|.*#egg=determined\b)", re.MULTILINE)
+# A release or the repository of Determined; what else is at a URL may be somebody's own version.
+_RELEASE = (
+    r"(?:(?:[^\s\"';]*/)?determined-\d[^\s\"';#]*\.(?:whl|zip|tar\.gz)(?:#[^\s\"';]*)?"
+    r"|[^\s\"';]+/determined-ai/determined(?:\.git)?(?:[@#][^\s\"';]*)?)"
+)
+_AT = r"determined(?:\[[^\]]*\])?\s*@"
+_URL = rf"(?:(?:-e|--editable)[ =]\s*)?(?:{_AT}\s*)?{_RELEASE}"
+_BY_RELEASE = re.compile(rf"{_URL}(?P<marker>\s+;.*)?", re.DOTALL)
+_BY_URL = re.compile(rf"^(?:[^#\n]*[\[,])?[ \t]*(?:[\"']?{_AT}|.*#egg=determined\b)", re.MULTILINE)
+_URL_IN_LINE = re.compile(rf"(?<=[\s\"']){_URL}(?=$|[\s\"';&|)])", re.MULTILINE)
+_INSTALL_BY_URL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|(?!&&)[^\n;|])*")
 
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
 _SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
@@ -39,10 +50,12 @@ def _compatible() -> str:
 
 def port_requirement(requirement: str) -> str | None:
     """Return what to require instead of ``requirement``; None if that is not Determined."""
-    found = _REQUIREMENT.fullmatch(requirement.strip())
-    if found is None:
-        return None
-    return _NAME + (_compatible() if found["spec"] else "") + (found["marker"] or "")
+    requirement = requirement.strip()
+    if found := _REQUIREMENT.fullmatch(requirement):
+        return _NAME + (_compatible() if found["spec"] else "") + (found["marker"] or "")
+    if found := _BY_RELEASE.fullmatch(requirement):
+        return _NAME + (found["marker"] or "")
+    return None
 
 
 def port_installs(text: str) -> str:
@@ -51,16 +64,14 @@ def port_installs(text: str) -> str:
     def installed(command: re.Match[str]) -> str:
         return _IN_LINE.sub(lambda m: m["before"] + _NAME + (_compatible() if m["spec"] else ""), command.group())
 
-    return _INSTALL.sub(installed, text)
+    without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
+    return _INSTALL.sub(installed, without_urls)
 
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
     """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
     lines = []
     findings = [_useless(found.group(1), line_at(text, found.start(1))) for found in _REQUIRED_USELESS.finditer(text)]
-    for found in _BY_URL.finditer(text):
-        reason = "Determined is installed from a URL"
-        findings.append(Finding(line_at(text, found.end()), Severity.problem, reason, f"require {_NAME} instead"))
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
         if content.endswith("\\") and content.strip().startswith("determined"):
@@ -69,7 +80,15 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
             findings.append(Finding(number, Severity.problem, reason, advice))
         ported = port_requirement(content)
         lines.append(line if ported is None else ported + comment)
-    return "".join(lines), findings
+    ported = "".join(lines)
+    return ported, [*findings, *_note_urls(ported)]
+
+
+def _note_urls(text: str) -> list[Finding]:
+    """Return findings for the requirements of Determined by a URL that is not one of its own."""
+    reason = "Determined is installed from a URL"
+    lines = [line_at(text, found.end()) for found in _BY_URL.finditer(text)]
+    return [Finding(line, Severity.problem, reason, f"require {_NAME} instead") for line in lines]
 
 
 def useless_installs(text: str, first_line: int) -> list[Finding]:
@@ -90,7 +109,7 @@ def port_config_file(text: str) -> tuple[str, list[Finding]]:
     """Return ``pyproject.toml``, ``setup.cfg``, ``tox.ini`` or a ``Pipfile`` with other requirements."""
     reader = _ConfigReader()
     ported = "".join(reader.port(line) for line in text.splitlines(keepends=True))
-    return ported, reader.findings
+    return ported, [*reader.findings, *_note_urls(ported)]
 
 
 class _ConfigReader:
@@ -119,6 +138,10 @@ class _ConfigReader:
             self._depth += value.count("[") - value.count("]")
         if key and self._key == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
             return self._named(line)
+        if key and self._key == "determined" and self._section == "tool.uv.sources":
+            if value.rstrip().endswith("}") and re.search(rf"[\"']{_RELEASE}[\"']", value):
+                return ""
+            self.findings.append(Finding(self._line, Severity.problem, "uv has a source for Determined", "remove it"))
         if not self._requires() or line.lstrip().startswith("#"):
             return line
         return self._listed(line, key)

@@ -20,6 +20,8 @@ from det_lightning.porting.requirements import port_requirement
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
 _INSIDE = re.compile(r"determined\.(?:exec|cli|deploy)\b[\w.]*")
+_DISTRIBUTIONS = re.compile(r"\b(?:importlib[._]metadata|importlib\s+import\s+metadata|pkg_resources)\b")
+_TAKE_DISTRIBUTIONS = {"distribution", "files", "get_distribution", "metadata", "require", "requires", "version"}
 _REQUIREMENTS = {"extras_require", "install_requires", "requires", "setup_requires", "tests_require"}
 _TAKE_PATHS = {
     "__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "run_module", "setattr",
@@ -54,7 +56,7 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     line = file.line(node)
     if _is_requirement(file, node):
         _put(file, node, port_requirement(value) or value)
-    elif _PATH.fullmatch(value) and _is_path(file, node):
+    elif _PATH.fullmatch(value) and _is_first_argument(file, node, _TAKE_PATHS):
         ours = counterpart(value)
         if ours is None:
             file.findings.append(missing(missing_prefix(value), line))
@@ -76,7 +78,9 @@ def _put(file: PythonFile, node: cst.SimpleString, value: str) -> None:
 
 
 def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
-    """Return whether a string is in a list of requirements, as in ``setup.py``."""
+    """Return whether a string is in a list of requirements, as in ``setup.py``, or asks for an installed package."""
+    if _is_first_argument(file, node, _TAKE_DISTRIBUTIONS) and _DISTRIBUTIONS.search(file.edits.text):
+        return True
     for outer in file.ancestors(node):
         if isinstance(outer, cst.Arg) and outer.keyword is not None:
             return outer.keyword.value in _REQUIREMENTS
@@ -85,12 +89,12 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
     return False
 
 
-def _is_path(file: PythonFile, node: cst.SimpleString) -> bool:
+def _is_first_argument(file: PythonFile, node: cst.SimpleString, functions: set[str]) -> bool:
     argument = file.parent(node)
     call = None if argument is None else file.parent(argument)
     if not isinstance(call, cst.Call) or not call.args:  # without arguments: a method of the string
         return False
-    return call.args[0] is argument and last_name(call.func) in _TAKE_PATHS
+    return call.args[0] is argument and last_name(call.func) in functions
 
 
 def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> None:

@@ -88,9 +88,40 @@ def problems_of(port: FilePort) -> list[str]:
         ),
         ("Dockerfile", 'CMD ["python", "-m", "determined.launch.torch_distributed", "t.py"]\n', None),
         (
+            "Dockerfile",
+            "RUN pip install torch \\\n  'determined @ https://x/determined-0.1.whl' && cp determined-0.1.whl /x\n",
+            "RUN pip install torch \\\n  'det-lightning' && cp determined-0.1.whl /x\n",
+        ),
+        ("install.sh", "pip install 'determined @ https://x/d.whl'\n", "pip install 'determined @ https://x/d.whl'\n"),
+        (
+            "install.sh",
+            "pip install -U git+https://github.com/determined-ai/determined#subdirectory=harness torch # -U\n"
+            "pip install --no-deps ./determined-0.38.1-py3-none-any.whl; ls determined-0.38.1-py3-none-any.whl\n",
+            "pip install -U det-lightning torch # -U\n"
+            "pip install --no-deps det-lightning; ls determined-0.38.1-py3-none-any.whl\n",
+        ),
+        (
             "requirements.txt",
             "determined == 0.19.2  # pinned\r\ndetermined-like\r\n",
             "det-lightning~=0.1  # pinned\r\ndetermined-like\r\n",
+        ),
+        (
+            "requirements.txt",
+            "determined[x] @ https://x/determined-0.38.1.whl ; python_version > '3' # pinned\n",
+            "det-lightning ; python_version > '3' # pinned\n",
+        ),
+        ("requirements.txt", "https://x/determined-0.38.1-py3-none-any.whl\n", "det-lightning\n"),
+        ("requirements.txt", "./determined-0.38.1.tar.gz#sha256=00\n", "det-lightning\n"),
+        (
+            "requirements.txt",
+            "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined\ntorch\n",
+            "det-lightning\ntorch\n",
+        ),
+        (
+            "requirements.txt",
+            "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness\n"
+            "https://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
+            "det-lightning\nhttps://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
         ),
         ("dev-requirements.in", 'determined;python_version>"3"', 'det-lightning;python_version>"3"'),
         (
@@ -107,6 +138,12 @@ def problems_of(port: FilePort) -> list[str]:
             "pyproject.toml",
             '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x\n[tool.ruff]\nk = ["determined"]\n',
             '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x\n[tool.ruff]\nk = ["determined"]\n',
+        ),
+        (
+            "pyproject.toml",
+            '[project]\ndependencies = ["determined @ https://x/determined-0.38.1.whl"]\n'
+            "[tool.uv.sources]\ndetermined = { url = 'https://x/determined-0.38.1.whl' }\ntorch = { index = 'cpu' }\n",
+            "[project]\ndependencies = [\"det-lightning\"]\n[tool.uv.sources]\ntorch = { index = 'cpu' }\n",
         ),
         (
             "pyproject.toml",
@@ -178,11 +215,22 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
         ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs: it needs a Determined master"),
         ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
         ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
+        ("requirements.txt", "-e git+https://x/y.git#egg=determined\n", "1: Determined is installed from a URL"),
+        (
+            "pyproject.toml",
+            "[project]\ndependencies = ['determined @ https://x/d.whl']\n",
+            "2: Determined is installed",
+        ),
         ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
         (
             "pyproject.toml",
             "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
             "2: Determined is required by a table",
+        ),
+        (
+            "pyproject.toml",
+            "[tool.uv.sources]\ndetermined = [\n  {git = 'x'}\n]\n",
+            "2: uv has a source for Determined",
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.yaml", "entrypoint: {determined\n", "0: not ported: while parsing a flow mapping"),

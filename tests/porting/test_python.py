@@ -83,6 +83,19 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
             "setup(install_requires=['determined', 'torch'])\n",
             "setup(install_requires=['det-lightning', 'torch'])\n",
         ),
+        (
+            "from determined.__version__ import __version__ as v\n",
+            "from det_lightning import __version__ as v\n",
+        ),
+        (
+            "from importlib import metadata\nmetadata.version('determined')\n",
+            "from importlib import metadata\nmetadata.version('det-lightning')\n",
+        ),
+        (
+            "from importlib_metadata import distribution\ndistribution('determined').version\n",
+            "from importlib_metadata import distribution\ndistribution('det-lightning').version\n",
+        ),
+        ("import determined\nversion('determined')\n", "import det_lightning\nversion('determined')\n"),
     ],
 )
 def test_names_and_imports_are_rewritten(before: str, after: str | None) -> None:
@@ -370,6 +383,28 @@ def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
 def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
     assert any(found.startswith(reason) for found in findings_of(text, Severity.check))
     assert findings_of(text) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "is_check"),
+    [
+        ("det.__version__ >= '0.20'", True),
+        ("version.parse(det.__version__) < version.parse('0.17')", True),
+        ("major, minor, _ = det.__version__.split('.')", True),
+        ("newest = version.parse(det.__version__)", True),
+        ("print(det.__version__)", False),
+        ("assert str(path).startswith(f'/runs/{det.__version__}')", False),
+    ],
+)
+def test_a_check_of_determineds_version_is_to_be_looked_at(use: str, is_check: bool) -> None:
+    found = findings_of(f"import determined as det\n{use}\n", Severity.check)
+    assert found == ["2: a check of Determined's version, which is now det_lightning's"] * is_check
+
+
+def test_a_file_that_stays_on_determined_may_check_its_version() -> None:
+    text = "import determined as det\nfrom determined import keras\nkeras.TFKerasTrial, det.__version__ >= '0.2'\n"
+    assert ported(text) == text
+    assert findings_of(text, Severity.check) == []
 
 
 @pytest.mark.parametrize(
