@@ -87,6 +87,8 @@ class RetryPolicy:
             attempt += 1
             try:
                 return action()
+            except RecursionError as e:  # fsspec and pathlib call themselves for each part of a name
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from e
             except Exception as e:
                 failures_while_ending += self.is_ending()
                 if not _may_pass(e) or attempt >= self.attempts or failures_while_ending > 1:
