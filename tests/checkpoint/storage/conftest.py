@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,9 @@ def _place(request: pytest.FixtureRequest, directory: Path) -> Backend:
 
 
 @pytest.fixture
-def flaky() -> Iterator[Backend]:
-    """A storage that fails on demand; see :class:`FlakyFileSystem`."""
+def flaky(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """A storage that fails on demand; see :class:`FlakyFileSystem`. What it refuses is kept among pytest's files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("kept")))
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
     FlakyFileSystem.fail()
     yield Backend("flaky://storage")

@@ -226,7 +226,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
-    staging: Path, flaky: Backend
+    flaky: Backend, staging: Path
 ) -> None:
     def start(how: str) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -247,7 +247,7 @@ def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_one
 
 
 def test_the_copy_that_a_failed_upload_keeps_is_not_taken_for_one_of_a_killed_writer(
-    staging: Path, flaky: Backend
+    flaky: Backend, staging: Path
 ) -> None:
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
@@ -258,7 +258,7 @@ def test_the_copy_that_a_failed_upload_keeps_is_not_taken_for_one_of_a_killed_wr
     load_checkpoint(found[1])
 
 
-def test_other_temporary_directories_stay(staging: Path, flaky: Backend, tmp_path: Path) -> None:
+def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_path: Path) -> None:
     (staging / "det_lightning-notes").mkdir()
     (staging / "det_lightning-notes/file").write_text("precious")
     (tmp_path / "elsewhere").mkdir()
