@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from filelock import FileLock
 
 from tests.checkpoint.storage.backends import s3_server
 from tests.launching import environment
@@ -18,12 +19,16 @@ from tests.site.projects import write_ported_project, write_project
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that still uses Determined, with checkpoints."""
-    folder = tmp_path_factory.mktemp("project")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("code"))
-        write_project(folder)
-    return folder
+    """A project that still uses Determined, with checkpoints; one for all processes that run tests."""
+    is_alone = "PYTEST_XDIST_WORKER" not in os.environ
+    folder = tmp_path_factory.getbasetemp() if is_alone else tmp_path_factory.getbasetemp().parent
+    with FileLock(folder / "project.lock"):
+        if not (folder / "project").exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(tmp_path_factory.mktemp("code"))
+                write_project(folder / "unfinished")
+            (folder / "unfinished").rename(folder / "project")
+    return folder / "project"
 
 
 @pytest.fixture(scope="session")
