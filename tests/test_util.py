@@ -18,9 +18,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bucket() -> Iterator[Any]:
-    """A bucket on a server of Google Cloud Storage."""
+    """A bucket on a server of Google Cloud Storage, which is there until no more tests run in this process.
+
+    After a missing blob the client looks for the bucket too, in a thread of its own. Without the server it would do so
+    for minutes, with pauses that it draws from Python's generator, and so change what later tests train.
+    """
     storage = pytest.importorskip("google.cloud.storage")
     pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
     with gcs_server() as options:
