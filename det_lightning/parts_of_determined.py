@@ -28,12 +28,16 @@ MISSING_PARTS = {
     "determined._core": _CORE_API,
     "determined._env_context": _INTERNAL,
     "determined._generic": _CORE_API,
-    "determined._trial_controller": _INTERNAL,
+    "determined._trial_controller.TrialController": _INTERNAL,
     "determined.cli": _MASTER,
     "determined.common": (
         "it is internal to Determined's tools, and most of it talks to a Determined master",
         "keep scripts that need the master (api, experimental) apart, and run them with determined while there is one; "
         "for the rest use the standard library, such as assert for check",
+    ),
+    "determined.common.set_logger": (
+        "it only sets up the root logger",
+        "call logging.basicConfig(level=logging.INFO, format=det_lightning.LOG_FORMAT)",
     ),
     "determined.constants": _INTERNAL,
     "determined.core": _CORE_API,
@@ -88,6 +92,7 @@ MISSING_PARTS = {
         "remove it; det-lightning run CONFIG searches over hyperparameters, such as those of a DeepSpeed configuration",
     ),
     "determined.pytorch.lightning": _ADAPTER,
+    "determined.pytorch_lightning": _ADAPTER,
     "determined.searcher": (
         "Determined 0.38 removed search methods of one's own",
         "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",

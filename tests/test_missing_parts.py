@@ -23,6 +23,7 @@ IMPORTS = {
     "from determined.experimental import client": "determined.experimental.client",
     "from determined.experimental.client import create_experiment": "determined.experimental.client",
     "from determined.common import check": "determined.common",
+    "from determined._trial_controller import TrialController": "determined._trial_controller.TrialController",
     "from determined.pytorch import dsat": "determined.pytorch.dsat",
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
@@ -89,6 +90,7 @@ def test_port_says_the_same(line: str, path: str) -> None:
     ("path", "said"),
     [
         ("determined.pytorch.dsat.dsat_reporting_context", "DeepSpeed Autotune"),
+        ("determined.common.set_logger", "logging.basicConfig"),
         ("determined.common.experimental.ModelVersion", "keep scripts that need the master (api, experimental) apart"),
     ],
 )

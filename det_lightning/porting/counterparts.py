@@ -166,14 +166,19 @@ def _file_of(module: str) -> pathlib.Path | None:
 
 @functools.cache
 def _names_in(module: str) -> frozenset[str]:
+    """Return ``__all__``, or what the module defines if it has none, and what it imports ``as`` the same name."""
     file = _file_of(module)
-    names: set[str] = set()
+    defined: set[str] = set()
+    exported: set[str] = set()
+    public: set[str] | None = None
     for statement in [] if file is None else ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
-            names.add(statement.name)
+            defined.add(statement.name)
+        elif isinstance(statement, ast.ImportFrom):
+            exported |= {alias.name for alias in statement.names if alias.asname == alias.name}
         elif isinstance(statement, ast.Assign):
             assigned = {target.id for target in statement.targets if isinstance(target, ast.Name)}
             if "__all__" in assigned:
-                return frozenset(ast.literal_eval(statement.value))
-            names |= assigned
-    return frozenset(names)
+                public = set(ast.literal_eval(statement.value))
+            defined |= assigned
+    return frozenset((defined if public is None else public) | exported)

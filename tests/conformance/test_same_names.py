@@ -100,6 +100,21 @@ def test_lookups_in_a_configuration_find_the_same(config: dict[str, Any]) -> Non
     assert ours == config
 
 
+@pytest.mark.parametrize(
+    "environment", [{}, {"USE_HOROVOD": "1"}, {"USE_DEEPSPEED": "0"}, {"USE_TORCH_DISTRIBUTED": ""}]
+)
+def test_the_environment_names_the_same_launcher(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("USE_HOROVOD", "USE_DEEPSPEED", "USE_TORCH_DISTRIBUTED"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    theirs, ours = (module_of(side, "")._DistributedBackend for side in SIDES)
+    for name in ("HOROVOD", "DEEPSPEED", "TORCH"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    for name in ("use_horovod", "use_deepspeed", "use_torch"):
+        assert getattr(ours(), name)() == getattr(theirs(), name)()
+
+
 class Parent:
     def method(self, one: Any, two: Any = None, *, three: Any = None) -> None:
         """Do nothing."""
