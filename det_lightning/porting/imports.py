@@ -198,7 +198,7 @@ class ImportRewriter:
         if attributes is not None:
             # What is left of a deeper path may be nothing, and the rest begins with a dot of its own.
             _, start = self.file.span(use.node)
-            end = self.file.span(use.attributes[len(use.attributes) - kept - 1])[1]
+            _, end = self.file.span([use.node, *use.attributes][len(use.attributes) - kept])
             self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in attributes))
 
     def _decides_by_version(self, use: Reference) -> bool:

@@ -46,6 +46,16 @@ _GONE = {
     "env": "use context.get_experiment_config(), get_hparams(), or the process's environment",
     "hvd_config": "use context.distributed",
 }
+_SEVERAL = "distributed.get_size() > 1"
+# What trials read of the context's inner objects, and what to read of the context instead.
+_READS = {
+    "_hvd_config.use": _SEVERAL,
+    "distributed._hvd_config.use": _SEVERAL,
+    "env.experiment_config": "get_experiment_config()",
+    "env.hparams": "get_hparams()",
+    "hvd_config.use": _SEVERAL,
+}
+_CONTEXTS = ("context", "trial_context")
 _INSIDE = "use a public method of the context, or keep the value in code of your own"
 _BUILDERS = {"build_model", "optimizer"}
 _TAKE_MODELS = ("train_batch", "evaluate_batch", "evaluate_full_dataset")
@@ -92,7 +102,7 @@ def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbac
 def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
     owner = dotted_name(node.value)
     name = node.attr.value
-    is_context = owner.split(".")[-1] in ("context", "trial_context")
+    is_context = owner.rpartition(".")[2] in _CONTEXTS
     inner = node.value
     if name == "wrap_reducer" and isinstance(inner, cst.Attribute) and inner.attr.value == "experimental":
         file.edits.replace(file.span(inner.value)[1], file.span(inner)[1], "")
@@ -100,9 +110,26 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
         file.replace(node.attr, _RENAMED[name])
     elif is_context or owner.endswith("context.experimental"):
         private = name.startswith("_") and not name.startswith("__") and name not in _KEPT
-        if private or (is_context and name in _GONE):
+        if (private or (is_context and name in _GONE)) and not _rewrite_read(file, node):
             reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
             file.note(node, Severity.problem, reason, _GONE.get(name, _INSIDE))
+
+
+def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
+    """Rewrite what is read of an inner object of the context if the context has it too; return whether it has."""
+    read = file.parent(inner)
+    outer = None if read is None else file.parent(read)
+    if not isinstance(read, cst.Attribute) or isinstance(outer, cst.Del) or getattr(outer, "target", None) is read:
+        return False
+    if isinstance(outer, cst.Attribute) and not hasattr(dict, outer.attr.value):  # of a class of Determined's
+        return False
+    name = dotted_name(read)
+    for path, new in _READS.items():
+        context = name.removesuffix(f".{path}")
+        if context != name and context.rpartition(".")[2] in _CONTEXTS:
+            file.replace(read, f"({context}.{new})" if new == _SEVERAL else f"{context}.{new}")
+            return True
+    return False
 
 
 def _check_losses(file: PythonFile, call: cst.Call) -> None:
@@ -237,7 +264,8 @@ def rewrite_core_api(file: PythonFile) -> None:
         *_, context, part = ["", "", *owner.split(".")]
         name = node.attr.value
         is_core = part.endswith("core_context") or (context.endswith(("context", "ctx")) and part in _CORE_PARTS)
-        if is_core and name.startswith("_") and not name.startswith("__") and not _rename_report(file, node):
+        is_private = name.startswith("_") and not name.startswith("__")
+        if is_core and is_private and not _rename_report(file, node) and not _rewrite_read(file, node):
             reason = f"{owner.removeprefix('self.')}.{name} is internal to Determined"
             file.note(node, Severity.problem, reason, _GONE_FROM_CORE.get(name, _INSIDE))
     _rewrite_batch_counts(file)

@@ -70,6 +70,12 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
             "from determined.pytorch import _SimpleReducer\n",
             "from det_lightning.pytorch._reducer import _SimpleReducer\n",
         ),
+        (
+            "from determined import pytorch\nclass R(pytorch._SimpleReducer): ...\n",
+            "from det_lightning import pytorch\nclass R(pytorch._reducer._SimpleReducer): ...\n",
+        ),
+        ("import determined as det\ndet._DistributedBackend().use_torch()\n", None),
+        ("from determined import _DistributedBackend\n", None),
         ("import importlib\nimportlib.import_module('determined.pytorch')\n", None),
         ("import determined\nname = 'determined'.upper()\n", "import det_lightning\nname = 'determined'.upper()\n"),
         ("import logging\nlogging.getLogger('determined')\n", None),
@@ -332,6 +338,19 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
             trial("context.wrap_lr_scheduler(context.wrap_optimizer(o))"),
         ),
         (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
+        (
+            trial("self.many = self.context._hvd_config.use"),
+            trial("self.many = (self.context.distributed.get_size() > 1)"),
+        ),
+        (
+            trial(in_train="if not context.distributed._hvd_config.use: f()"),
+            trial(in_train="if not (context.distributed.get_size() > 1): f()"),
+        ),
+        (
+            trial("r = context.env.experiment_config.get('resources')"),
+            trial("r = context.get_experiment_config().get('resources')"),
+        ),
+        (trial("lr = self.context.env.hparams['lr']"), trial("lr = self.context.get_hparams()['lr']")),
         (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
         (
             trial(in_train="f(self.context._should_communicate_and_update())"),
@@ -453,7 +472,10 @@ with pytorch.init() as context:
     ("text", "reported"),
     [
         (trial("self.context._pbs_used"), "8: context._pbs_used is internal to Determined"),
-        (trial("context.distributed._hvd_config.use"), "8: context.distributed._hvd_config is internal to Determined"),
+        (trial("context.distributed._hvd_config.fp16"), "8: context.distributed._hvd_config is internal to Determined"),
+        (trial("context.hvd_config.use = False"), "8: context.hvd_config is internal to Determined"),
+        (trial("del context.env.hparams"), "8: context.env is internal to Determined"),
+        (trial("context.env.experiment_config.scheduling_unit()"), "8: context.env is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
             "9: train_batch() takes a model, which is not passed",
