@@ -83,8 +83,11 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if self.first_batch is None:
                 self.first_batch = batch_idx
+            rank = self.context.distributed.rank
+            if options.late_s and batch_idx == options.at and rank != options.rank:
+                time.sleep(options.late_s)
             at_once = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-            if at_once and (batch_idx, self.context.distributed.rank) == (options.at, options.rank):
+            if at_once and (batch_idx, rank) == (options.at, options.rank):
                 ENDS[options.end]()
             # A signal that goes through a launcher takes its time, and should come before the end.
             if options.end.endswith("parent") and batch_idx > options.at:
@@ -139,6 +142,7 @@ def main() -> None:
     parser.add_argument("--end", choices=ENDS, default="none")
     parser.add_argument("--at", type=int, default=-1)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--late-s", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--period", action="store_true")
     parser.add_argument("--latest")

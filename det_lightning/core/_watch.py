@@ -217,7 +217,9 @@ class RankWatch:
         statuses, silent = self._hear(own)
         waiting = [found for found in statuses if found.still_s >= self._notice_s - self._pause_s]
         first = min((found for found in waiting if found.waits), default=own, key=lambda found: found.rank)
-        if own.still_s < self._notice_s or any(found.noticed for found in waiting) or first.rank != own.rank:
+        # That another rank waits elsewhere, perhaps for this one, may have been said; that this one waits too is news.
+        is_said = any(found.noticed and found.where == own.where for found in waiting)
+        if own.still_s < self._notice_s or is_said or first.rank != own.rank:
             return
         self._noticed = True
         # If a rank waits for its GPU, the GPU may be waiting for other ranks.
