@@ -28,14 +28,15 @@ _RELEASE = (
 _AT = r"determined(?:\[[^\]]*\])?\s*@"
 _URL = rf"(?:(?:-e|--editable)[ =]\s*)?(?:{_AT}\s*)?{_RELEASE}"
 _BY_RELEASE = re.compile(rf"{_URL}(?P<marker>\s+;.*)?", re.DOTALL)
-_BY_URL = re.compile(rf"^(?:[^#\n]*[\[,])?[ \t]*(?:[\"']?{_AT}|.*#egg=determined\b)", re.MULTILINE)
+_BY_URL = re.compile(rf"^(?:(?:[^#\n]*[\[,])?[ \t]*[\"']?{_AT}|.*#egg=determined\b)", re.MULTILINE)
 _URL_IN_LINE = re.compile(rf"(?<=[\s\"']){_URL}(?=$|[\s\"';&|)])", re.MULTILINE)
 _INSTALL_BY_URL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|(?!&&)[^\n;|])*")
 
+_COMMENT = re.compile(r"(?<!\s)\s+#")
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
 _SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
 _NAMED_SECTIONS = ("dependencies", "packages", "dev-packages")
-_SECTION = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(?:#.*)?$")
+_SECTION = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"(?P<indent>\s*)[\"']?(?P<key>[\w.-]+)[\"']?\s*[=:](?P<value>.*)$", re.DOTALL)
 _VERSION = re.compile(r"^(\s*[\"']?)determined([\"']?\s*=\s*)(?:([\"'])(\*?)[^\"']*\3)(.*)$", re.DOTALL)
 _QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
@@ -73,13 +74,14 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
     lines = []
     findings = [_useless(found.group(1), line_at(text, found.start(1))) for found in _REQUIRED_USELESS.finditer(text)]
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        content, comment = re.fullmatch(r"(.*?)((?:\s+#.*)?\s*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+        comment = _COMMENT.search(line)
+        content = line[: comment.start()] if comment else line.rstrip()
         if content.endswith("\\") and content.strip().startswith("determined"):
             reason = "Determined is required with hashes of its files"
             advice = f"replace it with {_NAME} and generate the file again"
             findings.append(Finding(number, Severity.problem, reason, advice))
         ported = port_requirement(content)
-        lines.append(line if ported is None else ported + comment)
+        lines.append(line if ported is None else ported + line[len(content) :])
     ported = "".join(lines)
     return ported, [*findings, *_note_urls(ported)]
 
@@ -125,7 +127,7 @@ class _ConfigReader:
     def port(self, line: str) -> str:
         self._line += 1
         if not self._depth and (section := _SECTION.match(line)):
-            self._section = section.group(1)
+            self._section = section.group(1).strip()
             self._key = ""
             return line
         goes_on = self._depth > 0 or (line[:1].isspace() and self._requires())
