@@ -10,7 +10,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting import commands
+from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.imports import ImportRewriter
@@ -164,18 +164,18 @@ def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNo
 def _note_part(file: PythonFile, node: cst.CSTNode) -> None:
     """Note a command of ``det`` of which a string is only a part."""
     text = file.source(node)
-    ported, findings = commands.port_det_commands(text)
+    ported, findings = det_program.port_det_commands(text)
     if ported != text or findings:
         words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
         advice = "translate it by hand, since it is put together"
-        file.findings.append(commands.needs_a_master(["det", *words], advice, file.line(node), Need.script))
+        file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
 def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
     """Rewrite a string that is a line for the shell."""
     quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
-    ported, findings = commands.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
+    ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     file.findings += [
         dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
     ]
@@ -194,19 +194,19 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
         return
     sources = [file.source(node) for node in nodes]
     words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]
-    if not commands.is_det_command(words):
+    if not det_program.is_det_command(words):
         return
     start = file.span(nodes[0])[0]
     end = file.span(nodes[-1])[1]
     try:
         if "#" in file.edits.text[start:end]:
-            raise commands.NoCounterpart("translate it by hand, since there is a comment in it")
-        new = commands.translated(words)
-    except commands.NoCounterpart as e:
-        file.findings.append(commands.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
+            raise det_program.NoCounterpart("translate it by hand, since there is a comment in it")
+        new = det_program.translated(words)
+    except det_program.NoCounterpart as e:
+        file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return
     if _reads_output(file):
-        file.findings.append(commands.prints_something_else(words, file.line(nodes[0])))
+        file.findings.append(det_program.prints_something_else(words, file.line(nodes[0])))
     known = dict(zip(reversed(words), reversed(sources), strict=True))
     quote = sources[0][-1]
     file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))

@@ -1,0 +1,146 @@
+"""The program ``det`` in shell commands and in words, and what replaces its commands."""
+
+from __future__ import annotations
+
+import re
+
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
+
+# No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
+_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
+_GAP = r"(?:[ \t]|\\\r?\n)+"
+# A line of a Makefile may begin with a sign.
+_BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
+_COMMAND = re.compile(rf"{_BEFORE}(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
+_WORDS = re.compile(_WORD)
+# What reads the output of a command: what it is passed on to, or what is before it.
+_READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
+_IN_COMMENT = re.compile(r"(?:^|\s)#")
+_READ_IN = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
+
+_GROUPS = {
+    "experiment": "experiment", "e": "experiment", "exp": "experiment",
+    "checkpoint": "checkpoint", "c": "checkpoint",
+    "trial": "trial", "t": "trial",
+    "preview-search": "preview-search", "tensorboard": "tensorboard",
+    **dict.fromkeys(
+        ("a", "agent", "auth", "cmd", "command", "deploy", "dev", "job", "j", "master", "m", "model", "notebook",
+         "oauth", "p", "project", "resources", "resource-pool", "resource", "rp", "shell", "slot", "s", "task",
+         "template", "tpl", "user", "u", "user-group", "version", "w", "workspace"),
+        "",
+    ),
+}  # fmt: skip
+_GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
+# Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
+_DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
+_DROPPED_OPTIONS = ("--project_id", "--project-id")
+
+# What to do about commands that cannot be translated, mostly because they name an experiment by its number.
+_KEEP = "remove it, or keep it for as long as there is a master"
+_INSTEAD = {
+    "det-lightning run CONFIG DIR": ("experiment create",),
+    "det-lightning experiment show EXPERIMENT, with its directory": (
+        "experiment describe", "experiment list-trials", "experiment lt", "trial describe",
+    ),
+    "det-lightning experiment logs EXPERIMENT TRIAL, with its directory": ("experiment logs", "trial logs"),
+    "det-lightning experiment stop EXPERIMENT, with its directory": (
+        "experiment pause", "experiment cancel", "experiment kill",
+    ),
+    "det-lightning experiment resume EXPERIMENT, with its directory": ("experiment activate", "experiment continue"),
+    "det-lightning checkpoint ls STORAGE": ("experiment list-checkpoints", "experiment lc", "checkpoint list"),
+    "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
+    "det-lightning checkpoint export STORAGE": ("trial download", "checkpoint download"),
+    "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
+    "tensorboard --logdir experiments": ("tensorboard start",),
+}  # fmt: skip
+
+
+class NoCounterpart(ValueError):
+    """A command of ``det`` cannot be translated; the message says what to do."""
+
+
+def is_det_command(words: list[str]) -> bool:
+    """Return whether words, the first of which is ``det``, name one of its commands."""
+    return any(word in _GROUPS for word in _without_global_options(words)[:1])
+
+
+def translated(words: list[str]) -> list[str]:
+    """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
+    group, *rest = _without_global_options(words)
+    group = _GROUPS.get(group, "")
+    if group == "preview-search" and len(rest) == 1:
+        return ["det-lightning", "run", *rest, "--dry-run"]
+    if (group, rest) in (("experiment", ["list"]), ("experiment", ["ls"])):
+        return ["det-lightning", "experiment", "ls"]
+    if group == "experiment" and rest[:1] == ["create"]:
+        return _run(rest[1:])
+    command = " ".join([group, *rest[:1]])
+    raise NoCounterpart(next((instead for instead, commands in _INSTEAD.items() if command in commands), _KEEP))
+
+
+def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> tuple[str, list[Finding]]:
+    """Return shell commands with those of ``det`` translated, and findings for those that cannot be.
+
+    If their output ``is_read`` by whatever runs them, it is a finding, too; otherwise only where the commands show it.
+    """
+    findings = []
+
+    def replaced(found: re.Match[str]) -> str:
+        words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
+        begin = text.rfind("\n", 0, found.start("command")) + 1
+        if not is_det_command(words) or _IN_COMMENT.search(text, begin, found.start("command")):
+            return found.group()
+        line = line_at(text, found.start("command"), first_line)
+        try:
+            new = translated(words)
+        except NoCounterpart as e:
+            findings.append(needs_a_master(words, str(e), line))
+            return found.group()
+        if is_read or _READ_BY.match(text, found.end()) or _READ_IN.search(text, begin, found.start("command")):
+            findings.append(prints_something_else(words, line))
+        return found["before"] + " ".join(new)
+
+    return _COMMAND.sub(replaced, text), findings
+
+
+def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:
+    """Return the finding for a command of ``det`` that stays."""
+    return Finding(line, Severity.problem, f"{_short(words)}: it needs a Determined master", advice, need)
+
+
+def prints_something_else(words: list[str], line: int) -> Finding:
+    """Return the finding for a translated command whose output is read."""
+    reason = f"{_short(words)}: its output is read, and that of the command in its place is another one"
+    advice = "det-lightning experiment ls --json lists experiments; det-lightning run returns when its one is over"
+    return Finding(line, Severity.check, reason, advice, premise=Premise.changed)
+
+
+def _short(words: list[str]) -> str:
+    return " ".join(words[: len(words) - len(_without_global_options(words)) + 2])
+
+
+def _without_global_options(words: list[str]) -> list[str]:
+    rest = words[1:]
+    while rest and rest[0].split("=")[0] in _GLOBAL_OPTIONS:
+        rest = rest[1:] if "=" in rest[0] else rest[2:]
+    return rest
+
+
+def _run(words: list[str]) -> list[str]:
+    given: list[str] = []
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name == "--config":
+            options += [word] if equals else [word, next(rest, "")]
+        elif name in _DROPPED_OPTIONS:
+            if not equals:
+                next(rest, "")
+        elif word.startswith("-") and word not in _DROPPED_FLAGS:
+            raise NoCounterpart(f"det-lightning run CONFIG DIR, which has no option {name}")
+        elif not word.startswith("-"):
+            given.append(word)
+    if len(given) not in (1, 2) or given[-1].endswith(".py") or "" in options:
+        raise NoCounterpart("det-lightning run CONFIG DIR, with one configuration and the directory of the code")
+    return ["det-lightning", "run", *given, *options]
