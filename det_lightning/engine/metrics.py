@@ -40,7 +40,12 @@ class MetricWindow:
         return len(self._batches)
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of one batch."""
+        """Add the metrics of one batch; those on the CPU become arrays in ``metrics`` itself, as with Determined.
+
+        A trial that keeps what it returned would otherwise keep the graph of each batch. Callbacks of Lightning, for
+        which the latest metrics are kept, get them as the trial returned them.
+        """
+        returns_arrays = not self.keeps_latest and isinstance(metrics, dict)
         kept: dict[str, Any] = {}
         dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
@@ -49,13 +54,17 @@ class MetricWindow:
                 if not value.is_cpu or value.dtype not in _NUMPY_TYPES:
                     value = value.detach().clone()
                     self._on_device = True
-                elif value.ndim == 0:
-                    # Several times faster than a detached copy; an array is made of it once the window is closed.
-                    dtypes[name] = value.dtype
-                    value = value.item()
                 else:
-                    # Numpy adds numbers in the order of memory, which the copy must keep.
-                    value = value.detach().numpy().copy(order="K")
+                    array = value.detach().numpy()
+                    if returns_arrays:
+                        metrics[name] = array
+                    if value.ndim == 0:
+                        # Several times faster than a copy; an array is made of it once the window is closed.
+                        dtypes[name] = value.dtype
+                        value = array.item()
+                    else:
+                        # Numpy adds numbers in the order of memory, which the copy must keep.
+                        value = array.copy(order="K")
             kept[name] = value
         self._batches.append((kept, dtypes))
         if self.keeps_latest:

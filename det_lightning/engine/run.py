@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -154,6 +155,9 @@ class TrialRun:
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
         try:
+            if epoch_begin is not None and isinstance(batches, map):  # which moves a batch only when it is asked for it
+                batches = itertools.chain(self._first_of_epoch(epoch_idx), batches)
+                epoch_begin = None
             for batch in batches:
                 position.batch_idx = batch_idx = state.batches_trained
                 if batch_idx == epoch_begin:
@@ -178,6 +182,14 @@ class TrialRun:
         self._due = self.schedule.due(state.batches_trained, self.data.epoch_len)
         self._step_end = self._next_step_end()
         return state.batches_trained - first
+
+    def _first_of_epoch(self, epoch_idx: int) -> list[Any]:
+        """Fetch the first batch of an epoch, start the epoch, then move the batch; nothing if there is none."""
+        fetched = [*itertools.islice(self.data.training.batches, 1)]
+        if fetched:
+            self.context.position.batch_idx = self.state.batches_trained
+            self.events.start_epoch(epoch_idx)
+        return [self.prepare_batch(batch) for batch in fetched]
 
     def _next_step_end(self) -> int:
         """Return the number of batches after which a boundary may lie or the epoch ends."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conformance.sides import SIDES, Trace, assert_same, compare, run
-from tests.conformance.trials import basic
+from tests.conformance.trials import basic, make_data
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 
@@ -86,6 +86,39 @@ def test_epoch_starts_in_their_old_form_without_an_argument() -> None:
     make = with_callbacks(lambda api, trial: {"old": callback(api, on_training_epoch_start=on_training_epoch_start)})
     compare(make, max_length=lambda api: api.Epoch(2))
     assert len(starts) == 4  # two on each side
+
+
+class Noisy(list[torch.Tensor]):
+    """A batch that draws when it is moved."""
+
+    def to(self, device: Any, *_: Any, **__: Any) -> Noisy:
+        inputs, targets = (part.to(device) for part in self)
+        return Noisy([inputs + 0.1 * torch.randn_like(inputs), targets])
+
+
+@pytest.mark.parametrize("periods", [{}, {"validation_period": lambda api: api.Batch(4)}])
+def test_an_epoch_starts_before_its_first_batch_is_moved(periods: dict[str, Any]) -> None:
+    def on_training_epoch_start(self: Any, epoch_idx: int) -> None:
+        torch.randn(epoch_idx + 2)
+
+    def make(api: Any) -> type:
+        drawing = with_callbacks(
+            lambda api, trial: {"draws": callback(api, on_training_epoch_start=on_training_epoch_start)}
+        )
+
+        class Moving(drawing(api)):  # type: ignore[misc]
+            def build_training_data_loader(self) -> Any:
+                def collate(samples: list[Any]) -> Noisy:
+                    return Noisy(torch.stack(parts) for parts in zip(*samples, strict=True))
+
+                return api.DataLoader(make_data(), batch_size=4, collate_fn=collate)
+
+            def get_batch_length(self, batch: Any) -> int:
+                return len(batch[0])
+
+        return Moving
+
+    compare(make, max_length=lambda api: api.Epoch(2), **periods)
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit])

@@ -289,6 +289,29 @@ def test_a_dict_that_the_trial_returns_for_every_batch_keeps_the_values_of_each(
     assert means == [2.0, 1.0]
 
 
+def test_what_a_trial_keeps_of_its_metrics_is_arrays() -> None:
+    def make(api: Any) -> type:
+        class Keeping(basic(api)):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.kept: list[dict[str, Any]] = []
+
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                so_far = float(np.mean([metrics["loss"] for metrics in self.kept])) if self.kept else 0.0
+                self.kept.append({**super().train_batch(batch, epoch_idx, batch_idx), "pair": torch.ones(2)})
+                kinds = {type(value).__name__ for metrics in self.kept[:-1] for value in metrics.values()}
+                self.kept[-1].update(so_far=so_far, kinds=sorted(kinds))
+                return self.kept[-1]
+
+            def evaluate_batch(self, batch: Any) -> Any:
+                self.kept.append({"loss": self.loss(batch)})
+                return self.kept[-1]
+
+        return Keeping
+
+    compare(make, max_length=lambda api: api.Batch(6), validation_period=lambda api: api.Batch(3))
+
+
 def close_summary_writers() -> None:
     """Let what is still to be written arrive, at a path from the working directory; the real one does not close."""
     for writer in gc.get_objects():
