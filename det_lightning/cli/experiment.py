@@ -135,6 +135,8 @@ def check(
             print_json(config.as_dict(masked=True))
         elif config is not None:
             print_lines([f"{file} is valid."])
+            for note in config.notes:
+                warn(f"note: {note}")
     if any(config is None for _, config in configs):
         raise typer.Exit(2)
 

@@ -29,7 +29,8 @@ def _entrypoint(value: Any) -> Any:
     is_command = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
     if not is_command and not (isinstance(value, str) and value.strip()):
         raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {shown(value)}")
-    return value
+    # A block scalar of YAML ends with a line break, which Determined allows after a class.
+    return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
 
 
 def _seed() -> int:

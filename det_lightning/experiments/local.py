@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, TrialProcess
 from det_lightning.experiments.trial_start import TrialPreparation
+
+# A line of nvidia-smi -L, with the UUID.
+_GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +129,8 @@ def devices_of(demand: Demand) -> Devices:
         ExperimentError: there are too few.
     """
     demand.check_limit()
-    return devices_for(demand.slots_per_trial, demand.on_cpu).limited_to(demand.max_slots)
+    most = demand.max_slots if demand.slots_per_trial else None  # trials of no slots take none
+    return devices_for(demand.slots_per_trial, demand.on_cpu).limited_to(most)
 
 
 def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
@@ -147,12 +153,28 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
 
 
 def visible_gpus() -> tuple[int, ...]:
-    """Return the indices of the GPUs that this process may use, without spending seconds on importing torch."""
+    """Return the indices of the GPUs that this process may use, without spending seconds on importing torch.
+
+    Raises:
+        ExperimentError: ``CUDA_VISIBLE_DEVICES`` names parts of a GPU (MIG), which have no index.
+    """
     if shutil.which("nvidia-smi") is None:
         return ()
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    indices = tuple(range(sum(line.startswith("GPU ") for line in listed.splitlines())))
+    ids = [found[1] for line in listed.splitlines() if (found := _GPU.match(line))]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
-        return indices
-    return tuple(int(index) for index in allowed.split(",") if index.strip().isdigit() and int(index) in indices)
+        return tuple(range(len(ids)))
+    if "MIG-" in allowed:
+        raise errors.ExperimentError(
+            f"CUDA_VISIBLE_DEVICES={escape(allowed)} names parts of a GPU, which trials cannot be given: name whole "
+            "GPUs, or train on the CPU with --cpu, or start a single trial with python instead of det-lightning run."
+        )
+    # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
+    names = [name.strip() for name in allowed.split(",") if name.strip()]
+    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
+    return tuple(dict.fromkeys(indices[name] for name in names if name in indices))
+
+
+def _named(names: list[str], gpu: str) -> list[str]:
+    return [name for name in names if name.startswith("GPU-") and gpu.startswith(name)]

@@ -64,6 +64,7 @@ class TrialStart:
         """
         workdir = workdir_of(self.task)
         command = command_of(self.task.config["entrypoint"], len(self.task.slots))
+        timeout_s = self.task.config.get("preemption_timeout")
         if (workdir / "startup-hook.sh").is_file():
             command = ["bash", "-c", _WITH_HOOK, "startup-hook.sh", str(self.task.metrics_file), *command]
         return TrialProcess(
@@ -72,7 +73,7 @@ class TrialStart:
             workdir,
             {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
             run=self.task.run_id,
-            grace_s=self.task.config.get("preemption_timeout") or _GRACE_S,
+            grace_s=_GRACE_S if timeout_s is None else timeout_s,
             records=RecordReader(self.task.metrics_file, self.lines_read),
             detached=detached,
         )

@@ -190,6 +190,7 @@ def test_a_mistake_in_an_older_spelling_has_the_line_of_that(text: str, line: in
     [
         ("model_def:MyTrial", "model_def:MyTrial"),
         ("a.b.model_def:Outer.Inner", "a.b.model_def:Outer.Inner"),
+        ("|\n  model_def:MyTrial\n", "model_def:MyTrial"),
         ("python3 -m determined.launch.torch_distributed --trial model_def:T", "model_def:T"),
         ("python3 -m determined.launch.horovod --fusion-threshold-mb 3 -- --trial=model_def:T", "model_def:T"),
         ("[python3, -m, determined.launch.autohorovod, 'model_def:T']", "model_def:T"),

@@ -1,0 +1,61 @@
+"""The GPUs that trials may use, by what nvidia-smi lists and CUDA_VISIBLE_DEVICES allows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from det_lightning.errors import ExperimentError
+from det_lightning.experiments.local import devices_of, visible_gpus
+from det_lightning.experiments.machines import Demand
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
+
+LISTED = """#!/bin/sh
+echo "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c1a)"
+echo "  MIG 1g.5gb      Device  0: (UUID: MIG-77)"
+echo "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9f20)"
+"""
+
+
+@pytest.fixture(autouse=True)
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(LISTED)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "gpus"),
+    [
+        (None, (0, 1)),
+        ("1", (1,)),
+        ("1, 0", (1, 0)),
+        ("", ()),
+        ("7", ()),
+        ("GPU-9f20", (1,)),
+        ("GPU-9,GPU-5c1a", (1, 0)),
+    ],
+)
+def test_gpus_are_allowed_by_index_or_uuid(
+    allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if allowed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    assert visible_gpus() == gpus
+
+
+def test_a_part_of_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77")
+    with pytest.raises(ExperimentError, match="names parts of a GPU"):
+        visible_gpus()
+
+
+def test_trials_of_no_slots_run_whatever_the_limit() -> None:
+    devices = devices_of(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
+    assert devices.slots
+    assert not devices.are_gpus
