@@ -24,11 +24,27 @@ _GROUPS = {
     "trial": "trial", "t": "trial",
     "preview-search": "preview-search", "tensorboard": "tensorboard",
     **dict.fromkeys(
-        ("a", "agent", "auth", "cmd", "command", "deploy", "dev", "job", "j", "master", "m", "model", "notebook",
-         "oauth", "p", "project", "resources", "resource-pool", "resource", "rp", "shell", "slot", "s", "task",
-         "template", "tpl", "user", "u", "user-group", "version", "w", "workspace"),
+        ("a", "agent", "auth", "cmd", "command", "config-policies", "cp", "d", "deploy", "dev", "job", "j", "master",
+         "m", "model", "notebook", "oauth", "p", "project", "rbac", "res", "resources", "resource-pool", "resource",
+         "rp", "shell", "slot", "s", "task", "template", "tkn", "token", "tpl", "user", "u", "user-group", "version",
+         "w", "workspace"),
         "",
     ),
+}  # fmt: skip
+# The groups that are a command by themselves, and the commands of the others, without which "det model" is plain text.
+_ALONE = {"preview-search", "version"}
+_COMMANDS = {
+    "activate", "add", "add-user", "agg", "aggregated", "alloc", "allocations", "archive", "assign-role", "auth-token",
+    "aws", "b", "bindings", "c", "call", "cancel", "change-name", "change-password", "cleanup-logs", "client",
+    "cluster-message", "config", "continue", "create", "curl", "deactivate", "delete", "delete-tb-files", "describe",
+    "describe-role", "disable", "download", "download-model-def", "edit", "enable", "fork", "gcp", "gke",
+    "gke-experimental", "info", "kill", "label", "lc", "link-with-agent-user", "list", "list-checkpoints",
+    "list-experiments", "list-groups-roles", "list-members", "list-pools", "list-projects", "list-providers",
+    "list-roles", "list-trials", "list-users-roles", "list-versions", "list-workspaces", "local", "login", "logout",
+    "logs", "ls", "lt", "move", "my-permissions", "open", "pause", "priority", "raw", "register", "register-version",
+    "remove", "remove-user", "rename", "resource-quota", "revoke", "rm", "run", "set", "set-value", "show",
+    "show-ssh-command", "show_ssh_command", "start", "support-bundle", "u", "unarchive", "unassign-role", "unpause",
+    "update", "update-batch", "wait", "whoami",
 }  # fmt: skip
 _GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
 # Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
@@ -61,7 +77,10 @@ class NoCounterpart(ValueError):
 
 def is_det_command(words: list[str]) -> bool:
     """Return whether words, the first of which is ``det``, name one of its commands."""
-    return any(word in _GROUPS for word in _without_global_options(words)[:1])
+    group, command = [*_without_global_options(words), "", ""][:2]
+    # What is put in while the project runs may be any command, at least of the groups that are no ordinary words.
+    is_put_in = command.startswith(("{", "$")) and bool(_GROUPS.get(group))
+    return group in _ALONE or (group in _GROUPS and (command in _COMMANDS or is_put_in))
 
 
 def translated(words: list[str]) -> list[str]:
@@ -127,6 +146,8 @@ def _without_global_options(words: list[str]) -> list[str]:
 
 
 def _run(words: list[str]) -> list[str]:
+    if any(word.strip("\"'") in ("$@", "$*", "${@}", "${*}") for word in words):
+        raise NoCounterpart("det-lightning run CONFIG DIR, by hand: whoever calls this may pass options that it lacks")
     given: list[str] = []
     options: list[str] = []
     rest = iter(words)

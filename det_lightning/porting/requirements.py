@@ -10,7 +10,7 @@ from det_lightning.porting.findings import Finding, Severity, line_at
 
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
-_REQUIREMENT = re.compile(rf"determined(?:\[[^\]]*\])?{_SPEC}(?P<marker>\s*;.*)?", re.DOTALL)
+_REQUIREMENT = re.compile(rf"determined(?:\s*\[[^\]]*\])?{_SPEC}(?P<marker>\s*;.*)?", re.DOTALL | re.IGNORECASE)
 _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
     r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"

@@ -70,6 +70,8 @@ def problems_of(port: FilePort) -> list[str]:
             "dependencies:\n  - pip:\n    - determined==0.17.0 # x\n    - torch\n",
             "dependencies:\n  - pip:\n    - det-lightning~=0.1 # x\n    - torch\n",
         ),
+        ("requirements.txt", "Determined==0.21\n", "det-lightning~=0.1\n"),
+        ("requirements.txt", "determined [cloud]==0.20\n", "det-lightning~=0.1\n"),
         (
             ".github.yml",
             "steps:\n- run: |\n    pip install determined\n    pytest\n",
@@ -535,12 +537,28 @@ def test_commands_of_det_are_translated_where_there_is_one(
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "MODES = ('det', 'model', 'rec')\nrun(['det', 'task', name])\n"),
+        ("a.sh", "echo training det model; train --name 'det task a'\n"),
+        ("const.yaml", "description: train the det model on coco\nentrypoint: python3 train.py\n"),
+    ],
+)
+def test_the_word_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, name, text)
+    assert not port.changed
+    assert port.findings == []
+
+
+@pytest.mark.parametrize(
     ("name", "text", "reason", "advice"),
     [
         ("a.sh", "\ndet e create c.yaml . --paused\n", "2: det e create", "which has no option --paused"),
         ("a.sh", "det e create c.yaml model.py\n", "1: det e create", "the directory of the code"),
         ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
         ("a.sh", "det user login admin\n", "1: det user login", "as long as there is a master"),
+        ("a.sh", "det cp describe\n", "1: det cp describe", "as long as there is a master"),
+        ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options that it lacks"),
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import re
 
 import libcst as cst
@@ -57,7 +58,9 @@ class WrittenModule:
         What the file does not say is written as ``...``.
         """
         found = {name for match in _HPARAM.finditer(self.text) for name in match.groups() if name}
-        given = ", ".join(f"{name}=..." for name in [*self.arguments, *sorted(found - set(self.arguments))])
+        names = [*self.arguments, *sorted(found - {"__getitem__"} - set(self.arguments))]
+        # A keyword can be given in a dict only.
+        given = ", ".join(f'**{{"{name}": ...}}' if keyword.iskeyword(name) else f"{name}=..." for name in names)
         settings = ", ".join(["max_epochs=...", "num_sanity_val_steps=0", *self.trainer_arguments])
         return (
             f"import pytorch_lightning as pl\nfrom {module} import {self.name}\n\n"
