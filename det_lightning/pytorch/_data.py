@@ -200,12 +200,12 @@ def adapt_batch_sampler(
     return batch_sampler
 
 
-def data_length(batch: Any) -> int:
+def data_length(data: Any) -> int:
     """Return the number of records in a batch: the length of the first array in it.
 
     Raises:
-        ValueError: ``batch`` is an empty dict, list or tuple.
-        TypeError: ``batch`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
+        ValueError: ``data`` is an empty dict, list or tuple.
+        TypeError: ``data`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
 
     Example:
         >>> import torch
@@ -213,18 +213,18 @@ def data_length(batch: Any) -> int:
         >>> data_length({"pixels": torch.zeros(8, 3), "labels": torch.zeros(8)})
         8
     """
-    kind = type(batch) if type(batch) in _BATCH_TYPES else _batch_type(batch)
+    kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
     if kind is list or kind is tuple or kind is dict:
-        if not batch:
-            raise ValueError(f"A batch holds at least one array or tensor; got an empty {type(batch).__name__}.")
-        batch = next(iter(batch.values())) if kind is dict else batch[0]
+        if not data:
+            raise ValueError(f"A batch holds at least one array or tensor; got an empty {type(data).__name__}.")
+        data = next(iter(data.values())) if kind is dict else data[0]
     elif kind is object:
         raise TypeError(
-            f"The number of records in a batch of type {type(batch).__name__} is not known; override "
+            f"The number of records in a batch of type {type(data).__name__} is not known; override "
             "get_batch_length() in the trial."
         )
     # len() of a tensor is one in Python.
-    return batch.shape[0] if type(batch) is torch.Tensor and batch.ndim else len(batch)
+    return data.shape[0] if type(data) is torch.Tensor and data.ndim else len(data)
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:

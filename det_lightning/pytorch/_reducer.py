@@ -35,15 +35,15 @@ class Reducer(enum.Enum):
     MIN = 4
 
 
-def simple_reduce(reducer: Reducer, values: Any, weights: list[int] | None = None) -> Any:
+def simple_reduce(reducer: Reducer, metrics: Any, num_batches: list[int] | None = None) -> Any:
     """Reduce an array or sequence of shape ``(n, ...)``, with one entry per batch or one per rank, to one value.
 
-    ``weights``, of shape ``(n,)``, holds the number of batches of each rank; AVG uses it.
+    ``num_batches``, of shape ``(n,)``, holds the number of batches of each rank; AVG weights by it.
     """
     if reducer is Reducer.AVG:
-        return np.average(values, weights=weights)
+        return np.average(metrics, weights=num_batches)
     reduce: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: np.sum, Reducer.MAX: np.max, Reducer.MIN: np.min}
-    return reduce[reducer](values)
+    return reduce[reducer](metrics)
 
 
 class MetricReducer(abc.ABC):

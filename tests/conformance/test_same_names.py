@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,12 @@ def test_the_environment_names_the_same_launcher(environment: dict[str, str], mo
         assert getattr(ours, name) == getattr(theirs, name)
     for name in ("use_horovod", "use_deepspeed", "use_torch"):
         assert getattr(ours(), name)() == getattr(theirs(), name)()
+
+
+@pytest.mark.parametrize("name", ["data_length", "_simple_reduce_metrics"])
+def test_functions_take_the_same_arguments(name: str) -> None:
+    theirs, ours = (getattr(module_of(side, "pytorch"), name) for side in SIDES)
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
 
 
 class Parent:

@@ -201,5 +201,5 @@ def test_simple_reductions_go_over_all_elements(reducer: Reducer, reduced: float
 
 
 def test_only_averages_are_weighted() -> None:
-    assert simple_reduce(Reducer.AVG, [1.0, 4.0], weights=[2, 1]) == 2.0
-    assert simple_reduce(Reducer.SUM, [1.0, 4.0], weights=[2, 1]) == 5.0
+    assert simple_reduce(Reducer.AVG, [1.0, 4.0], num_batches=[2, 1]) == 2.0
+    assert simple_reduce(Reducer.SUM, [1.0, 4.0], num_batches=[2, 1]) == 5.0
