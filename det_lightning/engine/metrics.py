@@ -50,22 +50,23 @@ class MetricWindow:
         dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
             # Checks the exact type first: a call for each metric of each batch is most of the cost of this method.
-            if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
-                if not value.is_cpu or value.dtype not in _NUMPY_TYPES:
-                    value = value.detach().clone()
-                    self._on_device = True
-                else:
-                    array = value.detach().numpy()
-                    if returns_arrays:
-                        metrics[name] = array
-                    if value.ndim == 0:
-                        # Several times faster than a copy; an array is made of it once the window is closed.
-                        dtypes[name] = value.dtype
-                        value = array.item()
-                    else:
-                        # Numpy adds numbers in the order of memory, which the copy must keep.
-                        value = array.copy(order="K")
-            kept[name] = value
+            if not (type(value) is torch.Tensor or isinstance(value, torch.Tensor)):
+                kept[name] = value
+                continue
+            if not value.is_cpu or value.dtype not in _NUMPY_TYPES:
+                kept[name] = value.detach().clone()
+                self._on_device = True
+                continue
+            array = value.detach().numpy()
+            if returns_arrays:
+                metrics[name] = array
+            if value.ndim == 0:
+                # Several times faster than a copy; an array is made of it once the window is closed.
+                dtypes[name] = value.dtype
+                kept[name] = array.item()
+            else:
+                # Numpy adds numbers in the order of memory, which the copy must keep.
+                kept[name] = array.copy(order="K")
         self._batches.append((kept, dtypes))
         if self.keeps_latest:
             self._latest = metrics
