@@ -219,6 +219,7 @@ class RunCheckpoints:
         try:
             value = plan.value_in(metrics)
         except ValueError as e:
+            self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
             self.save_unless_current()
             saved = "" if plan.last_id is None else f" What was trained is saved in checkpoint {plan.last_id}."
             raise ValueError(f"{e}{saved}") from None

@@ -275,6 +275,16 @@ def test_what_was_trained_before_a_validation_without_that_metric_is_saved(async
     assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 5
 
 
+def test_a_run_does_not_end_well_when_it_resumes_after_such_a_validation(tmp_path: Path) -> None:
+    for latest in (None, "last"):
+        with (
+            pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}, enable_tensorboard_logging=False) as context,
+            pytest.raises(ValueError, match="compares the validation metric 'accuracy'"),
+        ):
+            trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+            trainer.fit(max_length=pytorch.Batch(5), checkpoint_storage=tmp_path, latest_checkpoint=latest)
+
+
 def test_flags_that_fit_decides_on_are_not_taken() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
