@@ -9,12 +9,12 @@ import os
 import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 import torch
+from zlib_ng import zlib_ng
 
 from det_lightning.checkpoint.safe_load import archive
 from det_lightning.checkpoint.safe_load.archive import Entry
@@ -46,7 +46,7 @@ class EntryContent:
 
     def extend(self, content: memoryview) -> None:
         """Add the bytes that follow those read so far."""
-        self.crc32 = zlib.crc32(content, self.crc32)
+        self.crc32 = zlib_ng.crc32(content, self.crc32)
         self.checked += len(content)
 
 
@@ -58,31 +58,21 @@ class ContentReader:
         self._lock = threading.Lock()
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._readers = ThreadPoolExecutor(min(processors, _MOST_THREADS), "det_lightning_read")
-        # A separate thread, so that a reader can wait for it.
-        self._checksums = ThreadPoolExecutor(1, "det_lightning_checksum")
         self._begun: list[Future[None]] = []
 
     def read(self, content: EntryContent, offset: int, target: memoryview) -> bool:
-        """Fill ``target``; return whether it is full. Checksums are computed while the next bytes are being read."""
-        latest: Future[None] | None = None
+        """Fill ``target``; return whether it is full. The checksum of a chunk is computed while it is in the cache."""
         is_next = offset == content.checked
         filled = 0
         while filled < len(target):
             chunk = target[filled : filled + _CHUNK_BYTES]
             count = self._read_at(content.entry.begin + offset + filled, chunk)
             if not count:
-                break
+                return False
             filled += count
-            if latest is not None:
-                latest.result()
-                latest = None
-            if is_next and filled == len(target):
+            if is_next:
                 content.extend(chunk[:count])
-            elif is_next:
-                latest = self._checksums.submit(content.extend, chunk[:count])
-        if latest is not None:
-            latest.result()
-        return filled == len(target)
+        return True
 
     def begin(self, content: EntryContent, storage: torch.UntypedStorage) -> None:
         """Start filling a storage on the CPU with all of an entry's content; see :meth:`wait`."""
@@ -106,7 +96,6 @@ class ContentReader:
     def close(self) -> None:
         """End the threads; reads that have not started are cancelled."""
         self._readers.shutdown(cancel_futures=True)
-        self._checksums.shutdown()
 
     def _read_at(self, position: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):

@@ -15,11 +15,11 @@ import pathlib
 import pickle
 import re
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 import torch
+from zlib_ng import zlib_ng
 
 from det_lightning import errors
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
@@ -236,7 +236,7 @@ def _read_entry(file: IO[bytes], entries: Mapping[str, Entry], name: str) -> byt
         raise ValueError(f"it holds no {name}")
     file.seek(entry.begin)
     content = file.read(entry.size)
-    if len(content) < entry.size or zlib.crc32(content) != entry.crc32:
+    if len(content) < entry.size or zlib_ng.crc32(content) != entry.crc32:
         raise ValueError(f"the checksum of {name} differs")
     return content
 
