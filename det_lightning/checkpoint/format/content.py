@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
     import torch
 
     from det_lightning.checkpoint.format.resume_state import ResumeState
-
-#: Determined stores counts in 32-bit columns.
-MAX_COUNT = 2**31 - 1
 
 
 @dataclasses.dataclass
@@ -108,19 +104,3 @@ class CheckpointContent:
     def for_new_trial(self) -> CheckpointContent:
         """Return the content for another trial to start from: the same state, with all counts at 0."""
         return dataclasses.replace(self, trial_state=TrialState(), resume=None, epochs_known=True)
-
-
-def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Return what is wrong with values that should be counts, such as a ``TrialState`` has; None if nothing."""
-    wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
-    if not wrong:
-        return None
-    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {short_text(wrong)}"
-
-
-def short_text(value: Any) -> str:
-    """Return a short text for a value, even if it is nested or a number with more digits than Python prints."""
-    try:
-        return f"{reprlib.repr(value):.300}"
-    except ValueError:
-        return f"a very large {type(value).__name__}"

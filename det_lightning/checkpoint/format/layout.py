@@ -13,7 +13,7 @@ import pathlib
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, short_text
 
 STATE_FILE = "state_dict.pth"
 TRIAL_STATE_FILE = "trial_state.pkl"
@@ -57,6 +57,8 @@ WORKLOAD_FILE = "workload_sequencer.pkl"
 #: The files that are read to resume from a checkpoint, besides ``metadata.json``.
 FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHTNING_FILE)
 
+#: Determined stores counts in 32-bit columns.
+MAX_COUNT = 2**31 - 1
 #: Far more than a trial needs. A larger file is damaged, or meant to fill the memory; parsed, it takes 20 times that.
 MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
 # Code that walks a value recurses as deep as it is nested.
@@ -172,6 +174,14 @@ def is_shallow(value: Any) -> bool:
         if not level:
             return True
     return False
+
+
+def find_wrong_counts(counts: dict[str, Any]) -> str | None:
+    """Return what is wrong with values that should be counts, such as a ``TrialState`` has; None if nothing."""
+    wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
+    if not wrong:
+        return None
+    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {short_text(wrong)}"
 
 
 # Up to 0.12.12 a trial had one model, one optimizer and one scheduler, and no lists of them.

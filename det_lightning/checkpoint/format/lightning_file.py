@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts
-from det_lightning.checkpoint.format.layout import make_load_data, modernize
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
 from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.masking import mask

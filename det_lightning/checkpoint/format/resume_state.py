@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.content import MAX_COUNT, find_wrong_counts, short_text
-from det_lightning.checkpoint.format.layout import is_shallow
+from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
+from det_lightning.escaping import short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2

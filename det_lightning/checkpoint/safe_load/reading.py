@@ -15,7 +15,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState, find_wrong_counts, short_text
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
@@ -30,7 +30,7 @@ from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_na
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, short_text
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     # Older releases have "steps_completed" instead; their other fields are not used.
     values = {"batches_trained": values.get("steps_completed"), **values}
     known = {name: 0 if values.get(name) is None else values[name] for name in names}
-    wrong = find_wrong_counts(known)
+    wrong = layout.find_wrong_counts(known)
     if wrong is not None:
         raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
     return TrialState(**known)
