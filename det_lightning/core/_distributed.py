@@ -245,7 +245,7 @@ class DistributedContext:
         ``describe`` returns it, and is called in another thread, about once a second.
         """
         if self._session is not None:
-            self._session.describe_progress = describe
+            self._session.activity.describe_progress = describe
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""

@@ -58,7 +58,7 @@ class Exchange:
         self._suffix = suffix
         self._members = list(members)
         self._index = self._members.index(session.rank)
-        session.rounds[name] = 0
+        session.activity.rounds[name] = 0
         self._stored_rounds = 0
         # Rounds that have keys in the store: from all members, and from this one.
         self._kept_round: int | None = None
@@ -96,7 +96,7 @@ class Exchange:
 
     @property
     def _round(self) -> int:
-        return self._session.rounds[self._name]
+        return self._session.activity.rounds[self._name]
 
     @property
     def _store(self) -> Store:
@@ -143,7 +143,7 @@ class Exchange:
         except BaseException as error:
             self._session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
             raise
-        self._session.rounds[self._name] += 1
+        self._session.activity.rounds[self._name] += 1
 
     def _contribute(self, operation: str, pickled: bytes) -> None:
         store = self._store
@@ -182,7 +182,7 @@ class Exchange:
             self._raise_for_missing(operation)
             answer = None
         if looks:
-            self._session.awaited = ()
+            self._session.activity.awaited = ()
             self._store.delete_key(f"waiting/{self._session.rank}")
         return answer
 
@@ -214,9 +214,9 @@ class Exchange:
     def _look_for_deadlock(self, operation: str) -> None:
         """Note in the store where this rank waits; raise if a missing rank waits for it in another group."""
         self._store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
-        self._session.awaited = missing = self._missing()
+        self._session.activity.awaited = missing = self._missing()
         for rank, (name, number, other) in self._waiting_elsewhere(missing).items():
-            if name != self._name and self._session.rounds.get(name, number + 1) <= number:
+            if name != self._name and self._session.activity.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
                     f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
                     f"{other}(). All ranks must call the same operations in the same order."

@@ -8,14 +8,14 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.core._watch import ENDED, SIGNALLED, RankWatch, name_ranks, notice_period_s
+from det_lightning.core._watch import ENDED, SIGNALLED, RankActivity, RankWatch, name_ranks, notice_period_s
 
 # How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
 # failure so that they can read what happened.
@@ -34,9 +34,7 @@ class Session:
     """The keys that all ranks of one run share in a store, from their rendezvous until they leave.
 
     Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
-    left in the store are never seen. ``rounds`` counts the exchanges that this rank has completed in each group,
-    ``awaited`` holds the ranks that it waits for; ``on_leave`` functions are called with the reason when it leaves;
-    ``describe_progress`` returns the progress of this rank for messages, such as ``"batch 12"``.
+    left in the store are never seen. ``on_leave`` functions are called with the reason when this rank leaves.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
@@ -46,10 +44,8 @@ class Session:
         self.size = size
         self.timeout_s = timeout_s
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
-        self.rounds: dict[str, int] = {}
-        self.awaited: Collection[int] = ()
+        self.activity = RankActivity(rank, size)
         self.on_leave: list[Callable[[str], None]] = []
-        self.describe_progress: Callable[[], str] = str
         self._reason_left: str | None = None
         self._has_failed = False
         self._process = os.getpid()
@@ -57,8 +53,9 @@ class Session:
         with self.naming_a_lost_store():
             self._shared_store = self._connect()
             name = self._admit_others() if rank == 0 else self._join()
-        self._store: Store | None = within(self._shared_store, name)
-        self._watch: RankWatch | None = RankWatch(self, notice_s)
+        store = within(self._shared_store, name)
+        self._store: Store | None = store
+        self._watch: RankWatch | None = RankWatch(self.activity, store, notice_s)
         _open.add(self)
 
     @property

@@ -10,17 +10,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from det_lightning.core._signals import print_at_once, signal_log
 from det_lightning.core._stack import Place, place_of, position_of, writes_a_checkpoint
 from det_lightning.core._store import Store, look
-
-if TYPE_CHECKING:
-    from det_lightning.core._session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +48,21 @@ def notice_period_s() -> float:
     if not 0 <= period_s < float("inf"):
         raise ValueError(f"{NOTICE_VARIABLE} must be a number of seconds, or 0 for no notice; got {given!r}.")
     return period_s
+
+
+@dataclasses.dataclass
+class RankActivity:
+    """What a rank does, as its own watch sees it.
+
+    ``rounds`` counts the exchanges that it has completed in each group; ``awaited`` holds the ranks that it waits for;
+    ``describe_progress`` returns its progress for messages, such as ``"batch 12"``.
+    """
+
+    rank: int
+    size: int
+    rounds: dict[str, int] = dataclasses.field(default_factory=dict)
+    awaited: Collection[int] = ()
+    describe_progress: Callable[[], str] = str
 
 
 @dataclasses.dataclass
@@ -109,11 +120,11 @@ class RankWatch:
     as a collective does once all ranks have come. A run that writes a checkpoint or waits for a batch goes on.
     """
 
-    def __init__(self, session: Session, notice_s: float) -> None:
-        self._session = session
-        self._store: Store = session.store
+    def __init__(self, activity: RankActivity, store: Store, notice_s: float) -> None:
+        self._activity = activity
+        self._store = store
         self._notice_s = notice_s
-        self._pause_s = min(_TICK_S, self._notice_s / 6 or _TICK_S) * max(1.0, session.size / 64)
+        self._pause_s = min(_TICK_S, self._notice_s / 6 or _TICK_S) * max(1.0, activity.size / 64)
         self._watched = threading.get_ident()
         self._last_move_s = time.monotonic()
         self._last_seen: tuple[object, ...] = ()
@@ -155,7 +166,7 @@ class RankWatch:
         finally:
             if self._stopping.is_set():
                 with contextlib.suppress(RuntimeError):  # the store has ended before this rank
-                    self._store.delete_key(f"watch/{self._session.rank}")
+                    self._store.delete_key(f"watch/{self._activity.rank}")
 
     def _pause(self) -> bool:
         """Wait until the next tick, looking at the stack more often after a signal; return whether to stop."""
@@ -167,7 +178,7 @@ class RankWatch:
         return self._stopping.is_set()
 
     def _note_move(self) -> None:
-        seen = (position_of(self._watched), self._session.describe_progress(), sum(self._session.rounds.values()))
+        seen = (position_of(self._watched), self._activity.describe_progress(), sum(self._activity.rounds.values()))
         if seen != self._last_seen or self._cpu.is_used():
             self._last_seen = seen
             self._last_move_s = time.monotonic()
@@ -177,17 +188,17 @@ class RankWatch:
         self._note_move()
         place = place_of(self._watched)
         self._ticks += 1
-        progress = self._session.describe_progress()
+        progress = self._activity.describe_progress()
         where = "no thread" if place is None else place.text
         still_s = time.monotonic() - self._last_move_s
         return RankStatus(
-            rank=self._session.rank,
+            rank=self._activity.rank,
             tick=self._ticks,
             where=f"{where}, {progress}" if progress else where,
             waits=place is not None and place.waits,
             still_s=still_s,
             stuck=place is not None and self._is_stuck(place, still_s),
-            awaited=list(self._session.awaited),
+            awaited=list(self._activity.awaited),
             noticed=self._noticed,
         )
 
@@ -253,7 +264,7 @@ class RankWatch:
 
     def _hear(self, own: RankStatus) -> tuple[list[RankStatus], set[int]]:
         """Return what the ranks have published, in rank order, and which have published nothing for several ticks."""
-        statuses = [own if rank == own.rank else self._status_of(rank) for rank in range(self._session.size)]
+        statuses = [own if rank == own.rank else self._status_of(rank) for rank in range(self._activity.size)]
         now = time.monotonic()
         silent = set()
         for found in statuses:
