@@ -1,13 +1,11 @@
-"""Shell commands in scripts, hooks and Dockerfiles: launch layers, packages and variables."""
+"""Commands in any text: launch layers and variables."""
 
 from __future__ import annotations
 
 import re
 
 from det_lightning.porting.counterparts import counterpart, missing
-from det_lightning.porting.det_program import port_det_commands
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
-from det_lightning.porting.requirements import port_installs, useless_installs
 
 # Before a module in a command line, also on the line after it, or in a list of quoted words.
 _MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
@@ -21,20 +19,15 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-_COMMENT = re.compile(r"(^[ \t]*#[^\n]*\n?)", re.MULTILINE)
-_IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
-_INSTALLER = re.compile(
-    r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+)*(?:install|add))\b", re.MULTILINE
-)
 # Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
 _SET_HERE = {
     "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
     "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
 }  # fmt: skip
-# What a project may set for Determined's own tools, which has no effect here.
+# What a project may set for Determined's own tools, or under names of its own for them, which has no effect here.
 _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
-    "DET_SESSION_TOKEN", "DET_USER", "DET_USER_TOKEN",
+    "DET_PASSWORD", "DET_SESSION_TOKEN", "DET_USER", "DET_USERNAME", "DET_USER_TOKEN",
 }  # fmt: skip
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
@@ -45,9 +38,10 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
     for found in _VARIABLE.finditer(text):
         name = found.group()
         if name not in _SET_HERE:
-            premise = Premise.nothing if name in _READ_BY_DETERMINED else Premise.variable_unset
+            is_theirs = name in _READ_BY_DETERMINED
+            premise = Premise.unneeded if is_theirs else Premise.variable_unset
             reason = f"{name}: det-lightning run does not set it"
-            advice = "remove it, or set it yourself, as in environment.environment_variables"
+            advice = "remove it" if is_theirs else "set it yourself, as in environment.environment_variables"
             line = line_at(text, found.start(), first_line)
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))
     return findings
@@ -112,45 +106,3 @@ def runs_a_class(given: str, line: int) -> Finding:
     """Return the finding for a command that has a launcher run a trial class."""
     reason = f"{given}: the launchers of det_lightning run classes in experiments only"
     return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)
-
-
-def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands with launch layers and packages rewritten, except in comments, and what is left."""
-    findings = []
-    parts = _COMMENT.split(text)
-    line = first_line
-    for index, part in enumerate(parts):
-        if index % 2 == 0:  # between two comments
-            ported, launched = port_commands(part, line)
-            ported, left = port_det_commands(ported, line)
-            findings += [*launched, *left, *useless_installs(part, line), *note_variables(part, line)]
-            parts[index] = port_installs(ported)
-        line += part.count("\n")
-    return "".join(parts), findings
-
-
-def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
-    """Return a Dockerfile with launch layers and installed packages rewritten, and what could not be."""
-    ported, findings = port_shell(text)
-    for found in _IMAGE.finditer(text):
-        reason = f"{found.group(1)} brings Determined's environment, with an old torch"
-        advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
-        findings.append(Finding(line_at(text, found.start(1)), Severity.check, reason, advice))
-    return ported, findings
-
-
-def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it installs packages.
-
-    Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
-    """
-    ported, findings = port_shell(text)
-    found = _INSTALLER.search(text)
-    if found is not None:
-        reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
-        advice = (
-            "install the packages once, in a virtual environment of the project, and remove such lines: pip may "
-            "replace torch itself by another release"
-        )
-        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, advice))
-    return ported, findings

@@ -64,6 +64,10 @@ _PACKAGES = {
         "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
         "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
     ),
+    **dict.fromkeys(
+        ("determined_cli", "determined_deploy"),
+        (Severity.problem, "{name}: it talks to a Determined master", "remove it"),
+    ),
     "determined_common": (
         Severity.problem,
         "{name}: it is internal to Determined's tools",

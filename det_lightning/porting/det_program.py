@@ -9,9 +9,10 @@ from det_lightning.porting.findings import Finding, Need, Premise, Severity, lin
 # No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
 _WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
+_PROGRAM = r"(?:[^\s;&|<>#`()\"'\\]*/bin/)?det"
 # A line of a Makefile may begin with a sign.
 _BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
-_COMMAND = re.compile(rf"{_BEFORE}(?P<command>det(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
+_COMMAND = re.compile(rf"{_BEFORE}(?P<command>{_PROGRAM}(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)
 # What reads the output of a command: what it is passed on to, or what is before it.
 _READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
@@ -49,6 +50,7 @@ _COMMANDS = {
 _GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
 # Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
 _DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
+_TEST_FLAGS = ("--local", "--test")
 _DROPPED_OPTIONS = ("--project_id", "--project-id")
 
 # What to do about commands that cannot be translated, mostly because they name an experiment by its number.
@@ -65,14 +67,20 @@ _INSTEAD = {
     "det-lightning experiment resume EXPERIMENT, with its directory": ("experiment activate", "experiment continue"),
     "det-lightning checkpoint ls STORAGE": ("experiment list-checkpoints", "experiment lc", "checkpoint list"),
     "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
-    "det-lightning checkpoint export STORAGE": ("trial download", "checkpoint download"),
+    "det-lightning checkpoint export STORAGE": ("experiment download", "trial download", "checkpoint download"),
     "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
+    "remove it: det-lightning run returns when its experiment is over": ("experiment wait",),
     "tensorboard --logdir experiments": ("tensorboard start",),
 }  # fmt: skip
 
 
 class NoCounterpart(ValueError):
     """A command of ``det`` cannot be translated; the message says what to do."""
+
+
+def is_det(word: str) -> bool:
+    """Return whether a word is ``det``, by itself or by its path."""
+    return re.fullmatch(_PROGRAM, word) is not None
 
 
 def is_det_command(words: list[str]) -> bool:
@@ -158,6 +166,8 @@ def _run(words: list[str]) -> list[str]:
         elif name in _DROPPED_OPTIONS:
             if not equals:
                 next(rest, "")
+        elif name in _TEST_FLAGS:
+            raise NoCounterpart("pytest --trial MODULE:CLASS --trial-config CONFIG, which tries a trial out")
         elif word.startswith("-") and word not in _DROPPED_FLAGS:
             raise NoCounterpart(f"det-lightning run CONFIG DIR, which has no option {name}")
         elif not word.startswith("-"):

@@ -10,12 +10,16 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-_OF_DETERMINED = ("determined", "det_lightning", "determined_common", "model_hub", "pedl")
+from det_lightning.porting.embedded_python import codes_in
+
+_OF_DETERMINED = (
+    "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
+)  # fmt: skip
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
+_DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|\"']*/bin/)?det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
 # The package may be imported as such, and used as det.pytorch.
@@ -47,6 +51,7 @@ class Facts:
     imports_determined: bool = False  # under that name, once it is ported
     has_entrypoint: bool = False  # a configuration says what to run
     executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
+    modules: tuple[str, ...] = ()  # of the imports, those that commands in it run as scripts
     classes: tuple[str, ...] = ()  # that commands in it name, as module:Class
     names: tuple[str, ...] = ()  # that a module of Python binds; with * if that is not known
     sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
@@ -79,7 +84,7 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in _executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -87,6 +92,17 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield module
             # A name may be a module of the package.
             yield from (f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
+
+
+def _executed(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without what is for type checkers only."""
+    left: list[ast.AST] = [tree]
+    for node in left:  # which grows
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            left += node.orelse
+        else:
+            left += ast.iter_child_nodes(node)
 
 
 def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
@@ -164,7 +180,8 @@ def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
-    """Return what shell commands say about their file."""
+    """Return what shell commands, and the Python in them, say about their file."""
+    codes = [facts_of_python(code) for code in codes_in(text)]
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
@@ -172,5 +189,7 @@ def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
     named = [*modules, *(word.partition(":")[0] for word in classes)]
     own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
     starts = [word for word in words if _FILE.fullmatch(word)]
+    own += [name for code in codes for name in code.imports]
     uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
-    return Facts(kind, tuple(own), tuple(starts), uses, classes=tuple(classes))
+    uses = uses or any(code.uses_determined for code in codes)
+    return Facts(kind, tuple(own), tuple(starts), uses, modules=tuple(modules), classes=tuple(classes))

@@ -34,6 +34,7 @@ class Premise(str, enum.Enum):
     changed = "changed"  #: the file is written as it was ported
     by_hand = "by hand"  #: no configuration starts the file
     in_trial = "in trial"  #: the file is used beside the context of a trial
+    unneeded = "unneeded"  #: nothing in the project needs Determined
     variable_unset = "variable unset"  #: no configuration sets the variable that the reason begins with
 
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from det_lightning.porting.commands import port_shell
 from det_lightning.porting.findings import Finding, Severity, line_at
 from det_lightning.porting.python_files import port_python
+from det_lightning.porting.shell_files import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
 _HIDE = "pass  #:::"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection
 
 import det_lightning
-from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 
 _NAME = "det-lightning"
 _SPEC = r"(?P<spec>\s*\(?(?:===|[<>=!~]=?)\s*[^;#\s'\"]+(?:\s*,\s*[<>=!~]=?\s*[^;#\s'\"]+)*)?"
@@ -15,7 +16,9 @@ _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
     r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"
 )
-_INSTALLER = r"\b(?:pip3?|poetry|pipenv|uv)\b[\"',\s]+(?:install|add)\b"
+_OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
+_INSTALLERS = ("pip", "pip3", "pipenv", "poetry", "uv")
+_INSTALLER = rf"\b(?:{'|'.join(_INSTALLERS)})\b[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
 _REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
@@ -36,6 +39,9 @@ _COMMENT = re.compile(r"(?<!\s)\s+#")
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
 _SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
 _NAMED_SECTIONS = ("dependencies", "packages", "dev-packages")
+_SOURCES = "tool.uv.sources"
+_SOURCE = ("uv has a source for Determined", "remove it")
+_TABLE = ("Determined is required by a table", f"require {_NAME} instead")
 _SECTION = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"(?P<indent>\s*)[\"']?(?P<key>[\w.-]+)[\"']?\s*[=:](?P<value>.*)$", re.DOTALL)
 _VERSION = re.compile(r"^(\s*[\"']?)determined([\"']?\s*=\s*)(?:([\"'])(\*?)[^\"']*\3)(.*)$", re.DOTALL)
@@ -63,10 +69,39 @@ def port_installs(text: str) -> str:
     """Return shell commands that install det_lightning where they installed Determined."""
 
     def installed(command: re.Match[str]) -> str:
-        return _IN_LINE.sub(lambda m: m["before"] + _NAME + (_compatible() if m["spec"] else ""), command.group())
+        is_there = _OURS.search(command.group()) is not None
+
+        def required(found: re.Match[str]) -> str:
+            if is_there and found["before"].isspace():
+                return ""
+            return found["before"] + _NAME + (_compatible() if found["spec"] else "")
+
+        return _IN_LINE.sub(required, command.group())
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
     return _INSTALL.sub(installed, without_urls)
+
+
+def install_both(old: str, new: str) -> str | None:
+    """Return a command that installs Determined, as ``old`` does, beside det_lightning, as ``new`` does.
+
+    None if it cannot be put together, as where packages are in a list of quoted words.
+    """
+    words, ours = old.split(" "), new.split(" ")
+    if len(words) != len(ours) or not re.search(_INSTALLER, old):
+        return None
+    changed = [index for index, word in enumerate(words) if word != ours[index]]
+    for index in changed:
+        found = _OURS.match(ours[index])
+        if found is None or words[index - 1].endswith(","):
+            return None
+        words[index] = f"{found.group()} {words[index]}"
+    return " ".join(words)
+
+
+def installs(words: Collection[str | None]) -> bool:
+    """Return whether the words of a command install packages."""
+    return not {"install", "add"}.isdisjoint(words) and not set(_INSTALLERS).isdisjoint(words)
 
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
@@ -104,7 +139,8 @@ def useless_installs(text: str, first_line: int) -> list[Finding]:
 
 def _useless(package: str, line: int) -> Finding:
     reason = "is built on determined" if package.startswith("model") else "talks to a Determined master"
-    return Finding(line, Severity.problem, f"{package}: it {reason}", "remove it")
+    premise = Premise.nothing if package.startswith("model") else Premise.unneeded
+    return Finding(line, Severity.problem, f"{package}: it {reason}", "remove it", premise=premise)
 
 
 def port_config_file(text: str) -> tuple[str, list[Finding]]:
@@ -129,6 +165,11 @@ class _ConfigReader:
         if not self._depth and (section := _SECTION.match(line)):
             self._section = section.group(1).strip()
             self._key = ""
+            table, _, package = self._section.rpartition(".")
+            if package == "determined" and table == _SOURCES:
+                self._note(*_SOURCE)
+            elif package == "determined" and table.endswith(_NAMED_SECTIONS):
+                self._note(*_TABLE)
             return line
         goes_on = self._depth > 0 or (line[:1].isspace() and self._requires())
         key = None if goes_on else _KEY.match(line)
@@ -140,13 +181,16 @@ class _ConfigReader:
             self._depth += value.count("[") - value.count("]")
         if key and self._key == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
             return self._named(line)
-        if key and self._key == "determined" and self._section == "tool.uv.sources":
+        if key and self._key == "determined" and self._section == _SOURCES:
             if value.rstrip().endswith("}") and re.search(rf"[\"']{_RELEASE}[\"']", value):
                 return ""
-            self.findings.append(Finding(self._line, Severity.problem, "uv has a source for Determined", "remove it"))
+            self._note(*_SOURCE)
         if not self._requires() or line.lstrip().startswith("#"):
             return line
         return self._listed(line, key)
+
+    def _note(self, reason: str, advice: str) -> None:
+        self.findings.append(Finding(self._line, Severity.problem, reason, advice))
 
     def _requires(self) -> bool:
         return self._key in _KEYS or self._section.endswith(_SECTIONS)
@@ -168,8 +212,7 @@ class _ConfigReader:
     def _named(self, line: str) -> str:
         found = _VERSION.match(line)
         if found is None:
-            reason = "Determined is required by a table"
-            self.findings.append(Finding(self._line, Severity.problem, reason, f"require {_NAME} instead"))
+            self._note(*_TABLE)
             return line
         before, between, quote, any_version, rest = found.groups()
         return f"{before}{_NAME}{between}{quote}{any_version or _compatible()}{quote}{rest}"

@@ -14,8 +14,15 @@ from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Severity
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.python_syntax import PythonFile, last_name, rename_in_code, string_of
-from det_lightning.porting.requirements import port_requirement
+from det_lightning.porting.python_syntax import (
+    PythonFile,
+    dotted_name,
+    last_name,
+    rename_in_code,
+    string_of,
+    targets_of,
+)
+from det_lightning.porting.requirements import installs, port_installs, port_requirement
 
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
@@ -72,8 +79,8 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
         _put(file, node, new)
 
 
-def _put(file: PythonFile, node: cst.SimpleString, value: str) -> None:
-    if value != node.raw_value:
+def _put(file: PythonFile, node: cst.CSTNode, value: str) -> None:
+    if isinstance(node, cst.SimpleString) and value != node.raw_value:
         file.replace(node, f"{node.prefix}{node.quote}{value}{node.quote}")
 
 
@@ -84,9 +91,17 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
     for outer in file.ancestors(node):
         if isinstance(outer, cst.Arg) and outer.keyword is not None:
             return outer.keyword.value in _REQUIREMENTS
+        if isinstance(outer, cst.Assign | cst.AnnAssign):
+            return any(dotted_name(target) in _required_names(file) for target in targets_of(outer))
         if isinstance(outer, cst.Call | cst.Subscript | cst.BaseStatement | cst.Comparison):
             return False
     return False
+
+
+def _required_names(file: PythonFile) -> set[str]:
+    """Return the variables that a file, such as ``setup.py``, passes as requirements."""
+    passed = [arg for arg in file.find(cst.Arg) if arg.keyword is not None and arg.keyword.value in _REQUIREMENTS]
+    return {name.value for arg in passed for name in file.names(within=arg.value)}
 
 
 def _is_first_argument(file: PythonFile, node: cst.SimpleString, functions: set[str]) -> bool:
@@ -176,6 +191,7 @@ def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
     quoted = _QUOTED.fullmatch(file.source(node))
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
+    ported = port_installs(ported)
     file.findings += [
         dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
     ]
@@ -190,7 +206,11 @@ def _reads_output(file: PythonFile) -> bool:
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     """Rewrite a command that is given as words; an expression stands for one word."""
     values = [string_of(node) for node in nodes]
-    if not values or values[0] != "det":
+    if installs(values):
+        for node, value in zip(nodes, values, strict=True):
+            if value is not None and (required := port_requirement(value)) is not None:
+                _put(file, node, required)
+    if not values or not det_program.is_det(values[0] or ""):
         return
     sources = [file.source(node) for node in nodes]
     words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]

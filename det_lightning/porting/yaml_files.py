@@ -15,7 +15,6 @@ from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
     launcher_counterpart,
     missing_launcher,
-    port_shell,
     runs_a_class,
     trial_class_in,
 )
@@ -23,6 +22,7 @@ from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.requirements import port_requirement
+from det_lightning.porting.shell_files import port_shell
 
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}

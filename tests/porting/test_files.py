@@ -94,6 +94,16 @@ def problems_of(port: FilePort) -> list[str]:
             "RUN pip install torch \\\n  'determined @ https://x/determined-0.1.whl' && cp determined-0.1.whl /x\n",
             "RUN pip install torch \\\n  'det-lightning' && cp determined-0.1.whl /x\n",
         ),
+        (
+            "a.py",
+            "os.system('pip install determined==0.2 && ls')\n",
+            "os.system('pip install det-lightning~=0.1 && ls')\n",
+        ),
+        (
+            "a.py",
+            "call([sys.executable, '-m', 'pip', 'install', 'determined', name])\nmodels = ['add', 'determined']\n",
+            "call([sys.executable, '-m', 'pip', 'install', 'det-lightning', name])\nmodels = ['add', 'determined']\n",
+        ),
         ("install.sh", "pip install 'determined @ https://x/d.whl'\n", "pip install 'determined @ https://x/d.whl'\n"),
         (
             "install.sh",
@@ -504,6 +514,8 @@ def test_a_startup_hook_that_installs_packages_is_a_finding(
             'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls\n',
         ),
         ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
+        ("a.sh", "/opt/conda/bin/det e create c.yaml .\n", "det-lightning run c.yaml .\n"),
+        ("a.py", "call(['/usr/bin/det', 'e', 'create', c, d])\n", "call(['det-lightning', 'run', c, d])\n"),
         ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
         ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
         ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),

@@ -1,0 +1,72 @@
+"""Where shell commands contain Python: ``python -c`` and here-documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+_INTERPRETER = r"\bpython[\d.]*(?![\w.-])"
+# In a list of quoted words too.
+_OPTION = rf"{_INTERPRETER}[^\n;|&#]*?[\s\"']-c(?:[\"']\s*,)?\s*"
+_TO_FILE = r"\b(?:cat|tee)\b(?=[^\n]*\.py\b)[^\n<]*"
+_PARTS = re.compile(
+    r"(?P<comment>^[ \t]*#[^\n]*\n?)"
+    rf"|(?:{_INTERPRETER}(?:[ \t]+-\w*)*|{_TO_FILE})[ \t]*<<-?[ \t]*(?P<mark>['\"]?)(?P<end>\w+)(?P=mark)[^\n]*\n"
+    r"(?P<document>(?:[^\n]*\n)*?)(?=[ \t]*(?P=end)[ \t\r]*$)"
+    rf"|{_OPTION}(?:'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\")",
+    re.MULTILINE | re.DOTALL,
+)
+_FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
+
+
+def port_parts(
+    text: str, port_commands: Callable[[str, int], str], port_code: Callable[[str, int], str], first_line: int = 1
+) -> str:
+    """Return a shell script with its commands and the Python code in it ported, each by a function of its own.
+
+    The functions also get the line of the script that the part begins in. Comments stay.
+    """
+    written = []
+    position = 0
+
+    def line(offset: int) -> int:
+        return first_line + text.count("\n", 0, offset)
+
+    for start, end, kind in _apart(text):
+        written.append(port_commands(text[position:start], line(position)))
+        part = text[start:end]
+        written.append(part if kind == "comment" else _ported(part, kind, line(start), port_code))
+        position = end
+    return "".join([*written, port_commands(text[position:], line(position))])
+
+
+def codes_in(text: str) -> list[str]:
+    """Return the Python code in a shell script."""
+    return [_unquoted(text[start:end], kind)[0] for start, end, kind in _apart(text) if kind != "comment"]
+
+
+def _apart(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield what is no command, from where to where, and of which kind it is."""
+    for found in _PARTS.finditer(text):
+        kind = next(name for name in ("comment", "document", "single", "double") if found[name] is not None)
+        yield *found.span(kind), kind
+
+
+def _ported(part: str, kind: str, line: int, port_code: Callable[[str, int], str]) -> str:
+    code, indent = _unquoted(part, kind)
+    ported = port_code(code, line)
+    if ported == code:
+        return part
+    indented = "".join(indent + row if row.strip() else row for row in ported.splitlines(keepends=True))
+    return indented.replace('"', '\\"') if kind == "double" else indented
+
+
+def _unquoted(part: str, kind: str) -> tuple[str, str]:
+    """Return code as Python reads it, and the white space that the text has before each of its lines."""
+    text = part.replace('\\"', '"') if kind == "double" else part
+    found = _FIRST_INDENT.search(text)
+    indent = found.group(1) if found else ""
+    rows = text.splitlines(keepends=True)
+    if not all(row.startswith(indent) for row in rows if row.strip()):
+        return text, ""
+    return "".join(row.removeprefix(indent) if row.strip() else row for row in rows), indent

@@ -1,0 +1,80 @@
+"""Shell scripts, startup hooks and Dockerfiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from det_lightning.porting.commands import note_variables, port_commands
+from det_lightning.porting.det_program import port_det_commands
+from det_lightning.porting.embedded_python import port_parts
+from det_lightning.porting.findings import Finding, Need, Severity, line_at
+from det_lightning.porting.python_files import port_python
+from det_lightning.porting.requirements import port_installs, useless_installs
+
+_IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
+_INSTALLER = re.compile(
+    r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+)*(?:install|add))\b", re.MULTILINE
+)
+
+
+def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return shell commands with launch layers, packages and Python code rewritten, and what could not be.
+
+    Comments stay.
+    """
+    findings: list[Finding] = []
+
+    def port_code(code: str, line: int) -> str:
+        try:
+            ported, left = port_python(code)
+        except cst.ParserSyntaxError:
+            ported, left = code, _not_read(code)
+        findings.extend(dataclasses.replace(finding, line=finding.line + line - 1) for finding in left)
+        return ported
+
+    def port_part(part: str, line: int) -> str:
+        ported, launched = port_commands(part, line)
+        ported, left = port_det_commands(ported, line)
+        # What commands of det name is gone with them.
+        variables = [found for found in note_variables(part, line) if found.reason.partition(":")[0] in ported]
+        findings.extend([*launched, *left, *useless_installs(part, line), *variables])
+        return port_installs(ported)
+
+    return port_parts(text, port_part, port_code, first_line), findings
+
+
+def _not_read(code: str) -> list[Finding]:
+    if "determined" not in code:
+        return []
+    reason = "not ported: Python that is put together by the shell"
+    return [Finding(1, Severity.problem, reason, "port it by hand, or keep it in a file of its own", Need.file)]
+
+
+def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
+    """Return a Dockerfile with launch layers and installed packages rewritten, and what could not be."""
+    ported, findings = port_shell(text)
+    for found in _IMAGE.finditer(text):
+        reason = f"{found.group(1)} brings Determined's environment, with an old torch"
+        advice = "build on an image with Python 3.10 or later, and let pip install det-lightning, which brings torch"
+        findings.append(Finding(line_at(text, found.start(1)), Severity.check, reason, advice))
+    return ported, findings
+
+
+def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it installs packages.
+
+    Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
+    """
+    ported, findings = port_shell(text)
+    found = _INSTALLER.search(text)
+    if found is not None:
+        reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
+        advice = (
+            "install the packages once, in a virtual environment of the project, and remove such lines: pip may "
+            "replace torch itself by another release"
+        )
+        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, advice))
+    return ported, findings
