@@ -1,4 +1,4 @@
-"""What can be started in a project, on which side it runs once that is ported, and what stays for Determined."""
+"""What can be started in a project, and on which side it runs once that is ported."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import dataclasses
 import enum
 import os
 import pathlib
-import re
 import shlex
 from collections.abc import Iterable
 
 from det_lightning.escaping import escape
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import FilePort, project_directory
-from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
+from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.findings import Finding, Need, Premise, Severity
 
 _MOST_REASONS = 3
 
@@ -74,8 +73,8 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     within = {
         id(reached)
         for port in graph.ports.values()
-        for reached in (graph.reached_by(port)[1:] if _is_configuration(port) else graph.imported_by(port))
-        if not _is_configuration(reached)
+        for reached in (graph.reached_by(port)[1:] if port.is_configuration else graph.imported_by(port))
+        if not reached.is_configuration
     }
     found = [_entry_point(graph, port) for port in ports if id(port) not in within]
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
@@ -87,8 +86,10 @@ def needs_of(port: FilePort, *needs: Need) -> list[Reason]:
     return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
 
 
-def _is_configuration(port: FilePort) -> bool:
-    return port.facts.kind is Kind.configuration
+def needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
+    """Return what keeps on Determined a file and whatever it reaches, where it is imported and where it is started."""
+    started = [reason for file in graph.started_by(port) for reason in needs_of(file, Need.script)]
+    return started + [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
 
 
 def _is_entry_point(port: FilePort) -> bool:
@@ -99,15 +100,15 @@ def _is_entry_point(port: FilePort) -> bool:
 
 def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     files = graph.reached_by(port)
-    needs = [*needs_of(port, Need.script), *(reason for file in files for reason in needs_of(file, Need.file))]
+    needs = [*needs_of(port, Need.script), *needs_around(graph, port)]
     others = [
         Reason(file.path, finding)
         for file in files
         for finding in file.findings
         if finding.severity is Severity.problem and finding.needs_determined is Need.nothing
     ]
-    directory = graph.code_directory(port) if _is_configuration(port) else None
-    if _is_configuration(port):
+    directory = graph.code_directory(port) if port.is_configuration else None
+    if port.is_configuration:
         others += _not_found(port) if directory is None else _not_startable(graph, port)
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
@@ -155,112 +156,12 @@ def _shown(directory: pathlib.Path) -> pathlib.Path:
 
 def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -> str:
     path = shlex.quote(escape(_shown(port.path)))
-    if _is_configuration(port):
+    if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
         return f"det-lightning run {path}{directory}"
     if port.facts.kind is Kind.script:
+        if any(finding.premise is Premise.by_hand for file in files for finding in file.findings):
+            return "det-lightning run CONFIG"
         as_is = any(file.facts.imports_determined for file in files)
         return f"python {'-m det_lightning ' if as_is else ''}{path}"
     return f"sh {path}" if port.facts.kind is Kind.commands and port.path.suffix == ".sh" else ""
-
-
-# What stays, so that whatever still needs Determined keeps running on it
-
-
-_LOGICAL_LINE = re.compile(r"(?:[^\r\n]*\\\r?\n)*[^\r\n]*(?:\r\n|\r|\n|\Z)")
-# A requirement, as opposed to a command of the same name.
-_OURS = re.compile(r"det-lightning(?!\s+(?:run|experiment)\b)(?![\"']\s*,)|det-lightning[\"']\s*,\s*$")
-_ON_ITS_OWN = re.compile(
-    r"\s*(?:-\s+)?[\"']?det-lightning[^\s\"',]*[\"']?(?:\s*=\s*[\"'][^\"']*[\"'])?\s*(?:,|#.*|;.*)?\s*"
-)
-
-
-def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
-    """Return the files of a project, with everything for which Determined is still needed left as it was.
-
-    This includes whatever imports or starts what cannot be ported; what such code passes trials to, or gets them from;
-    the commands that start it; and the requirement of Determined itself.
-    """
-    graph = FileGraph(ports)
-    found = list(graph.ports.values())
-    why: dict[pathlib.Path, Reason] = {}
-    for port in found:
-        needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
-        if needs:
-            why[port.path] = needs[0]
-    # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
-    for port in found:
-        if port.path in why:
-            for imported in [file for file in graph.imported_by(port) if file.facts.apis & port.facts.apis]:
-                why.setdefault(imported.path, why[port.path])
-    # Whatever keeps the requirement of Determined in the directories above it.
-    needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
-    return [_kept(port, graph, why, needs) if port.changed else port for port in found]
-
-
-def _kept(port: FilePort, graph: FileGraph, why: dict[pathlib.Path, Reason], needs: list[Reason]) -> FilePort:
-    """Return a file in which what stays, for the reason that ``why`` gives for its path, is as it was."""
-    staying = {name: file for name, file in graph.named_by(port).items() if file.path in why}
-    is_python = port.path.suffix == ".py"
-    # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
-    is_whole = is_python or port.facts.kind is Kind.configuration
-    if is_whole or (port.facts.kind is Kind.notebook and port.facts.apis):
-        for file in (port, *staying.values()):
-            if file.path in why:
-                return _restored(port, why[file.path])
-    if is_python and port.path.name != "setup.py":
-        return port
-    directory = project_directory(port.path)
-    needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
-    return _kept_by_line(port, list(staying), needed)
-
-
-def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None) -> FilePort:
-    """Restore the lines that start what stays, and require both where both are needed."""
-    before = _lines(port.before)
-    after = _lines(port.after)
-    if len(before) != len(after):
-        return port
-    stripped = {line.strip() for line in before}
-    lines = []
-    findings = []
-    line = 1
-    for old, new in zip(before, after, strict=True):
-        starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
-        if old == new or starts_staying or not _OURS.search(new):
-            lines.append(old if starts_staying else new)
-        else:
-            # Of a notebook the lines of the code are counted, not those of the file.
-            shown = 0 if port.facts.kind is Kind.notebook else line
-            required, found = _requirement(old, new, new.strip() in stripped, needed, shown)
-            lines.append(required)
-            findings += found
-        line = line_at(old, len(old), line)
-    return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
-
-
-def _restored(port: FilePort, why: Reason) -> FilePort:
-    finding = Finding(0, Severity.note, f"stays as it is, for Determined: {why}", "port again when that is changed")
-    facts = dataclasses.replace(port.facts, imports_determined=True)
-    others = [found for found in port.findings if found.premise is not Premise.changed]
-    return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
-
-
-def _lines(text: str) -> list[str]:
-    """Return the lines of a text; lines joined by a backslash are returned as one."""
-    return [found.group() for found in _LOGICAL_LINE.finditer(text) if found.group()]
-
-
-def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
-    """Return what to write for a line that requires Determined, and what is left to do about it.
-
-    If ``is_there``, the file already had the ``new`` line.
-    """
-    if needed is None:
-        return ("" if is_there else new), []
-    if is_there:
-        return old, []
-    if _ON_ITS_OWN.fullmatch(new):
-        return (old if old.endswith("\n") else f"{old}\n") + new, []
-    reason = f"Determined is still required, for {needed}"
-    return old, [Finding(line, Severity.check, reason, "require det-lightning beside it")]

@@ -6,7 +6,6 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable
 
-from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_port import FilePort
 
 _HOOK = "startup-hook.sh"
@@ -30,6 +29,11 @@ class FileGraph:
     def reached_by(self, port: FilePort) -> list[FilePort]:
         """Return a file, and those that it imports or starts, directly or indirectly."""
         return [port, *self._reached(port, started=True)]
+
+    def started_by(self, port: FilePort) -> list[FilePort]:
+        """Return the files that a file starts as scripts, directly or by what it reaches."""
+        started = [path for file in self.reached_by(port) for path in self._started[_normal(file.path)]]
+        return [self.ports[path] for path in dict.fromkeys(started)]
 
     def named_by(self, port: FilePort) -> dict[str, FilePort]:
         """Return the files that commands in a file name, by these names."""
@@ -80,8 +84,10 @@ class FileGraph:
         return [self.ports[path] for path in reached]
 
     def _starts_of(self, port: FilePort) -> list[pathlib.Path]:
-        started = [path for name in port.facts.starts if (path := self._file(port, name)) is not None]
-        directory = self.code_directory(port) if port.facts.kind is Kind.configuration else None
+        files = [self._file(port, name) for name in port.facts.starts]
+        modules = [self._module(port, name) for name in port.facts.modules]
+        started = [path for path in (*files, *modules) if path is not None]
+        directory = self.code_directory(port) if port.is_configuration else None
         return started if directory is None or directory / _HOOK not in self.ports else [*started, directory / _HOOK]
 
     def _module(self, port: FilePort, name: str) -> pathlib.Path | None:

@@ -15,7 +15,14 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.masking import mask_text
-from det_lightning.porting.facts import Facts, facts_of_commands, facts_of_notebook, facts_of_python, facts_of_yaml
+from det_lightning.porting.facts import (
+    Facts,
+    Kind,
+    facts_of_commands,
+    facts_of_notebook,
+    facts_of_python,
+    facts_of_yaml,
+)
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
 _BOM = "\ufeff"
@@ -31,12 +38,12 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
-    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", None),
+    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
-    r"startup-hook\.sh": ("commands.port_startup_hook", facts_of_commands),
+    r"startup-hook\.sh": ("shell_files.port_startup_hook", facts_of_commands),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
-        "commands.port_shell",
+        "shell_files.port_shell",
         facts_of_commands,
     ),
 }
@@ -58,6 +65,10 @@ class FilePort:
     @property
     def changed(self) -> bool:
         return self.before != self.after
+
+    @property
+    def is_configuration(self) -> bool:
+        return self.facts.kind is Kind.configuration
 
     def write(self) -> None:
         """Replace the file by a new one with the ported content, or raise OSError; hard links to the old one stay."""

@@ -10,12 +10,13 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points, keep_what_stays
-from det_lightning.porting.facts import Facts, Kind
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
+from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort, is_portable
-from det_lightning.porting.findings import Finding, Premise, Severity
+from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
 # What virtual environments have, each kind one of them.
@@ -119,8 +120,7 @@ def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
 
 def _is_of_determined(port: FilePort) -> bool:
     hints = all(finding.severity is Severity.check for finding in port.findings)
-    is_configuration = port.facts.kind is Kind.configuration
-    return port.changed or not hints or is_configuration or "det_lightning" in port.before
+    return port.changed or not hints or port.is_configuration or "det_lightning" in port.before
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
@@ -128,26 +128,32 @@ def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
     configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():
-        if port.facts.kind is Kind.configuration:
+        if port.is_configuration:
             for reached in graph.reached_by(port):
                 configurations[reached.path].append(port.facts)
         elif port.facts.uses_determined:
             for imported in graph.imported_by(port):
                 users[imported.path].append(port.facts)
+    needs = any(needs_of(port, Need.file, Need.script) for port in graph.ports.values())
     kept = []
     for port in graph.ports.values():
-        around = (configurations[port.path], users[port.path])
+        around = (configurations[port.path], users[port.path], needs)
         kept.append(dataclasses.replace(port, findings=[one for one in port.findings if _is_relevant(one, *around)]))
     return kept
 
 
-def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts]) -> bool:
-    """Return whether a finding still holds, given the configurations that reach its file and what imports it."""
+def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts], needs_determined: bool) -> bool:
+    """Return whether a finding still holds, given the configurations that reach its file and what imports it.
+
+    It may also depend on whether anything in the project ``needs_determined``.
+    """
+    if finding.premise is Premise.unneeded:
+        return not needs_determined
     if finding.premise is Premise.by_hand:
         return not configurations
     if finding.premise is Premise.variable_unset:
         name = finding.reason.partition(":")[0]
         return not configurations or any(name not in config.sets for config in configurations)
     if finding.premise is Premise.in_trial:
-        return not users or any("pytorch" in user.apis for user in users)
+        return not users or any("pytorch" in user.apis and not user.imports_determined for user in users)
     return True

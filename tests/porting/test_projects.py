@@ -124,6 +124,7 @@ def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
 
 CONFIG = "entrypoint: {}\nsearcher: {{name: single, metric: loss, max_length: {{batches: 2}}}}\n"
 TRIAL = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
+SDK = "from determined.experimental import client\nclient.login()\n"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoi
         f"{folder}const_yaml": CONFIG.format(entrypoint),
         "pkg____init___py": "",
         "pkg__model_py": f"from . import sdk\n{TRIAL}",
-        "pkg__sdk_py": "from determined.experimental import client\nclient.login()\n",
+        "pkg__sdk_py": SDK,
         "scripts__go_sh": "python3 pkg/model.py\n",
     }
     entry = next(entry for entry in made(**files).entry_points if entry.port.path.suffix == ".yaml")
@@ -212,17 +213,17 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
             "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n])\n",
             "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n    'det-lightning',\n])\n",
         ),
-        ("run.sh", "pip install determined torch\n", "pip install determined torch\n"),
+        ("run.sh", "pip install determined>=1 torch\n", "pip install det-lightning~=0.1 determined>=1 torch\n"),
+        ("ci.yml", "- run: pip install determined torch\n", "- run: pip install determined torch\n"),
     ],
 )
 def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, before: str, after: str | None) -> None:
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text(before)
-    sdk = "from determined.experimental import client\nclient.login()\n"
-    project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=sdk)
+    project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=SDK)
     assert Path(file).read_text() == (after or f"{before}  - det-lightning\n")
     left = [found for port in project.files for found in port.findings if "still required" in found.reason]
-    assert len(left) == (file == "run.sh")
+    assert len(left) == (file == "ci.yml")
     # And no longer than that.
     Path("sdk.py").unlink()
     made()
@@ -389,3 +390,86 @@ def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> No
 def test_advice_about_a_context_is_for_what_trials_use(script: str, expected: int) -> None:
     project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")
     assert len(reasons(project, "helper.py")) == expected
+
+
+REPORTS = "import determined as det\nwith det.core.init() as core_context: print(core_context)\n"
+SUBMITS = f"""{REPORTS}
+if __name__ == "__main__":
+    from determined.experimental import client
+    client.login()
+"""
+
+
+@pytest.mark.parametrize("entrypoint", ["python3 train.py", "python3 -m train", "bash run.sh"])
+def test_a_script_that_needs_the_master_when_it_runs_keeps_what_starts_it(entrypoint: str) -> None:
+    project = made(const_yaml=CONFIG.format(entrypoint), train_py=SUBMITS, run_sh="python train.py\n")
+    needs = "train.py:5 (determined.experimental.client: it talks to a Determined master)"
+    assert sentences(project) == {"const.yaml": f"still needs Determined because of {needs}"}
+    assert Path("train.py").read_text() == SUBMITS
+
+
+def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_it() -> None:
+    project = made(const_yaml=CONFIG.format("python3 run.py"), train_py=SUBMITS, run_py="import train\n")
+    assert sentences(project) == {"const.yaml": "runs with `det-lightning run const.yaml`"}
+
+
+def test_what_a_configuration_starts_on_determined_is_left_for_it() -> None:
+    commands = "det checkpoint download abc\npython -m determined.launch.torch_distributed train.py\n"
+    project = made(const_yaml=CONFIG.format("bash run.sh"), run_sh=commands, train_py=REPORTS, other_py=REPORTS)
+    needs = "run.sh:1 (det checkpoint download: it needs a Determined master)"
+    assert sentences(project)["const.yaml"] == f"still needs Determined because of {needs}"
+    assert Path("train.py").read_text() == REPORTS
+    assert Path("run.sh").read_text() == commands
+    assert Path("other.py").read_text() != REPORTS
+
+
+def test_a_trial_whose_hook_needs_determined_is_left_for_it() -> None:
+    Path("startup-hook.sh").write_text("python -c 'from determined_common import check'\n")
+    project = made(const_yaml=CONFIG.format("model:T"), model_py=TRIAL)
+    needs = "startup-hook.sh:1 (determined_common.check: it is internal to Determined's tools)"
+    assert sentences(project) == {"const.yaml": f"still needs Determined because of {needs}"}
+    assert Path("model.py").read_text() == TRIAL
+
+
+def test_determined_alone_is_required_where_nothing_was_ported() -> None:
+    files = {"deploy__requirements_txt": "determined==0.19\ndetermined-cli\n", "deploy__sdk_py": SDK}
+    project = made(**files, const_yaml=CONFIG.format("model:T"), model_py=TRIAL)
+    assert Path("deploy/requirements.txt").read_text() == files["deploy__requirements_txt"]
+    assert all(port.path.name != "requirements.txt" for port in project.files)
+    # Once nothing needs it, its tools are not needed, either.
+    Path("deploy/sdk.py").unlink()
+    (found,) = [port for port in made().files if port.path.name == "requirements.txt"]
+    assert [finding.reason for finding in found.findings] == ["determined-cli: it talks to a Determined master"]
+
+
+def test_a_project_file_whose_sources_name_determined_is_left_where_determined_is_needed() -> None:
+    text = '[project]\ndependencies = ["determined"]\n[tool.uv.sources]\n' + (
+        "determined = {url = 'https://x/determined-0.38.1.whl'}\n"
+    )
+    project = made(pyproject_toml=text, sdk_py=SDK, model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
+    assert Path("pyproject.toml").read_text() == text
+    (found,) = [port for port in project.files if port.path.name == "pyproject.toml"]
+    assert [finding.advice for finding in found.findings] == ["require det-lightning beside it"]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("info = det.get_cluster_info()\nprint(info.trial)\n", "`det-lightning run CONFIG`; 1 finding to look at"),
+        ("info = det.get_cluster_info()\nprint(info)\n", "`python train.py`"),
+    ],
+)
+def test_a_script_that_only_runs_in_an_experiment_is_started_by_one(call: str, sentence: str) -> None:
+    project = made(train_py=f"import determined as det\n{call}")
+    assert sentences(project) == {"train.py": f"runs with {sentence}"}
+
+
+def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:
+    text = (
+        "from determined import pytorch\n" + SDK + "import helpers\nx.cuda()\npytorch.load_trial_from_checkpoint_path\n"
+    )
+    project = made(deploy_py=text, helpers_py="def f(x): return x.cuda()\n", batch_py=f"{SDK}x.cuda()\n")
+    assert {finding.severity for port in project.files for finding in port.findings} == {
+        Severity.note,
+        Severity.problem,
+    }
