@@ -53,9 +53,9 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         for module in _imported(statement):
             _check_module(file, statement, module)
     for trial in trials:
+        for method in _training_methods(file, trial):
+            _check_steps(file, method, _wrapped_optimizers(file, trial))
         for method in methods_of(trial):
-            if method.name.value == "train_batch":
-                _check_steps(file, method, _wrapped_optimizers(file, trial))
             if method.name.value in ("build_training_data_loader", "build_validation_data_loader"):
                 _check_loader(file, method, torch_names)
 
@@ -76,7 +76,7 @@ def note_devices(file: PythonFile) -> None:
             file.note(assign, Severity.check, reason, "set it where the run is started")
 
 
-def _check_call(file: PythonFile, node: cst.Call, torch_names: set[str]) -> None:
+def _check_call(file: PythonFile, node: cst.Call, torch_names: dict[str, str]) -> None:
     name = dotted_name(node.func)
     last = node.func.attr.value if isinstance(node.func, cst.Attribute) else name
     if last == "cuda" and isinstance(node.func, cst.Attribute) and name != "torch.cuda":
@@ -136,14 +136,28 @@ def _short(file: PythonFile, node: cst.CSTNode) -> str:
 # In a trial
 
 
-def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: set[str]) -> None:
+def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: dict[str, str]) -> None:
     if "disable_dataset_reproducibility_checks" in file.edits.text:
         return
     for returned in file.find(cst.Return, within=method):
         loader = returned.value
         called = dotted_name(loader.func) if isinstance(loader, cst.Call) else ""
-        if loader and (called == "torch.utils.data.DataLoader" or called in torch_names & {"DataLoader"}):
+        if loader and (called == "torch.utils.data.DataLoader" or torch_names.get(called) == "DataLoader"):
             file.note(loader, Severity.problem, *_LOADER)
+
+
+def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
+    """Return ``train_batch``, and the methods that it calls, directly or indirectly."""
+    methods = {method.name.value: method for method in methods_of(trial)}
+    found = [methods[name] for name in ("train_batch",) if name in methods]
+    for method in found:  # which grows
+        called = [
+            dotted_name(call.func).removeprefix("self.")
+            for call in file.find(cst.Call, within=method.body)
+            if not _is_passed(file, call, method)
+        ]
+        found += [methods[name] for name in dict.fromkeys(called) if name in methods and methods[name] not in found]
+    return found
 
 
 def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]) -> None:
@@ -160,16 +174,16 @@ def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]
         elif name == "zero_grad" and owner in optimizers and "auto_zero_grads" not in file.edits.text:
             advice = "remove it: context.step_optimizer() zeroes, where it has stepped"
             file.note(call, Severity.check, f"{owner}.zero_grad() clears the gradients of an aggregation", advice)
-        elif name in ("clip_grad_norm_", "clip_grad_value_") and not _is_passed(file, call):
+        elif name in ("clip_grad_norm_", "clip_grad_value_") and not _is_passed(file, call, method):
             reason = f"{name}() clips before gradients are averaged over batches and ranks"
             advice = f"pass clip_grads=lambda params: torch.nn.utils.{name}(params, ...) to context.step_optimizer()"
             file.note(call, Severity.check, reason, advice)
 
 
-def _is_passed(file: PythonFile, node: cst.CSTNode) -> bool:
-    """Return whether a node is in a function within ``train_batch``, such as one that is passed as ``clip_grads``."""
-    around = [outer for outer in file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef)]
-    return isinstance(around[0], cst.Lambda) or around[0].name.value != "train_batch"
+def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> bool:
+    """Return whether a node is in a function within a method, such as one that is passed as ``clip_grads``."""
+    around = next(outer for outer in file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef))
+    return around is not method
 
 
 def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
@@ -182,16 +196,16 @@ def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
     } - {""}
 
 
-def _names_from_torch(file: PythonFile) -> set[str]:
-    """Return the names that a file imports from torch, and from nowhere else later on."""
-    found: set[str] = set()
+def _names_from_torch(file: PythonFile) -> dict[str, str]:
+    """Return the names that a file imports from torch, and from nowhere else later on, with those they have there."""
+    found: dict[str, str] = {}
     for statement in file.find(cst.ImportFrom):
         if not isinstance(statement.names, cst.ImportStar):
-            names = {alias.evaluated_alias or alias.evaluated_name for alias in statement.names}
-            if dotted_name(statement.module).split(".")[0] == "torch":
-                found |= names
-            else:
-                found -= names
+            for alias in statement.names:
+                name = alias.evaluated_alias or alias.evaluated_name
+                found.pop(name, None)
+                if dotted_name(statement.module).split(".")[0] == "torch":
+                    found[name] = alias.evaluated_name
     return found
 
 
@@ -215,7 +229,10 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
         if last_name(call.func) == "from_deepspeed":
-            file.note(call, Severity.problem, *_DEEPSPEED)
+            # One of several ways to start is not missed by those who take another one.
+            around = [outer for outer in file.ancestors(call) if isinstance(outer, cst.If | cst.IfExp)]
+            is_choice = any("__name__" not in file.source(outer.test) for outer in around)
+            file.note(call, Severity.check if is_choice else Severity.problem, *_DEEPSPEED)
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value
             if dotted_name(owner) in trainers or _is_trainer(owner, trainer_names):

@@ -37,14 +37,15 @@ class ImportRewriter:
     def _used_paths(self) -> Iterator[tuple[str, str]]:
         used = {reference.binding for reference in self.bindings.references}
         for binding in self.bindings.found:
-            if binding not in used and self._is_movable(binding):
+            if (binding not in used and self._is_movable(binding)) or self._is_for_types(binding):
                 continue
             if binding.imported != "determined" and (binding not in used or counterpart(binding.imported) is None):
                 yield binding.imported, binding.name
             elif binding not in used:
                 yield binding.path, binding.name
         for reference in self.bindings.references:
-            yield reference.path, reference.binding.name
+            if not self._is_for_types(reference.binding):
+                yield reference.path, reference.binding.name
 
     def rewrite(self) -> None:
         """Rewrite the file, and note what cannot be."""
@@ -114,6 +115,15 @@ class ImportRewriter:
         code = _LONG_STRINGS.sub("", self.file.edits.text)
         in_string = re.search(rf"[\"'][^\"'\n]*\b{re.escape(binding.name)}\b[^\"'\n]*[\"']", code)
         return isinstance(self.file.parent(line), cst.Module) and not in_string
+
+    def _is_for_types(self, binding: Binding) -> bool:
+        """Return whether a name is missing, and imported for type checkers only."""
+        around = [outer for outer in self.file.ancestors(binding.statement) if isinstance(outer, cst.If)]
+        return counterpart(binding.path) is None and any(
+            last_name(outer.test) == "TYPE_CHECKING"
+            and binding.statement in self.file.find(cst.ImportFrom, within=outer.body)
+            for outer in around
+        )
 
     def _may_lose(self, binding: Binding) -> bool:
         """Return whether a file may do without a name: one with a trial, or a script that uses nothing missing."""
@@ -254,6 +264,10 @@ class ImportRewriter:
     def _note_missing_binding(self, binding: Binding) -> None:
         """Note a missing name that a statement imports; if all its uses have their own advice, note those instead."""
         uses = self._uses(binding)
+        if self._is_for_types(binding):
+            reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
+            self.file.note(binding.alias, Severity.note, reason, "remove it together with the annotations that name it")
+            return
         if not uses and self._is_movable(binding):
             reason = f"{binding.path} is imported and not used; the import is removed"
             self.file.note(binding.alias, Severity.note, reason, "nothing to do", Premise.changed)
@@ -269,4 +283,6 @@ class ImportRewriter:
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
         need = Need.file if self._script_around(node) is None else Need.script
+        if path.endswith("__"):  # such as __file__: it runs here once this is gone
+            need = Need.nothing
         self.file.findings.append(missing(path, self.file.line(node), need))

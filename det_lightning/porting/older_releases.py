@@ -247,7 +247,11 @@ def _calls(node: cst.CSTNode, *methods: str) -> bool:
 
 _CORE_PARTS = ("checkpoint", "distributed", "preempt", "profiler", "searcher", "train")
 _STORE = "call store_path() or upload(), with shard=True if several ranks have files"
-_GONE_FROM_CORE = {"_report_checkpoint": _STORE, "_storage_manager": _STORE}
+_GONE_FROM_CORE = {
+    "_chief_ip": "ask get_cluster_info().container_addrs[0]",
+    "_report_checkpoint": _STORE,
+    "_storage_manager": _STORE,
+}
 # What report_metrics() was called, and the number of batches in it and in the reports of the first releases.
 _OLD_REPORT = "_report_trial_metrics"
 _TOTAL = "total_batches"

@@ -90,6 +90,10 @@ def findings_of(text: str, severity: Severity = Severity.problem) -> list[str]:
             "setup(install_requires=['det-lightning', 'torch'])\n",
         ),
         (
+            "R: list[str] = ['determined', 'torch']\nsetup(install_requires=R + ['x'])\nX = ['determined']\n",
+            "R: list[str] = ['det-lightning', 'torch']\nsetup(install_requires=R + ['x'])\nX = ['determined']\n",
+        ),
+        (
             "from determined.__version__ import __version__ as v\n",
             "from det_lightning import __version__ as v\n",
         ),
@@ -226,6 +230,23 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
         "deepspeed is imported and not used; the import is removed",
     ]
     assert findings_of(before) == []
+
+
+@pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
+def test_what_is_missing_and_imported_for_types_only_keeps_nothing_on_determined(test: str) -> None:
+    before = f"""
+        import determined as det
+        if {test}:
+            from determined.experimental.client import Experiment
+            from determined.pytorch import PyTorchTrialContext
+        def f(e: "Experiment", c: "PyTorchTrialContext"): det.core.init()
+        """
+    after = ported(before)
+    assert "from determined.experimental.client import Experiment\n    from det_lightning.pytorch import" in after
+    assert "import det_lightning as det\n" in after
+    assert findings_of(before) == []
+    (note,) = findings_of(before, Severity.note)
+    assert note.startswith("4: determined.experimental.client.Experiment is imported for type checkers only")
 
 
 def test_a_script_without_a_trial_does_not_import_what_is_missing_and_not_used() -> None:
@@ -404,6 +425,28 @@ def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
     assert findings_of(text) == []
 
 
+def test_methods_that_train_batch_calls_must_not_bypass_the_context_either() -> None:
+    text = trial(in_train="self.step(batch, clip=lambda p: self.clip(p))").replace(
+        "class C(",
+        """\
+    def step(self, batch, clip):
+        self.closure().backward()
+        self.optimizer.step()
+    def closure(self):
+        self.optimizer.zero_grad()
+    def clip(self, params):
+        torch.nn.utils.clip_grad_norm_(params, 1)
+    def pretrain(self):
+        loss.backward()
+class C(""",
+    )
+    assert [found.partition(" ")[2] for found in findings_of(text, Severity.check)] == [
+        "a loss.backward() goes around the context",
+        "self.optimizer.step() goes around the context",
+        "self.optimizer.zero_grad() clears the gradients of an aggregation",
+    ]
+
+
 @pytest.mark.parametrize(
     ("use", "is_check"),
     [
@@ -457,6 +500,10 @@ def test_a_loader_of_torch_is_a_problem_unless_checks_are_disabled() -> None:
     loader = "def build_training_data_loader(self): return torch.utils.data.DataLoader(x)"
     before = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial):\n    "
     assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is returned")
+    renamed = (
+        "from torch.utils.data import DataLoader as Loader\n" + before + loader.replace("torch.utils.data.Data", "")
+    )
+    assert findings_of(renamed)[0].startswith("4: torch's DataLoader is returned")
     disabled = "\n    def f(self): context.experimental.disable_dataset_reproducibility_checks()\n"
     assert findings_of(before + loader + disabled) == []
 
