@@ -8,10 +8,14 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 
 import det_lightning
 from det_lightning import parts_of_determined
 from det_lightning.porting.findings import Finding, Need, Severity
+
+#: Uses of the Core API without a name of Determined: a module that gets its context as an argument need not import any.
+CORE_CONTEXT = re.compile(r"\bcore_context\.(?:checkpoint|preempt|searcher|train)\.")
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"

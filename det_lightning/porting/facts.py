@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from det_lightning.porting.counterparts import CORE_CONTEXT
 from det_lightning.porting.embedded_python import codes_in
 
 _OF_DETERMINED = (
@@ -24,8 +25,6 @@ _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
 # The package may be imported as such, and used as det.pytorch.
 _APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\bimport\b[^\n]*\bcore\b")}
-# A module that gets the context of the Core API as an argument need not import Determined.
-CORE_CONTEXT = re.compile(r"\bcore_context\.(?:checkpoint|preempt|searcher|train)\.")
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 

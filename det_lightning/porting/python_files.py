@@ -7,8 +7,7 @@ import re
 
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
-from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.facts import CORE_CONTEXT
+from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_libraries import note_older_libraries
