@@ -1,8 +1,12 @@
-"""The style that no linter checks: one assignment a line, no expression that hides a condition, no deep nesting."""
+"""The style that no linter checks.
+
+One assignment a line, no expression that hides a condition, no deep nesting, and no modules that need each other.
+"""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,3 +117,31 @@ def test_the_whole_product_keeps_to_the_style() -> None:
         for line in lines_found(file.read_text(encoding="utf-8"))
     ]
     assert found == []
+
+
+def imported_modules(text: str) -> Iterator[str]:
+    """Yield the modules that a text imports anywhere, for types alone or inside of functions too, and their names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (node.module, *names)
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    package = parts if parts[0] == "det_lightning" else ("det_lightning", *parts)
+    return ".".join(part for part in package if part != "__init__")
+
+
+@pytest.mark.slow
+def test_no_module_imports_one_that_imports_it_again() -> None:
+    texts = {module_name(file): file.read_text(encoding="utf-8") for file in product_files()}
+    packages = {module_name(file) for file in product_files() if file.name == "__init__.py"}
+    imports = {
+        # A package that is imported for one of its modules does not count: Python imports it in any case.
+        module: {name for name in imported_modules(text) if name in texts and name not in packages | {module}}
+        for module, text in texts.items()
+    }
+    graphlib.TopologicalSorter(imports).prepare()  # raises a CycleError that names them

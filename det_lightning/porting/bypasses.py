@@ -200,12 +200,12 @@ def _names_from_torch(file: PythonFile) -> dict[str, str]:
     """Return the names that a file imports from torch, and from nowhere else later on, with those they have there."""
     found: dict[str, str] = {}
     for statement in file.find(cst.ImportFrom):
-        if not isinstance(statement.names, cst.ImportStar):
-            for alias in statement.names:
-                name = alias.evaluated_alias or alias.evaluated_name
-                found.pop(name, None)
-                if dotted_name(statement.module).split(".")[0] == "torch":
-                    found[name] = alias.evaluated_name
+        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
+        bound = {alias.evaluated_alias or alias.evaluated_name: alias.evaluated_name for alias in names}
+        if dotted_name(statement.module).split(".")[0] == "torch":
+            found |= bound
+        else:
+            found = {name: original for name, original in found.items() if name not in bound}
     return found
 
 

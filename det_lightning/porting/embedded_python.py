@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 
 _INTERPRETER = r"\bpython[\d.]*(?![\w.-])"
-# In a list of quoted words too.
-_OPTION = rf"{_INTERPRETER}[^\n;|&#]*?[\s\"']-c(?:[\"']\s*,)?\s*"
-_TO_FILE = r"\b(?:cat|tee)\b(?=[^\n]*\.py\b)[^\n<]*"
+# Lengths are limited because a search begins again at each of these words. In a list of quoted words too.
+_OPTION = rf"{_INTERPRETER}[^\n;|&#]{{0,200}}?[\s\"']-c(?:[\"']\s*,)?\s*"
+_TO_FILE = r"\b(?:cat|tee)\b(?=[^\n]{0,300}?\.py\b)[^\n<]{0,300}"
 _PARTS = re.compile(
     r"(?P<comment>^[ \t]*#[^\n]*\n?)"
     rf"|(?:{_INTERPRETER}(?:[ \t]+-\w*)*|{_TO_FILE})[ \t]*<<-?[ \t]*(?P<mark>['\"]?)(?P<end>\w+)(?P=mark)[^\n]*\n"
-    r"(?P<document>(?:[^\n]*\n)*?)(?=[ \t]*(?P=end)[ \t\r]*$)"
+    r"(?P<document>(?:[^\n]*\n){0,1000}?)(?=[ \t]*(?P=end)[ \t\r]*$)"
     rf"|{_OPTION}(?:'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\")",
     re.MULTILINE | re.DOTALL,
 )

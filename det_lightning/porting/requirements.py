@@ -87,7 +87,8 @@ def install_both(old: str, new: str) -> str | None:
 
     None if it cannot be put together, as where packages are in a list of quoted words.
     """
-    words, ours = old.split(" "), new.split(" ")
+    words = old.split(" ")
+    ours = new.split(" ")
     if len(words) != len(ours) or not re.search(_INSTALLER, old):
         return None
     changed = [index for index, word in enumerate(words) if word != ours[index]]

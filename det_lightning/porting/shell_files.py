@@ -31,7 +31,8 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         try:
             ported, left = port_python(code)
         except cst.ParserSyntaxError:
-            ported, left = code, _not_read(code)
+            ported = code
+            left = _not_read(code)
         findings.extend(dataclasses.replace(finding, line=finding.line + line - 1) for finding in left)
         return ported
 
