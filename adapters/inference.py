@@ -1,4 +1,4 @@
-"""What a trial does without a run: loading weights, predicting, evaluating data that are passed in."""
+"""The base of ``TrialModule``: the trial that it holds, and what needs no run, such as loading and predicting."""
 
 from __future__ import annotations
 
