@@ -130,12 +130,12 @@ class DeterminedCheckpoint(pl.Callback):
         if self._plan.complete is not None:
             checkpoint_id, batches = self._plan.complete
             return (
-                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches} batches. To go on: "
+                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches} batches. To continue: "
                 f"fit(latest_checkpoint={checkpoint_id!r})."
             )
         if resumed_from is not None:
             shown = mask_url(resumed_from)
-            return f"Nothing was saved since {escape(shown)}. To go on from there: fit(latest_checkpoint={shown!r})."
+            return f"Nothing was saved since {escape(shown)}. To continue from there: fit(latest_checkpoint={shown!r})."
         return "Nothing was saved; fit(save_on_interrupt=True) saves on Ctrl-C."
 
     def _path_of(self, checkpoint_id: str | None) -> str | None:

@@ -94,7 +94,7 @@ MISSING_PARTS = {
     "determined.pytorch.lightning": _ADAPTER,
     "determined.pytorch_lightning": _ADAPTER,
     "determined.searcher": (
-        "Determined 0.38 removed search methods of one's own",
+        "Determined 0.38 removed custom search methods",
         "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",
     ),
     "determined.tensorboard": (

@@ -108,7 +108,7 @@ def run(
 
 @report_errors()
 def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
-    """Go on with an experiment that was paused, or whose runner was killed."""
+    """Continue an experiment that was paused, or whose runner was killed."""
     from det_lightning.config import read_config
     from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import ExperimentDirectory
@@ -265,7 +265,7 @@ def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> 
     with live_view(directory) as update:
         outcome = experiment.run(directory, update, machines, demand)
     if outcome is None:
-        warn(f"Paused. Go on with: det-lightning experiment resume {directory.path}")
+        warn(f"Paused. Continue with: det-lightning experiment resume {directory.path}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:

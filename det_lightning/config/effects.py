@@ -28,7 +28,7 @@ class FieldRule(NamedTuple):
 
 _CONTAINERS = "There are no containers."
 _SCHEDULER = "There is no cluster scheduler."
-_LOOP = "A loop of one's own reads it from its configuration."
+_LOOP = "A script's own loop reads it from its configuration."
 
 _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("name", "used", "Names the experiment's directory."),
@@ -48,7 +48,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
     ("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
     ("searcher.name: pbt", "refused", "Population-based training was removed in 0.18."),
-    ("searcher.name: custom", "refused", "Search methods of one's own were removed in 0.38."),
+    ("searcher.name: custom", "refused", "Custom search methods were removed in 0.38."),
     ("searcher.metric", "used", "The validation metric to search by. Needed."),
     ("searcher.smaller_is_better", "used", "Which way the metric is compared."),
     ("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
@@ -100,7 +100,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
     ("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
     ("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
-    ("optimizations.grad_updates_size_file", "ignored", "Nothing writes it since 0.12."),
+    ("optimizations.grad_updates_size_file", "ignored", "Unused since 0.12."),
     ("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
     ("resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without.", "ignored"),
     ("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
@@ -124,8 +124,8 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("pbs", "ignored", _SCHEDULER),
     ("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
     ("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
-    ("security", "ignored", "Nobody reads it since 0.12."),
-    ("data_layer", "ignored", "Nobody reads it since 0.18, except the dataset caches of an EstimatorTrial."),
+    ("security", "ignored", "Unused since 0.12."),
+    ("data_layer", "ignored", "Unused since 0.18, except by the dataset caches of an EstimatorTrial."),
     ("internal", "ignored", "Of the platform itself."),
 ]
 FIELD_RULES = tuple(FieldRule(*row) for row in _ROWS)

@@ -120,7 +120,7 @@ class CheckpointContext:
         """
         ranks = self._contributing("upload", shard)
         if ckpt_dir is None and not shard:
-            raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on one rank at least.")
+            raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on at least one rank.")
         if ckpt_dir is None and selector is not None:
             raise RuntimeError("upload(ckpt_dir=None) has no files for a selector.")
         directory = None if ckpt_dir is None else pathlib.Path(ckpt_dir)

@@ -97,7 +97,7 @@ class Context:
             ValueError: there is no such level.
         """
         if level not in (None, *_LEVELS):
-            raise ValueError(f"The level of an alert is one of {', '.join(_LEVELS)}; got {level!r}.")
+            raise ValueError(f"The level of an alert must be one of {', '.join(_LEVELS)}; got {level!r}.")
         logger.log(_LEVELS[level or "info"], "%s", ": ".join(filter(None, [title, description])))
 
     def close(

@@ -53,9 +53,9 @@ class ProfilerContext:
         if self._task is None or self._thread is not None:
             return
         if sampling_interval < 0.1:
-            raise ValueError(f"sampling_interval is at least 0.1 s; got {sampling_interval}.")
+            raise ValueError(f"sampling_interval must be at least 0.1 s; got {sampling_interval}.")
         if not isinstance(samples_per_report, int) or samples_per_report < 1:
-            raise ValueError(f"samples_per_report is an int of at least 1; got {samples_per_report!r}.")
+            raise ValueError(f"samples_per_report must be an integer of at least 1; got {samples_per_report!r}.")
         if self._distributed.local_rank != 0:
             return
         try:

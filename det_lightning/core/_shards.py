@@ -110,7 +110,7 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
         identity = (ranks.cross_rank, found.st_dev, found.st_ino)
     identities = ranks.allgather(identity)
     if set(identities) == {None}:
-        raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; one at least needs a directory.")
+        raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; at least one needs a directory.")
     names: list[str] = []
     # Ranks may share a directory. The first of them contributes it; with a selector, each contributes what it selects.
     if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):

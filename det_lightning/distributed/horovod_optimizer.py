@@ -116,8 +116,8 @@ class HorovodOptimizer:
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(
-                f"The {type(self.optimizer).__name__} has got parameters since wrap_optimizer(), which Horovod does "
-                "not know. Give it all of them before; those that are to be trained later may be frozen till then."
+                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), which Horovod does "
+                "not know. Give it all of them before; freeze those that are to be trained later until then."
             )
         if self._hvd.size() == 1:
             return

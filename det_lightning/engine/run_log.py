@@ -153,13 +153,13 @@ class RunWarnings:
             now = self._context.settings.to_plain()["hparams"] or {}
             differences = [] if before is None else [*_differences(before, now)]
             if differences:
-                self._warn(f"The run goes on with other hparams than checkpoint {resume.name}: {_join(differences)}.")
+                self._warn(f"The hparams differ from those of checkpoint {resume.name}: {_join(differences)}.")
         if self._schedule.is_complete(state):
             done = f"{state.batches_trained} batches and {state.epochs_trained} epochs"
             origin = "" if resume is None else f" (checkpoint {resume.name})"
             length = "test_mode" if self._schedule.test_mode else f"max_length={self._schedule.max_length}"
             self._warn(
-                f"Nothing is trained: {length} is reached after {done}{origin}. To go on, give a larger max_length, "
+                f"Nothing is trained: {length} is reached after {done}{origin}. To continue, give a larger max_length, "
                 "which counts from the first batch of the first run."
             )
 

@@ -162,7 +162,7 @@ class EstimatorAdapter(SelfSavingTrial):
             )
         unused = sorted(name for name, value in metrics.items() if not is_numerical_scalar(value))
         if unused:
-            logger.warning("These validation metrics are no numbers, and are left out: %s.", ", ".join(unused))
+            logger.warning("These validation metrics are not numbers, and are left out: %s.", ", ".join(unused))
         return {name: value for name, value in metrics.items() if name not in unused}
 
     def build_training_data_loader(self) -> Any:

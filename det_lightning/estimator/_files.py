@@ -32,7 +32,7 @@ def find_model(directory: pathlib.Path) -> str:
     name = "" if state is None else pathlib.PurePosixPath(state.model_checkpoint_path).name
     if not name or not (directory / f"{name}.index").is_file():
         raise errors.IncompleteCheckpointError(
-            f"{directory} is no complete checkpoint of an Estimator: its file {TENSORFLOW_FILE!r} names "
+            f"{directory} is not a complete checkpoint of an Estimator: its file {TENSORFLOW_FILE!r} names "
             f"{name or 'no model'}, of which there is no index."
         )
     return str(directory / name)

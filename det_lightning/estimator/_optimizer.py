@@ -110,7 +110,7 @@ def wrap_optimizer(optimizer: Any, size: int, batches: int, averages: bool) -> A
         return _aggregating_keras_optimizer(optimizer, aggregation)
     raise TypeError(
         "wrap_optimizer() takes an optimizer object, a tf.compat.v1.train.Optimizer or a "
-        f"tf.keras.optimizers.legacy.Optimizer, and no name of one; got {optimizer!r:.200}."
+        f"tf.keras.optimizers.legacy.Optimizer, not its name; got {optimizer!r:.200}."
     )
 
 

@@ -64,12 +64,12 @@ def expand_like(arrays: Sequence[npt.NDArray[Any]], fill: float = -100) -> npt.N
         ValueError: there are no arrays, or their other dimensions differ.
     """
     if not arrays:
-        raise ValueError("expand_like() needs one array at least; got none.")
+        raise ValueError("expand_like() needs at least one array; got none.")
     shapes = [array.shape for array in arrays]
     if {len(shape) for shape in shapes} == {1}:
         return np.concatenate(arrays)
     if len({(len(shape), shape[2:]) for shape in shapes}) > 1:
-        raise ValueError(f"expand_like() needs arrays that differ in the first two dimensions only; got {shapes}.")
+        raise ValueError(f"expand_like() needs arrays that differ only in the first two dimensions; got {shapes}.")
     records = sum(shape[0] for shape in shapes)
     length = max(shape[1] for shape in shapes)
     filled = np.full((records, length, *shapes[0][2:]), fill, dtype=np.result_type(np.asarray(fill), *arrays))
@@ -115,7 +115,7 @@ def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
         raise ModuleNotFoundError(f"download_url() needs filelock: {how_to_install('transformers')}.") from error
     name = Path(urllib.parse.unquote(urllib.parse.urlparse(url).path)).name
     if not name:
-        raise ValueError(f"The URL of a file ends in its name; got {url}.")
+        raise ValueError(f"The URL of a file must end in the name of the file; got {url}.")
     directory = Path(download_directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name

@@ -89,7 +89,7 @@ class DetCallback(TrainerCallback):
         if newest is None:
             return
         if getattr(args, "overwrite_output_dir", False):
-            logger.info("overwrite_output_dir is set: the training does not go on from checkpoint %s.", newest)
+            logger.info("overwrite_output_dir is set: the training does not continue from checkpoint %s.", newest)
             return
         # All ranks get all files: DeepSpeed also reads the shards of other ranks.
         self.core_context.checkpoint.download(newest, args.output_dir)

@@ -40,7 +40,7 @@ def test_ctrl_c_ends_a_script_with_one_line_and_without_a_traceback(tmp_path: Pa
     assert ended.status in STATUS_OF_INTERRUPT
     assert ended.output == (
         f"Interrupted after 7 batches. Checkpoint {checkpoint} in {tmp_path / 'checkpoints'} has the first 4 batches. "
-        f"To go on: fit(latest_checkpoint='{checkpoint}').\n"
+        f"To continue: fit(latest_checkpoint='{checkpoint}').\n"
     )
 
 
@@ -97,7 +97,7 @@ def test_an_interrupt_says_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptu
     with pytest.raises(KeyboardInterrupt):
         fit(interrupted_at(12), tmp_path, latest_checkpoint=checkpoint, max_length=pytorch.Batch(15))
     path = str(tmp_path / checkpoint)
-    assert f"Nothing was saved since {path}. To go on from there: fit(latest_checkpoint={path!r})." in caplog.text
+    assert f"Nothing was saved since {path}. To continue from there: fit(latest_checkpoint={path!r})." in caplog.text
 
 
 @pytest.mark.parametrize("preemption", [True, False])

@@ -137,7 +137,7 @@ def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: P
     ("arguments", "named"),
     [
         ({"ckpt_dir": None}, "shard=True"),
-        ({"ckpt_dir": None, "shard": True}, "one at least needs a directory"),
+        ({"ckpt_dir": None, "shard": True}, "at least one needs a directory"),
         ({"ckpt_dir": None, "shard": True, "selector": str}, "no files for a selector"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_resume_with_other_hyperparameters_says_what_differs(caplog: pytest.Lo
         max_length=pytorch.Batch(8),
     )
     assert warnings_in(caplog) == [
-        f"The run goes on with other hparams than checkpoint {checkpoint}: lr was 0.1, and is 0.2; depth was 3, and is "
+        f"The hparams differ from those of checkpoint {checkpoint}: lr was 0.1, and is 0.2; depth was 3, and is "
         "not given; optimizer.beta was 0.9, and is 0.8; width was not given, and is 5."
     ]
 

@@ -139,7 +139,7 @@ def test_nothing_is_left_of_a_download_that_fails(server: tuple[str, list[str]],
     with pytest.raises(urllib.error.HTTPError, match="404"):
         utils.download_url(tmp_path / "data", f"{url}/missing.json")
     assert not (tmp_path / "data" / "missing.json").exists()
-    with pytest.raises(ValueError, match="ends in its name"):
+    with pytest.raises(ValueError, match="must end in the name of the file"):
         utils.download_url(tmp_path, url)
 
 

@@ -92,7 +92,7 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
     if not names:
         raise errors.IncompleteCheckpointError(
             f"{escape(directory / SHARDS_DIR)} has no {_INDEX_FILES}: only checkpoints that det_lightning wrote can be "
-            "read without running code that they contain. Others, torch.distributed.checkpoint.format_utils reads."
+            "read without running code that they contain. For others, use torch.distributed.checkpoint.format_utils."
         )
     found: dict[str, list[StoredPart]] = {}
     for name in names:
