@@ -37,15 +37,13 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run, one after another, and deletes those that ``retention`` does not keep.
+    """Writes the checkpoints of one run, one after another, and deletes those that its ``retention`` does not keep.
 
     If ``in_background``, it copies the state and writes the copy in another thread, one checkpoint at a time.
     """
 
-    def __init__(
-        self, writer: CheckpointWriter, in_background: bool = False, retention: RunRetention | None = None
-    ) -> None:
-        self.retention = retention
+    def __init__(self, writer: CheckpointWriter, in_background: bool = False) -> None:
+        self.retention: RunRetention | None = None
         self._writer = writer
         self._in_background = in_background
         self._snapshotter = Snapshotter()
