@@ -184,8 +184,8 @@ class CheckpointSaver:
 
     def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
         return (
-            f"{len(checkpoint_ids)} checkpoints that this run has written to {self._writer.storage} are not there any "
-            f"more: {', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
+            f"{len(checkpoint_ids)} checkpoints that this run has written to {self._writer.storage} no longer exist: "
+            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
             "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
             "have left over."
         )

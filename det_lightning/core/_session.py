@@ -63,7 +63,7 @@ class Session:
         """The keys of this session; a RuntimeError if this rank has left."""
         if self._store is None:
             raise RuntimeError(
-                f"This DistributedContext of rank {self.rank} exchanges nothing any more: {self._reason_left}."
+                f"This DistributedContext of rank {self.rank} no longer exchanges anything: {self._reason_left}."
             )
         return self._store
 
@@ -166,7 +166,7 @@ class Session:
             problem = (
                 f"Rank 0 has waited {self.timeout_s:g} s at the store at {self.address}, for "
                 f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Were {self.size} processes started, "
-                "and do all reach that address?"
+                "and can all of them reach that address?"
             )
         store.set(f"{name}/met", problem.encode())
         if problem:

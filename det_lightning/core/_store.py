@@ -116,5 +116,5 @@ def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
             problem = error
     raise RuntimeError(
         f"Rank {rank} has not reached the store at {address} within {timeout_s:g} s: {problem}. "
-        "Does rank 0 run, and is the port open from here?"
+        "Is rank 0 running, and is the port open from here?"
     )

@@ -224,7 +224,7 @@ def test_a_damaged_index_is_rebuilt_from_the_checkpoints(
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a" * 129, "ü"])
 def test_a_name_that_is_not_a_valid_file_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="The name of the trial becomes that of a file"):
+    with pytest.raises(ValueError, match="The name of the trial is used as a file name"):
         TrialIndex(CheckpointStorage(tmp_path).root, "experiment", name)
 
 

@@ -389,7 +389,7 @@ def test_vanished_checkpoints_are_reported_before_the_next_write(
 
     class Looks(Removes):
         def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-            reported.append("are not there any more" in caplog.text)
+            reported.append("no longer exist" in caplog.text)
 
     with pytest.raises(errors.StorageError):
         train(tmp_path / "storage", 8, callback=Looks(CheckpointStorage(tmp_path / "storage"), 1))

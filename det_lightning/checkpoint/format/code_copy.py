@@ -79,7 +79,7 @@ class CodeCopier:
         try:
             source = pathlib.Path(os.path.abspath(self._source))  # noqa: PTH100 (keeps links)
         except FileNotFoundError:
-            logger.warning("No code is copied into checkpoints any more: the working directory has been removed.")
+            logger.warning("Code is no longer copied into checkpoints: the working directory has been removed.")
             return
         rules = CodeRules(source, self._with_secrets)
         scan = _Scan(source, rules, [target.parent, *self._apart], self._limits)

@@ -89,7 +89,7 @@ class RunRetention:
                 logger.warning("Checkpoint %s was deleted by someone else.", escape(checkpoint_id))
             except errors.StorageError as e:
                 # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
-                logger.warning("An old checkpoint stays, and is tried again after the next one: %s", e)
+                logger.warning("An old checkpoint could not be deleted; this is tried again after the next one: %s", e)
                 continue
             deleted.append(checkpoint_id)
         if deleted:

@@ -70,7 +70,7 @@ class RunClaims:
         except errors.StorageError as e:
             if is_own:
                 raise
-            logger.warning("Other runs are not kept from deleting %s while this one resumes from it: %s", checkpoint, e)
+            logger.warning("Other runs may delete %s while this one resumes from it: %s", checkpoint, e)
             return True
         if lease is None:
             return True

@@ -49,7 +49,7 @@ class TrialIndex:
         for what, name in (("experiment", experiment), ("trial", trial)):
             if not is_trial_name(name):
                 raise ValueError(
-                    f"The name of the {what} becomes that of a file: letters, digits, '.', '_' and '-', at most 128; "
+                    f"The name of the {what} is used as a file name: letters, digits, '.', '_' and '-', at most 128; "
                     f"got {name!r}."
                 )
         self.experiment = experiment

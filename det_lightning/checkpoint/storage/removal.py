@@ -187,7 +187,9 @@ def _finish_removals(root: Location, own_only: bool) -> None:
             try:
                 _remove_tree((removed / one).local_path)
             except OSError as e:  # it may be another user's; that is no reason not to train
-                logger.warning("The rest of a removed checkpoint, %s, stays: %s", escape(removed / one), escape(e))
+                logger.warning(
+                    "The rest of a removed checkpoint, %s, cannot be deleted: %s", escape(removed / one), escape(e)
+                )
 
 
 def remove_dead_stagings() -> None:

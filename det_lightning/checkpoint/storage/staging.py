@@ -130,7 +130,9 @@ class RemoteStaging:
             self._retry.call("removing", self._mark.remove, where=self._mark)
         except errors.StorageError as e:
             logger.warning(
-                "The checkpoint %s is complete, but the mark of its writing stays: %s", escape(self._target), e
+                "The checkpoint %s is complete, but the mark of its writer cannot be removed: %s",
+                escape(self._target),
+                e,
             )
 
     def abandon(self) -> None:

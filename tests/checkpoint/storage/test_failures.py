@@ -135,7 +135,7 @@ def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
     storage = flaky.storage()
     FlakyFileSystem.undeletable = ".det_lightning"
     checkpoint_id = write(storage)
-    assert "is complete, but the mark of its writing stays: Permission denied" in caplog.text
+    assert "is complete, but the mark of its writer cannot be removed: Permission denied" in caplog.text
     FlakyFileSystem.undeletable = ""
     assert storage.list_ids() == [checkpoint_id]
     assert [*staging.iterdir()] == []
