@@ -74,6 +74,17 @@ def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
+@pytest.mark.slow
+def test_the_garbage_collector_rests_while_lightning_is_imported() -> None:
+    code = (
+        "import gc, det_lightning as det; det.pytorch.PyTorchTrial; collections = [];"
+        "gc.callbacks.append(lambda phase, _: collections.append(phase)); det.pytorch.Trainer;"
+        "print(len(collections) < 10, gc.isenabled())"  # an import of Lightning makes hundreds
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 # What only a checkpoint, a resume, a configuration, a search or a command needs.
 NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "cli"]
 
