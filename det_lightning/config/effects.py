@@ -85,6 +85,11 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
     ("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
     ("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
+    (
+        "checkpoint_storage.container_path",
+        "used",
+        "Where the storage is; a relative path is one in the experiment's directory.",
+    ),
     ("checkpoint_storage.propagation", "ignored", _CONTAINERS),
     ("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
     ("optimizations.aggregation_frequency", "used", "Batches for one update."),

@@ -96,8 +96,16 @@ class ExperimentDirectory:
         return options["loggers"]
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
-        """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory."""
-        return storage_named_in(self.config()) or str(self.checkpoints)
+        """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory.
+
+        A relative path in the section is one in the experiment's directory.
+        """
+        named = storage_named_in(self.config())
+        if named is None:
+            return str(self.checkpoints)
+        if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again
+            named["container_path"] = str(self.path / named["container_path"])
+        return named
 
     def trial(self, trial_id: int) -> Path:
         """Return the directory of a trial."""

@@ -40,6 +40,7 @@ _FORMS: dict[str, dict[str, _Is]] = {
     "trial_created": {**_OF_TRIAL, "seed": _is_whole, "hparams": _is_dict},
     "run_started": {**_OF_TRIAL, "run": _is_whole},
     "validation": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": _is_dict},
+    "validation_extended": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": _is_dict},
     "checkpoint": {**_OF_TRIAL, "steps_completed": _is_number, "checkpoint_id": _is_text},
     "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": _is_text},
     "early_exit": {**_OF_TRIAL, "reason": _is_text},

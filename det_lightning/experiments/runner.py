@@ -139,6 +139,7 @@ class ExperimentRunner:
                 operations += self._answer_to_close(event)
         for trial in self.state.trials.values():
             if trial.is_open:
+                trial.orphaned = True
                 self._running[trial.trial_id] = self._launcher.adopt(trial)
         self._carry_out(operation for operation in operations if not self._is_done(operation))
 
@@ -212,12 +213,7 @@ class ExperimentRunner:
         if steps is not None:
             trial.steps_completed = max(trial.steps_completed, steps)
         if record["group"] == "validation":
-            # A restarted trial repeats the validations that came after its newest checkpoint.
-            if steps in trial.validations:
-                return
-            values = {"steps_completed": steps, "metrics": record["metrics"]}
-            event = self.record("validation", trial=trial_id, lines=line, **values)
-            self._carry_out(self._answer_to_validation(event))
+            self._take_validation(trial, line, record)
         elif record["group"] == "checkpoint":
             values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
             self.record("checkpoint", trial=trial_id, lines=line, **values)
@@ -234,9 +230,22 @@ class ExperimentRunner:
         elif record["group"] == "startup_hook":
             self.record("startup_hook_ended_the_run", trial=trial_id, lines=line)
 
+    def _take_validation(self, trial: TrialRecord, line: int, record: dict[str, Any]) -> None:
+        """Let the search answer the first report at a step; of later ones there, keep the metrics that are new."""
+        metrics = record["metrics"]
+        values = {"trial": trial.trial_id, "lines": line, "steps_completed": record["steps_completed"]}
+        known = trial.validations.get(record["steps_completed"])
+        if known is None:
+            self._carry_out(self._answer_to_validation(self.record("validation", **values, metrics=metrics)))
+            return
+        # A restarted trial repeats the validations that came after its newest checkpoint.
+        added = {name: value for name, value in metrics.items() if name not in known.metrics}
+        if added:
+            self.record("validation_extended", **values, metrics=added)
+
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
-        ended_well = status in (0, PREEMPTED_EXIT_CODE) or self.state.pausing
+        ended_well = status == 0 or self.state.pausing or (status == PREEMPTED_EXIT_CODE and _was_preempted(trial))
         closed, reason = self._closing(trial, status, ended_well)
         event = self.record(
             "run_ended",
@@ -263,6 +272,8 @@ class ExperimentRunner:
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
+        if status == PREEMPTED_EXIT_CODE:
+            what += ", that of a preempted run, but had saved nothing"
         if trial.ended_by_hook:
             what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
@@ -279,3 +290,11 @@ class ExperimentRunner:
         self._log.append(event)
         self.state.apply(event)
         return event
+
+
+def _was_preempted(trial: TrialRecord) -> bool:
+    """Return whether a run with the status of a preempted one was, or at least can be continued where it ended.
+
+    Without this, a command that always ends with that status would be started again for ever.
+    """
+    return trial.stop_requested or trial.orphaned or trial.preempted or trial.steps_saved() > trial.started_from

@@ -57,6 +57,8 @@ class TrialRecord:
         steps_completed: batches that it has trained, as far as reported.
         progress: the progress of its latest run, which is not in the log.
         is_open: whether a run was started and is not known to have ended.
+        started_from: batches that the newest checkpoint was trained for when its run began; -1 without one.
+        orphaned: whether the runner that started its run was killed, and its supervisor has asked it to end.
         preempted: whether its run reported that it ended on request.
         ended_by_hook: whether its run ended in ``startup-hook.sh``.
         reason: why its latest run failed, or the trial ended as it did.
@@ -73,6 +75,8 @@ class TrialRecord:
     steps_completed: int = 0
     progress: Progress = dataclasses.field(default_factory=Progress)
     is_open: bool = False
+    started_from: int = -1
+    orphaned: bool = False
     stop_requested: bool = False
     stop_error: str | None = None
     invalid_hp: bool = False
@@ -87,6 +91,11 @@ class TrialRecord:
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to resume from; None if there is none."""
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
+
+    def steps_saved(self) -> int:
+        """Return how many batches its newest checkpoint was trained for; -1 if there is none."""
+        newest = self.newest_checkpoint()
+        return -1 if newest is None else newest.steps_completed
 
 
 class ExperimentState:
@@ -147,6 +156,8 @@ class ExperimentState:
         trial = self.trials[event["trial"]]
         trial.runs = event["run"]
         trial.is_open = True
+        trial.started_from = trial.steps_saved()
+        trial.orphaned = False
         trial.preempted = False
         trial.ended_by_hook = False
         trial.progress = Progress()
@@ -158,6 +169,12 @@ class ExperimentState:
         steps = event["steps_completed"]
         trial.validations[steps] = Validation(steps, event["metrics"])
         trial.steps_completed = max(trial.steps_completed, steps)
+
+    def on_validation_extended(self, event: Mapping[str, Any]) -> None:
+        steps = event["steps_completed"]
+        validations = self.trials[event["trial"]].validations
+        known = validations[steps].metrics if steps in validations else {}
+        validations[steps] = Validation(steps, {**known, **event["metrics"]})
 
     def on_checkpoint(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]

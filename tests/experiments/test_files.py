@@ -225,6 +225,15 @@ def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed
     assert sorted(storage.list_ids()) == sorted([first, last])
 
 
+@pytest.mark.parametrize("path", ["saved/here", "/saved/here"])
+def test_a_relative_storage_is_in_the_directory_of_the_experiment(path: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials=1)
+    named = {"checkpoint_storage": {"type": "directory", "container_path": path, "save_trial_best": 1}}
+    directory.config_file.write_text(json.dumps({**directory.config(), **named}))
+    in_trials = directory.path / path  # which is the path itself if that is absolute
+    assert directory.checkpoint_storage() == {"type": "directory", "container_path": str(in_trials)}
+
+
 def test_the_code_is_copied_without_what_detignore_names_and_without_experiments(tmp_path: Path) -> None:
     source = tmp_path / "source"
     experiment = [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]

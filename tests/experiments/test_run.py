@@ -66,6 +66,46 @@ def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: i
     assert f"it ended with status 3, after {max_restarts} restarts" in error
 
 
+def test_a_command_that_always_ends_like_a_preempted_run_is_not_started_for_ever(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="exit 75", max_restarts=2)
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    assert len(events_of(tmp_path / "small-1", "run_started")) == 3
+    assert "it ended with status 75, that of a preempted run, but had saved nothing, after 2 restarts" in error
+
+
+def test_a_preempted_run_that_has_saved_does_not_count_as_failed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from trial_script import TASK, report; run = TASK['run_id']; "
+        "report('checkpoint', run, {'checkpoint_id': f'after-{run}'}); sys.exit(75 if run < 4 else 0)"
+    )
+    config = write_project(
+        tmp_path / "project",
+        entrypoint=["python3", "-c", code],
+        max_restarts=0,
+        checkpoint_storage={"save_trial_latest": 9},
+    )
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    assert [event["status"] for event in events_of(tmp_path / "small-1", "run_ended")] == [75, 75, 75, 0]
+
+
+def test_metrics_that_are_reported_after_others_at_the_same_step_are_added_to_them(tmp_path: Path) -> None:
+    code = (
+        "from trial_script import report; report('validation', 1, {'loss': 2.0, 'batches': 1}); "
+        "report('validation', 1, {'accuracy': 0.5, 'loss': 2.0}); report('validation', 1, {'loss': 2.0})"
+    )
+    config = write_project(
+        tmp_path / "project",
+        entrypoint=["python3", "-c", code],
+        searcher={"name": "single", "metric": "accuracy", "smaller_is_better": False},
+    )
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    assert [event["metrics"] for event in events_of(experiment, "validation_extended")] == [{"accuracy": 0.5}]
+    (trial,) = json.loads(run("experiment", "show", experiment, "--json").stdout)["trials"]
+    assert (trial["best"], trial["latest"]) == ("0.5", "0.5")
+    assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": 0.5}
+
+
 def test_a_startup_hook_runs_before_the_trial_and_is_warned_of(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="test -f hooked")
     (tmp_path / "project" / "startup-hook.sh").write_text("touch hooked\n")
