@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.machines import Demand
@@ -21,6 +21,8 @@ from det_lightning.experiments.trial_start import TrialPreparation
 
 # A line of nvidia-smi -L, with the UUID.
 _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
+# How CUDA_VISIBLE_DEVICES begins the name of a part of a GPU.
+_PART = "MIG-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Devices:
     """The slots of this machine.
 
     Attributes:
-        slots: the indices of the GPUs; on the CPU, a number for each process that may run.
-        are_gpus: whether the slots are GPUs.
+        slots: the indices of the GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers.
+        are_gpus: whether the slots are GPUs, or parts of them.
+        names: what ``CUDA_VISIBLE_DEVICES`` calls the GPUs, by slot.
     """
 
     slots: tuple[int, ...]
     are_gpus: bool
+    names: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def limited_to(self, most: int | None) -> Devices:
         """Return at most the first ``most`` of them; all if it is None."""
@@ -106,7 +110,7 @@ class LocalLauncher:
         self._held[trial.trial_id] = slots
         del self._free[:taken]
         # The processes of a trial must see only its own devices.
-        visible = slots if self._devices.are_gpus else []
+        visible = [self._devices.names[slot] for slot in slots] if self._devices.are_gpus else []
         return self._preparation.prepare(trial, state, slots).start(os.environ, visible)
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
@@ -137,9 +141,9 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
     """Return the devices of this machine that trials with this many slots can use.
 
     Raises:
-        ExperimentError: there are too few GPUs.
+        ExperimentError: there are too few GPUs, or only parts of them for trials of several processes.
     """
-    gpus = () if on_cpu or slots_per_trial == 0 else visible_gpus()
+    gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
         processes = max(os.cpu_count() or 1, slots_per_trial)
         return Devices(tuple(range(processes)), are_gpus=False)
@@ -149,31 +153,33 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
             f"resources.slots_per_trial is {slots_per_trial}, and this machine has {len(gpus) or 'no'} GPUs. Use "
             f"{fewer}--cpu for {slots_per_trial} processes on the CPU, or --slots N for another number."
         )
-    return Devices(gpus, are_gpus=True)
+    if slots_per_trial > 1 and any(name.startswith(_PART) for name in gpus.values()):
+        raise errors.ExperimentError(
+            f"resources.slots_per_trial is {slots_per_trial}, and CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), of "
+            "which CUDA gives a process only one: use --slots 1, or --cpu, or name whole GPUs."
+        )
+    return Devices(tuple(gpus), are_gpus=True, names=gpus)
 
 
-def visible_gpus() -> tuple[int, ...]:
-    """Return the indices of the GPUs that this process may use, without spending seconds on importing torch.
+def visible_gpus() -> dict[int, str]:
+    """Return the GPUs that this process may use, by slot what ``CUDA_VISIBLE_DEVICES`` calls them.
 
-    Raises:
-        ExperimentError: ``CUDA_VISIBLE_DEVICES`` names parts of a GPU (MIG), which have no index.
+    It spends no seconds on importing torch. The slot of a GPU is its index.
     """
     if shutil.which("nvidia-smi") is None:
-        return ()
+        return {}
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     ids = [found[1] for line in listed.splitlines() if (found := _GPU.match(line))]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
-        return tuple(range(len(ids)))
-    if "MIG-" in allowed:
-        raise errors.ExperimentError(
-            f"CUDA_VISIBLE_DEVICES={escape(allowed)} names parts of a GPU, which trials cannot be given: name whole "
-            "GPUs, or train on the CPU with --cpu, or start a single trial with python instead of det-lightning run."
-        )
-    # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
+        return {index: str(index) for index in range(len(ids))}
     names = [name.strip() for name in allowed.split(",") if name.strip()]
+    parts = [name for name in names if name.startswith(_PART) and f"(UUID: {name}" in listed]
+    if parts:
+        return dict(enumerate(dict.fromkeys(parts)))
+    # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
     indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
-    return tuple(dict.fromkeys(indices[name] for name in names if name in indices))
+    return {indices[name]: str(indices[name]) for name in names if name in indices}
 
 
 def _named(names: list[str], gpu: str) -> list[str]:

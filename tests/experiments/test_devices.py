@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import ExperimentError
-from det_lightning.experiments.local import devices_of, visible_gpus
+from det_lightning.experiments.local import Devices, devices_of, visible_gpus
 from det_lightning.experiments.machines import Demand
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell 
 LISTED = """#!/bin/sh
 echo "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c1a)"
 echo "  MIG 1g.5gb      Device  0: (UUID: MIG-77)"
+echo "  MIG 1g.5gb      Device  1: (UUID: MIG-78)"
 echo "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9f20)"
 """
 
@@ -46,13 +47,20 @@ def test_gpus_are_allowed_by_index_or_uuid(
 ) -> None:
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    assert visible_gpus() == gpus
+    assert visible_gpus() == {gpu: str(gpu) for gpu in gpus}
+    assert tuple(visible_gpus()) == gpus
 
 
-def test_a_part_of_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77")
-    with pytest.raises(ExperimentError, match="names parts of a GPU"):
-        visible_gpus()
+def test_parts_of_gpus_are_given_to_trials_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78,MIG-0,MIG-77")
+    devices = devices_of(Demand(slots_per_trial=1))
+    assert devices == Devices((0, 1), are_gpus=True, names={0: "MIG-78", 1: "MIG-77"})
+
+
+def test_a_trial_of_several_processes_gets_no_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77,MIG-78")
+    with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
+        devices_of(Demand(slots_per_trial=2))
 
 
 def test_trials_of_no_slots_run_whatever_the_limit() -> None:
