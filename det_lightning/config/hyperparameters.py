@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,13 @@ from pydantic import (
 from typing_extensions import TypeAliasType
 
 from det_lightning.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown, variants
+
+# All values that a grid takes from a range are held in memory.
+_MOST_VALUES = 1_000_000
+# A range of integers is drawn from with 63 bits.
+_WIDEST = 2**63
+# The exponent of e at which a float is infinite.
+_LARGEST_EXPONENT = 709
 
 
 class Const(Section):
@@ -49,7 +57,15 @@ class _Range(Section):
     def _minimum_below_maximum(self) -> _Range:
         if self.minval >= self.maxval:
             refuse(("maxval",), f"must be greater than minval, {self.minval}; got {self.maxval}")
+        if not math.isfinite((self.maxval - self.minval) * max(self.values_of_grid(), 1)):
+            refuse(("maxval",), f"must be closer to minval, {self.minval}; got {self.maxval}")
+        if self.values_of_grid() > _MOST_VALUES:
+            refuse(("count",), f"must be at most {_MOST_VALUES}; got {self.count}")
         return self
+
+    def values_of_grid(self) -> int:
+        """Return how many values a grid takes."""
+        return self.count or 0
 
 
 class Int(_Range):
@@ -58,6 +74,15 @@ class Int(_Range):
     type: Literal["int"] = "int"
     minval: Integer
     maxval: Integer
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Int:
+        if self.maxval - self.minval >= _WIDEST:
+            refuse(("maxval",), f"must be less than 2**63 above minval, {self.minval}; got {self.maxval}")
+        return self
+
+    def values_of_grid(self) -> int:
+        return min(super().values_of_grid(), self.maxval - self.minval + 1)
 
 
 class Double(_Range):
@@ -71,6 +96,13 @@ class Log(_Range):
 
     type: Literal["log"] = "log"
     base: Annotated[float, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _has_finite_powers(self) -> Log:
+        for name, exponent in (("minval", self.minval), ("maxval", self.maxval)):
+            if exponent * math.log(self.base) > _LARGEST_EXPONENT:
+                refuse((name,), f"is too large an exponent of the base, {self.base:g}; got {exponent:g}")
+        return self
 
 
 Leaf = Const | Categorical | Int | Double | Log

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
 from det_lightning.config.length import Length, MaxLength
-from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant, variants
+from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant, refuse, variants
+
+# Each rung is a list of metrics.
+_MOST_RUNGS = 1000
+# The exponent of e up to which the powers of a divisor are floats, with some to spare.
+_LARGEST_EXPONENT = 700
 
 _Divisor = Annotated[float, Field(gt=1)]
 _Mode = Literal["aggressive", "standard", "conservative"]
@@ -83,6 +89,17 @@ class HalvingSearcher(SearcherConfig):
         mistakes.raise_if_any()
         return self
 
+    @model_validator(mode="after")
+    def _has_finite_rungs(self) -> HalvingSearcher:
+        name, rungs = self.most_rungs()
+        if rungs > _MOST_RUNGS or rungs * math.log(self.divisor) > _LARGEST_EXPONENT:
+            refuse((name,), f"too many rungs for the divisor {self.divisor:g}; got {rungs}")
+        return self
+
+    def most_rungs(self) -> tuple[str, int]:
+        """Return how many rungs a bracket has at most, after the name of the field that says so."""
+        raise NotImplementedError
+
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
             yield "stop_once", "has no effect: a trial that was stopped never goes on"
@@ -115,12 +132,20 @@ class AdaptiveAshaSearcher(HalvingSearcher):
     max_rungs: Positive = 5
     bracket_rungs: list[Positive] = []
 
+    def most_rungs(self) -> tuple[str, int]:
+        if self.bracket_rungs:
+            return "bracket_rungs", max(self.bracket_rungs)
+        return "max_rungs", min(self.max_rungs, int(math.log(self.max_trials) / math.log(self.divisor)) + 1)
+
 
 class AsyncHalvingSearcher(HalvingSearcher):
     """Asynchronous halving in one bracket."""
 
     name: Literal["async_halving"] = "async_halving"
     num_rungs: Positive
+
+    def most_rungs(self) -> tuple[str, int]:
+        return "num_rungs", self.num_rungs
 
 
 class GivenSearcher(SearcherConfig):

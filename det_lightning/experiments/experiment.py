@@ -33,7 +33,7 @@ def planned(config: ExperimentConfig) -> list[CreateTrial]:
     """Return the trials that do not depend on results, in order of creation: all of them for random and grid.
 
     Raises:
-        ValueError: the search cannot be run; the message names all mistakes.
+        ValueError: there are too many trials to list.
     """
     return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
 
@@ -79,10 +79,8 @@ def create(
     Raises:
         ExperimentError: the code or a logger cannot be used, or the checkpoint to start from does not exist.
         StorageError: the storage of that checkpoint cannot be read.
-        ValueError: the search cannot be run.
         OSError: files cannot be written.
     """
-    planned(config)
     require_loggers(loggers)
     require_source(config.searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()))
     directory = ExperimentDirectory.create(parent, config.name)

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.config import ExperimentConfig, hyperparameters
-from det_lightning.config.searchers import RandomSearcher
+from det_lightning.config.searchers import HalvingSearcher, RandomSearcher
 from det_lightning.experiments import search
 from det_lightning.experiments.search import SearcherSettings, SearchSpace
 
 
 def settings_of(config: ExperimentConfig) -> SearcherSettings:
     """Return the ``searcher`` section in the form that the search takes."""
+    searcher = config.searcher
     not_of_the_search = {"source_trial_id", "source_checkpoint_uuid", "stop_once", "max_length"}
-    section = config.searcher.model_dump(exclude=not_of_the_search)
-    length = config.searcher.max_length
-    if length is not None:
-        section["max_length"] = search.Length(length.units, length.unit)
+    section = {**searcher.model_dump(exclude=not_of_the_search), "metric": searcher.metric or ""}
+    if isinstance(searcher, HalvingSearcher):
+        section["max_time"] = searcher.full_time
+        section["time_metric"] = searcher.clock
+        section["force_validations"] = searcher.validates_at_rungs
     if "bracket_rungs" in section:
         section["bracket_rungs"] = tuple(section["bracket_rungs"])
-    return SearcherSettings(**{**section, "metric": config.searcher.metric or ""})
+    return SearcherSettings(**section)
 
 
 def space_of(config: ExperimentConfig) -> SearchSpace:
@@ -29,14 +31,10 @@ def space_of(config: ExperimentConfig) -> SearchSpace:
 
 
 def trials_in_full(config: ExperimentConfig) -> int | None:
-    """Return how many trials the search trains to their end; None if that depends on their results.
-
-    Raises:
-        ValueError: the search cannot be run; the message names all mistakes.
-    """
+    """Return how many trials the search trains to their end; None if that depends on their results."""
     searcher = config.searcher
     if searcher.name == "grid":
-        return len(search.planned_trials(settings_of(config), space_of(config), 0))
+        return search.Grid(space_of(config)).size
     if searcher.name == "single":
         return 1
     return searcher.max_trials if isinstance(searcher, RandomSearcher) else None

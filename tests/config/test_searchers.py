@@ -105,6 +105,17 @@ def test_a_halving_search_has_its_time_from_the_length_where_only_that_is_given(
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [0]}", "bracket_rungs[0]", "at least 1"),
         ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
+        (
+            "{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}",
+            "num_rungs",
+            "too many rungs for the divisor 4; got 600",
+        ),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs", "got 600"),
+        (
+            "{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1.0001, max_rungs: 100000}",
+            "max_rungs",
+            "too many rungs for the divisor 1.0001; got 13864",
+        ),
     ],
 )
 def test_a_search_that_cannot_be_run_is_refused_with_what_to_write(text: str, path: str, message: str) -> None:

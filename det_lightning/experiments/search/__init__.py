@@ -14,8 +14,17 @@ from det_lightning.experiments.search.operations import (
     Warn,
 )
 from det_lightning.experiments.search.search import Search, planned_trials
-from det_lightning.experiments.search.settings import Length, SearcherSettings
-from det_lightning.experiments.search.space import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
+from det_lightning.experiments.search.settings import SearcherSettings
+from det_lightning.experiments.search.space import (
+    Categorical,
+    Const,
+    Double,
+    Grid,
+    Hyperparameter,
+    Int,
+    Log,
+    SearchSpace,
+)
 
 __all__ = [
     "Categorical",
@@ -23,9 +32,9 @@ __all__ = [
     "CreateTrial",
     "Double",
     "ExitReason",
+    "Grid",
     "Hyperparameter",
     "Int",
-    "Length",
     "Log",
     "Operation",
     "Outcome",

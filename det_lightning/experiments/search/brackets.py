@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from det_lightning.experiments.search.creation import MOST_AT_ONCE
 from det_lightning.experiments.search.settings import SearcherSettings
 
 
@@ -34,7 +35,11 @@ def brackets_of(settings: SearcherSettings) -> list[Bracket]:
         trials = _divide_trials(settings.max_trials, settings.divisor, counts)
         concurrent = _divide_concurrency(settings.max_concurrent_trials, settings.divisor, trials)
     return [
-        Bracket(_rung_lengths(num_rungs, settings.divisor, settings.max_time), max_trials, min(at_once, max_trials))
+        Bracket(
+            _rung_lengths(num_rungs, settings.divisor, settings.max_time),
+            max_trials,
+            min(at_once, max_trials, MOST_AT_ONCE),
+        )
         for num_rungs, max_trials, at_once in zip(counts, trials, concurrent, strict=True)
     ]
 

@@ -9,6 +9,9 @@ from det_lightning.experiments.search.operations import CreateTrial
 from det_lightning.experiments.search.space import SearchSpace, draw
 from det_lightning.hyperparameters import as_passed_on
 
+#: More trials than this are never created at once, whatever a search may have. Each of them is the same trial later.
+MOST_AT_ONCE = 100_000
+
 
 class TrialFactory:
     """Creates the trials of one search, all from one generator: trial k is the same whenever it is created."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from det_lightning.experiments.search.creation import TrialFactory, most_replaced
+from det_lightning.experiments.search.creation import MOST_AT_ONCE, TrialFactory, most_replaced
 from det_lightning.experiments.search.operations import ExitReason, Operation, Warn
 from det_lightning.experiments.search.space import Grid
 
@@ -19,7 +19,7 @@ class RandomSearch:
     def __init__(self, factory: TrialFactory, max_trials: int, at_once: int, replace_invalid: bool) -> None:
         self._factory = factory
         self._max_trials = max_trials
-        self._at_once = at_once or max_trials
+        self._at_once = min(at_once or max_trials, MOST_AT_ONCE)
         self._replace_invalid = replace_invalid
         self._invalid = 0
         self._exited = 0
@@ -54,7 +54,7 @@ class GridSearch:
     def __init__(self, factory: TrialFactory, grid: Grid, at_once: int) -> None:
         self._factory = factory
         self._grid = grid
-        self._at_once = at_once or grid.size
+        self._at_once = min(at_once or grid.size, MOST_AT_ONCE)
         self._exited = 0
 
     def initial(self) -> list[Operation]:

@@ -16,8 +16,8 @@ from det_lightning.experiments.search.operations import (
     StopTrial,
 )
 from det_lightning.experiments.search.sampling import GridSearch, RandomSearch
-from det_lightning.experiments.search.settings import SearcherSettings, converted, settings_mistakes
-from det_lightning.experiments.search.space import Grid, SearchSpace, space_mistakes
+from det_lightning.experiments.search.settings import SearcherSettings
+from det_lightning.experiments.search.space import Grid, SearchSpace
 
 # A list of this many trials takes next to no time.
 _MOST_PLANNED = 100_000
@@ -49,24 +49,16 @@ class Search:
     returns. The results depend only on the events so far.
 
     Args:
-        settings: the searcher section of the configuration. Settings of earlier releases are converted.
-        space: the hyperparameters.
+        settings: the searcher section of a valid configuration.
+        space: its hyperparameters.
         experiment_seed: seed of the generator that draws hyperparameters and the seeds of the trials.
 
-    Attributes:
-        settings: the converted settings.
-        warnings: messages about conversions and possible surprises.
-
     Raises:
-        ValueError: the settings, the space or the seed cannot be used. The message names all mistakes in settings
-            and space.
+        ValueError: the seed cannot be used.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
-        self.settings, self.warnings = converted(settings)
-        mistakes = settings_mistakes(self.settings) + space_mistakes(space, self.settings.name == "grid")
-        if mistakes:
-            raise ValueError("; ".join(mistakes) + ".")
+        self.settings = settings
         self._factory = TrialFactory(space, experiment_seed)
         self._method = _method_of(self.settings, space, self._factory)
         self._exits: dict[int, ExitReason] = {}

@@ -9,9 +9,6 @@ from typing import Any, Protocol
 
 from det_lightning.experiments.search.generator import Generator
 
-# All values of a hyperparameter are held in memory.
-_MOST_VALUES = 1_000_000
-
 
 class Distribution(Protocol):
     """A hyperparameter that is not a nest."""
@@ -21,9 +18,6 @@ class Distribution(Protocol):
 
     def grid(self) -> list[Any]:
         """Return the values on a grid."""
-
-    def mistakes(self) -> list[str]:
-        """Return what is wrong with the arguments."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +32,6 @@ class Const:
     def grid(self) -> list[Any]:
         return [self.val]
 
-    def mistakes(self) -> list[str]:
-        return []
-
 
 @dataclass(frozen=True)
 class Categorical:
@@ -53,9 +44,6 @@ class Categorical:
 
     def grid(self) -> list[Any]:
         return list(self.vals)
-
-    def mistakes(self) -> list[str]:
-        return [] if self.vals else ["vals is empty; expected at least one value"]
 
 
 @dataclass(frozen=True)
@@ -73,11 +61,6 @@ class Int:
         count = min(self.count or 1, self.maxval - self.minval + 1)
         return [_rounded(value) for value in _evenly(self.minval, self.maxval, count)]
 
-    def mistakes(self) -> list[str]:
-        wide = self.maxval - self.minval >= 2**63
-        too_wide = [f"the range from {self.minval} to {self.maxval} does not fit in 63 bits"] if wide else []
-        return _range_mistakes(self.minval, self.maxval, self.count) + too_wide
-
 
 @dataclass(frozen=True)
 class Double:
@@ -92,9 +75,6 @@ class Double:
 
     def grid(self) -> list[float]:
         return _evenly(self.minval, self.maxval, self.count or 1)
-
-    def mistakes(self) -> list[str]:
-        return _range_mistakes(self.minval, self.maxval, self.count)
 
 
 @dataclass(frozen=True)
@@ -111,14 +91,6 @@ class Log:
 
     def grid(self) -> list[float]:
         return [math.pow(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
-
-    def mistakes(self) -> list[str]:
-        found = _range_mistakes(self.minval, self.maxval, self.count)
-        if not self.base > 0:
-            return [*found, f"base is {self.base}; expected a number above 0"]
-        if max(exponent * math.log(self.base) for exponent in (self.minval, self.maxval)) > 709:
-            found.append(f"{self.base} to the power of {self.minval} or {self.maxval} is too large for a float")
-        return found
 
 
 #: A mapping is a nest: a group of hyperparameters, each drawn separately.
@@ -170,19 +142,6 @@ class Grid:
         return hparams
 
 
-def space_mistakes(space: SearchSpace, needs_counts: bool) -> list[str]:
-    """Return the mistakes in a search space, each with the dotted name of its hyperparameter."""
-    found: list[str] = []
-    for path, leaf in _leaves(space):
-        name = ".".join(["hyperparameters", *path])
-        if leaf is None:
-            continue
-        found += [f"{name}: {mistake}" for mistake in leaf.mistakes()]
-        if needs_counts and isinstance(leaf, Int | Double | Log) and leaf.count is None:
-            found.append(f"{name}: count is missing; a grid search needs one for each int, double and log")
-    return found
-
-
 def _leaves(space: SearchSpace, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Distribution | None]]:
     """Yield each hyperparameter that is not a nest with its path; None stands for an empty nest."""
     for name in sorted(space):
@@ -206,16 +165,3 @@ def _rounded(value: float) -> int:
     """Return the nearest integer, or of two the one further from 0; Python's ``round`` prefers the even one."""
     whole = math.trunc(value)
     return whole if abs(value - whole) < 0.5 else whole + (1 if value > 0 else -1)
-
-
-def _range_mistakes(minval: float, maxval: float, count: int | None) -> list[str]:
-    found: list[str] = []
-    if not (math.isfinite(minval) and math.isfinite(maxval)):
-        found.append(f"minval is {minval} and maxval is {maxval}; expected finite numbers")
-    elif not minval < maxval:
-        found.append(f"minval is {minval} and maxval is {maxval}; expected minval below maxval")
-    if count is not None and count < 1:
-        found.append(f"count is {count}; expected at least 1")
-    if count is not None and count > _MOST_VALUES:
-        found.append(f"count is {count}; expected at most {_MOST_VALUES}")
-    return found

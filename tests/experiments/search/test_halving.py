@@ -11,7 +11,6 @@ from det_lightning.experiments.search import (
     CreateTrial,
     Double,
     ExitReason,
-    Length,
     Operation,
     Outcome,
     Search,
@@ -208,9 +207,8 @@ def test_a_validation_without_its_metrics_fails_the_trial_alone(metric: Any, at:
     assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
 
 
-def test_trials_of_a_configuration_with_lengths_validate_at_the_rungs() -> None:
-    length = Length(64, "batches")
-    search = halving(name="adaptive_asha", max_trials=50, max_time=0, time_metric="", max_length=length)
+def test_trials_of_a_search_that_forces_validations_validate_at_the_rungs() -> None:
+    search = halving(name="adaptive_asha", max_trials=50, max_time=64, force_validations=True)
     lengths = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
     assert lengths == {(4, 16, 64), (16, 64)}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from det_lightning.experiments.search import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
 from det_lightning.experiments.search.generator import Generator
-from det_lightning.experiments.search.space import Grid, draw, space_mistakes
+from det_lightning.experiments.search.space import Grid, draw
 
 
 def points(space: SearchSpace) -> list[dict[str, Any]]:
@@ -96,29 +96,3 @@ def test_a_grid_larger_than_memory_can_be_walked() -> None:
     grid = Grid({str(axis): Int(0, 9, count=10) for axis in range(10, 40)})
     assert grid.size == 10**30
     assert set(grid.point(10**30 - 1).values()) == {0}
-
-
-@pytest.mark.parametrize(
-    ("hyperparameter", "mistake"),
-    [
-        (Int(3, 3), "minval is 3 and maxval is 3; expected minval below maxval"),
-        (Int(0, 2**63), "does not fit in 63 bits"),
-        (Double(0, 1, count=0), "count is 0; expected at least 1"),
-        (Double(0, float("nan")), "expected finite numbers"),
-        (Log(-1, 1, base=0), "base is 0; expected a number above 0"),
-        (Log(0, 400, base=10), "10 to the power of 0 or 400 is too large for a float"),
-        (Categorical(()), "vals is empty"),
-    ],
-    ids=str,
-)
-def test_a_mistake_names_its_hyperparameter(hyperparameter: Hyperparameter, mistake: str) -> None:
-    (found,) = space_mistakes({"outer": {"inner": hyperparameter}}, needs_counts=False)
-    assert found.startswith("hyperparameters.outer.inner: ")
-    assert mistake in found
-
-
-def test_a_grid_needs_counts_at_every_depth() -> None:
-    space: SearchSpace = {"a": Int(0, 1), "b": {"c": Log(0, 1, 10), "e": {}}, "d": Categorical((1,)), "f": Const(1)}
-    assert space_mistakes(space, needs_counts=False) == []
-    found = space_mistakes(space, needs_counts=True)
-    assert [mistake.partition(": ")[0] for mistake in found] == ["hyperparameters.a", "hyperparameters.b.c"]
