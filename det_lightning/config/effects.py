@@ -120,7 +120,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     (
         "log_policies",
         "used",
-        "Searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.",
+        "Patterns of Go, searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.",
         "ignored",
     ),
     ("retention_policy", "ignored", "Logs are files; nothing deletes them."),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
+from det_lightning.config import go_patterns
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
 from det_lightning.config.hyperparameters import Hyperparameters
 from det_lightning.config.key_paths import KeyPath, SourceLines
@@ -79,9 +80,9 @@ def _action(value: Any) -> Any:
 
 def _pattern(pattern: str) -> str:
     try:
-        re.compile(pattern)
+        go_patterns.compiled(pattern)
     except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond its limits
-        raise ValueError(f"is not a regular expression of Python: {e}; got {shown(pattern)}") from e
+        raise ValueError(f"is not a regular expression that Python can read: {e}; got {shown(pattern)}") from e
     return pattern
 
 

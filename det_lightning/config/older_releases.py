@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from det_lightning.config.key_paths import SourceLines, leaf_paths, path_text
+from det_lightning.config.key_paths import KeyPath, SourceLines, leaf_paths, path_text
 from det_lightning.config.section import shown
 from det_lightning.errors import ConfigMistake
 
@@ -17,6 +17,12 @@ _LENGTHS = ("max_steps", "target_trial_steps")
 # Fields of searchers that count in steps.
 _OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
 _RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
+# Log policies once had a ``policy`` in place of an ``action``; the last kind sent a webhook, and did nothing else.
+_ACTIONS_OF_POLICIES = {
+    "on_failure_dont_retry": "cancel_retries",
+    "on_failure_exclude_node": "exclude_node",
+    "send_webhook": None,
+}
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
 # Until 0.19, the arguments of the schedulers' commands were lists below ``environment``.
 _OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
@@ -37,10 +43,13 @@ class OlderSpellings:
         self._searcher()
         self._environment()
         self._top_level()
+        self._log_policies()
 
-    def _move(self, old: tuple[str, ...], new: tuple[str, ...], value: Any) -> None:
-        """Replace the entry ``old`` with the entry ``new``; the parents of both must exist."""
+    def _move(self, old: KeyPath, new: KeyPath, value: Any) -> None:
+        """Replace the entry ``old`` with the entry ``new``; the parents of both must exist. Null is the default."""
         del self._parent(old)[old[-1]]
+        if value is None:
+            return
         parent = self._parent(new)
         if parent.get(new[-1]) is not None:
             message = f"is the older name of {path_text(new)}, which is given, too: delete one of them"
@@ -54,8 +63,8 @@ class OlderSpellings:
         message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
         self.notes.append(self._lines.mistake(old, message))
 
-    def _parent(self, path: tuple[str, ...]) -> dict[str, Any]:
-        parent = self._data
+    def _parent(self, path: KeyPath) -> Any:
+        parent: Any = self._data
         for key in path[:-1]:
             parent = parent[key]
         return parent
@@ -112,7 +121,16 @@ class OlderSpellings:
         if isinstance(labels, dict):
             self._move(("labels",), ("labels",), list(labels))
         for old, new in _RENAMED.items():
-            if self._data.get(old) is not None:
+            if old in self._data:
                 self._move((old,), (new,), self._data[old])
         if self._data.get("version") == 0:
             del self._data["version"]
+
+    def _log_policies(self) -> None:
+        policies = self._data.get("log_policies")
+        for i, policy in enumerate(policies if isinstance(policies, list) else []):
+            given = policy.get("policy", "") if isinstance(policy, dict) else ""
+            if isinstance(given, dict | None):
+                kind = given and given.get("type")
+                action = _ACTIONS_OF_POLICIES.get(kind, kind) if isinstance(kind, str) else kind
+                self._move(("log_policies", i, "policy"), ("log_policies", i, "action"), action)

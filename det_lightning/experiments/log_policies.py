@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
+
+from det_lightning.config import go_patterns
 
 
 def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
@@ -14,14 +15,16 @@ def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
         OSError: the log cannot be read.
     """
     patterns = {
-        policy["pattern"]: policy.get("name") or policy["pattern"]
+        go_patterns.compiled(policy["pattern"]): policy.get("name") or policy["pattern"]
         for policy in config.get("log_policies") or []
         if policy.get("pattern") and _action_of(policy) == "cancel_retries"
     }
     if not patterns or not log.exists():
         return None
     with log.open(encoding="utf-8", errors="replace") as lines:
-        matching = (name for line in lines for pattern, name in patterns.items() if re.search(pattern, line))
+        # The pattern may end with the line, without its break.
+        texts = (line.rstrip("\n") for line in lines)
+        matching = (name for text in texts for pattern, name in patterns.items() if pattern.search(text))
         found = next(matching, None)
     return None if found is None else str(found)
 

@@ -140,6 +140,30 @@ def test_a_file_of_0_38_needs_no_rewriting() -> None:
         ("min_checkpoint_period: 3\nbatches_per_step: 7", {"min_checkpoint_period": {"batches": 21}}),
         ("batches_per_step: 7", {"scheduling_unit": 7}),
         ("log_pattern_policies: []", {"log_policies": []}),
+        ("log_pattern_policies: null\nintegration: null\nlog_policies: []", {"log_policies": []}),
+        (
+            "environment: {image: {gpu: null, cuda: a}}",
+            {"environment": {"image": {"cpu": None, "cuda": "a", "rocm": None}}},
+        ),
+        (
+            """
+            log_pattern_policies:
+            - {pattern: a, policy: {type: on_failure_dont_retry}}
+            - {pattern: b, policy: {type: on_failure_exclude_node, restarts: 2}}
+            - {pattern: c, policy: {type: send_webhook, webhook_name: w}}
+            - {pattern: d, policy: null}
+            - {pattern: e, action: {type: cancel_retries}}
+            """,
+            {
+                "log_policies": [
+                    {"name": None, "pattern": "a", "action": "cancel_retries"},
+                    {"name": None, "pattern": "b", "action": "exclude_node"},
+                    {"name": None, "pattern": "c", "action": None},
+                    {"name": None, "pattern": "d", "action": None},
+                    {"name": None, "pattern": "e", "action": "cancel_retries"},
+                ]
+            },
+        ),
         ("integration: {pachyderm: {}}", {"integrations": {"pachyderm": {}}}),
         (
             "resources: {devices: ['/a:/b', '/c:/d:r']}",
@@ -175,6 +199,12 @@ def test_an_older_spelling_is_read_as_the_newer_one(text: str, changed: dict[str
         ),
         ("scheduling_unit: 5\nbatches_per_step: 5", 2, "batches_per_step", "is the older name of scheduling_unit"),
         ("environment:\n  image:\n    gpu: a\n    cuda: b", 3, "environment.image.gpu", "is the older name of"),
+        (
+            "log_policies:\n- pattern: a\n  policy: {type: stop}",
+            3,
+            "log_policies[0].action",
+            "must be 'cancel_retries' or 'exclude_node'; got 'stop'",
+        ),
         ("min_validation_period: 3", 1, "min_validation_period", "must be one of {batches: N}"),
         ("min_validation_period: yes", 1, "min_validation_period", "must be one of {batches: N}"),
     ],
