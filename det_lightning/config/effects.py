@@ -203,7 +203,14 @@ def rule_for(path: KeyPath) -> FieldRule:
 
 def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     rule = rule_for(path)
-    return FieldEffect(config.line_of(path), path_text(path), rule.effect, rule.note)
+    effect = rule.effect
+    if effect == "warned" and (_has_default(config, path) or _is_idle_profiling(config, path)):
+        effect = "ignored"  # nothing was asked for that the experiment may lack
+    return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
+
+
+def _is_idle_profiling(config: ExperimentConfig, path: KeyPath) -> bool:
+    return path[0] == "profiling" and not config.profiling.enabled
 
 
 def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
@@ -19,12 +20,15 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.key_paths import KeyPath
 from det_lightning.masking import mask
+from det_lightning.secret_names import is_secret_name
 
 _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"
 #: The type of pydantic's errors about unknown keys.
 UNKNOWN_KEY: _Kind = "unknown_key"
 _MOST_LISTED_NAMES = 12
+# In a message, the value that was given and what it was compared with, or a quoted one.
+_VALUES = re.compile(r"(?:, [^,;]*)?; got .*| '.*'", re.DOTALL)
 # By pydantic's error type, what was expected; formatted with the context of the error.
 _EXPECTED = {
     "bool_type": "must be true or false",
@@ -55,9 +59,12 @@ class Mistakes:
         )
 
     def include(self, error: ValidationError, below: KeyPath = ()) -> None:
+        """Add mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
+        is_secret = any(map(is_secret_name, below))
         for found in error.errors(include_url=False):
             kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
-            self.add((*below, *found["loc"]), _message(found), kind)
+            message = _message(found)
+            self.add((*below, *found["loc"]), _VALUES.sub("", message) if is_secret else message, kind)
 
     def raise_if_any(self) -> None:
         if self._found:

@@ -20,6 +20,7 @@ from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.hyperparameters import as_passed_on
 from det_lightning.masking import mask_text
+from det_lightning.secret_names import is_secret_name
 
 #: Longer texts are not read at all.
 MOST_CHARACTERS = 1024 * 1024
@@ -149,6 +150,8 @@ class YamlDocument:
         if node.tag == f"{_TAG}int" and len(text) > _MOST_DIGITS:
             return self._wrong(node, path, f"a number of more than {_MOST_DIGITS} digits cannot be used")
         if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
+            if any(map(is_secret_name, path)):
+                return self._wrong(node, path, "a number that begins with 0 differs between versions of YAML: quote it")
             octal = f"0o{text.lstrip('+-0')}"
             return self._wrong(
                 node, path, f"{text} is {int(text)} in YAML 1.2 and {int(text, 8)} before: write {int(text)} or {octal}"

@@ -52,6 +52,9 @@ def test_what_the_table_calls_refused_is_refused() -> None:
         ),
         ("resources: {weight: null}", {}),
         ("optimizations: {mixed_precision: O1}", {"optimizations.mixed_precision": "warned"}),
+        ("optimizations: {mixed_precision: O0}", {"optimizations.mixed_precision": "ignored"}),
+        ("profiling: {enabled: true}", {"profiling": "warned"}),
+        ("profiling: {enabled: false, begin_on_batch: 200}", {"profiling": "ignored"}),
         ("environment: {environment_variables: [A=1]}", {"environment.environment_variables": "used"}),
         ("environment: {image: a}", {"environment.image": "ignored"}),
         (

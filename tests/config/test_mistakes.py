@@ -190,6 +190,25 @@ def test_a_mistake_shows_no_secret() -> None:
     assert "hunter2" not in str(found)
 
 
+def test_a_mistake_in_a_hyperparameter_with_the_name_of_a_secret_shows_no_value() -> None:
+    found = mistakes_in("""
+        hyperparameters:
+          api_key: {type: int, minval: 4711, maxval: 815}
+          password: {type: hunter2}
+          secrets:
+            a: {type: double, minval: 4711, maxval: hunter2}
+            b: {type: log, minval: 4711, maxval: 4712, base: 9}
+          pin_password: 0471
+    """)
+    assert [(mistake.path.removeprefix("hyperparameters."), mistake.message) for mistake in found] == [
+        ("api_key.maxval", "must be greater than minval"),
+        ("password.type", "unknown type; known are categorical, const, double, int, log"),
+        ("secrets.a.maxval", "must be a number"),
+        ("secrets.b.minval", "is too large an exponent of the base"),
+        ("pin_password", "a number that begins with 0 differs between versions of YAML: quote it"),
+    ]
+
+
 def test_the_login_of_a_registry_has_known_keys_with_texts() -> None:
     found = mistakes_in("environment:\n  registry_auth:\n    user: a\n    email: 5\n    password: null")
     assert [str(mistake) for mistake in found] == [
