@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from det_lightning.config.experiment import ExperimentConfig
-from det_lightning.config.hyperparameters import Categorical, Const, leaves
+from det_lightning.config.hyperparameters import Categorical, Const, Int, leaves
 from det_lightning.config.key_paths import KeyPath
 from det_lightning.config.searchers import GridSearcher, HalvingSearcher
 
@@ -71,10 +72,19 @@ def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_M
     if length is None and isinstance(searcher, HalvingSearcher) and searcher.clock not in ("batches", "epochs"):
         message = f"must be batches or epochs for a trial class without max_length; got {searcher.clock}"
         yield ("searcher", "time_metric"), message
-    if "global_batch_size" in config.hyperparameters:
+    batch_size = config.hyperparameters.get("global_batch_size")
+    if isinstance(batch_size, Int | Categorical) or (isinstance(batch_size, Const) and _is_count(batch_size.val)):
         return
+    reason = (
+        "there is no hyperparameter global_batch_size"
+        if batch_size is None
+        else "global_batch_size is not a positive integer"
+    )
     periods = [((name,), getattr(config, name)) for name in _PERIODS]
     for path, given in [(("searcher", "max_length"), length), *periods]:
         if given is not None and given.unit == "records" and given.units:
-            message = "records cannot be converted to batches: there is no hyperparameter global_batch_size"
-            yield (*path, "records"), message
+            yield (*path, "records"), f"records cannot be converted to batches: {reason}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

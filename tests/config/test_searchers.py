@@ -135,6 +135,11 @@ def test_a_search_that_cannot_be_run_is_refused_with_what_to_write(text: str, pa
         ("searcher: {max_length: {records: 9}}", "searcher.max_length.records", "no hyperparameter global_batch_size"),
         ("min_validation_period: {records: 9}", "min_validation_period.records", "no hyperparameter global_batch_size"),
         (
+            "min_validation_period: {records: 9}\nhyperparameters: {global_batch_size: 0}",
+            "min_validation_period.records",
+            "global_batch_size is not a positive integer",
+        ),
+        (
             "searcher: {name: adaptive_asha, max_trials: 4, max_time: 9, time_metric: seen}",
             "searcher.time_metric",
             "must be batches or epochs for a trial class without max_length; got seen",
