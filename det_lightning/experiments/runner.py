@@ -21,6 +21,8 @@ from det_lightning.experiments.search import (
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
 
 _POLL_S = 0.1
+# How a run ends that was preempted: 0 is that of a script that has reported it.
+_PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 _EXIT_REASONS = {
     TrialStatus.COMPLETED: ExitReason.COMPLETED,
     TrialStatus.ERROR: ExitReason.ERRORED,
@@ -245,7 +247,8 @@ class ExperimentRunner:
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
-        ended_well = status == 0 or self.state.pausing or (status == PREEMPTED_EXIT_CODE and _was_preempted(trial))
+        is_done = status == 0 and not trial.preempted
+        ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
         closed, reason = self._closing(trial, status, ended_well)
         event = self.record(
             "run_ended",
@@ -272,8 +275,8 @@ class ExperimentRunner:
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
-        if status == PREEMPTED_EXIT_CODE:
-            what += ", that of a preempted run, but had saved nothing"
+        if status in _PREEMPTED:
+            what += ", like a preempted run, but had saved nothing"
         if trial.ended_by_hook:
             what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
@@ -293,8 +296,8 @@ class ExperimentRunner:
 
 
 def _was_preempted(trial: TrialRecord) -> bool:
-    """Return whether a run with the status of a preempted one was, or at least can be continued where it ended.
+    """Return whether a run that says that it was preempted was, or at least can be continued where it ended.
 
-    Without this, a command that always ends with that status would be started again for ever.
+    Without this, a command that always says so would be started again for ever.
     """
-    return trial.stop_requested or trial.orphaned or trial.preempted or trial.steps_saved() > trial.started_from
+    return trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from

@@ -66,11 +66,20 @@ def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: i
     assert f"it ended with status 3, after {max_restarts} restarts" in error
 
 
-def test_a_command_that_always_ends_like_a_preempted_run_is_not_started_for_ever(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint="exit 75", max_restarts=2)
+@pytest.mark.parametrize(
+    ("entrypoint", "status"),
+    [
+        ("exit 75", 75),
+        (["python3", "-c", "from trial_script import report; report('preempted', None, {})"], 0),
+    ],
+)
+def test_a_command_that_always_ends_like_a_preempted_run_is_not_started_for_ever(
+    entrypoint: str | list[str], status: int, tmp_path: Path
+) -> None:
+    config = write_project(tmp_path / "project", entrypoint=entrypoint, max_restarts=2)
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
     assert len(events_of(tmp_path / "small-1", "run_started")) == 3
-    assert "it ended with status 75, that of a preempted run, but had saved nothing, after 2 restarts" in error
+    assert f"it ended with status {status}, like a preempted run, but had saved nothing, after 2 restarts" in error
 
 
 def test_a_preempted_run_that_has_saved_does_not_count_as_failed(tmp_path: Path) -> None:
