@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ __all__ = ["as_passed_on", "chosen_hparams", "flat", "ranges_in"]
 
 # From here on Go writes exponents, and Python reads floats.
 _SMALLEST_WITH_EXPONENT = 1e21
+# Larger integers are floats in Go's JSON, of which it writes as few digits as are needed to tell them apart.
+_LARGEST_EXACT = 2**53
+_LARGEST = 1e308
 
 
 def as_passed_on(value: Any) -> Any:
@@ -17,8 +21,10 @@ def as_passed_on(value: Any) -> Any:
         return {name: as_passed_on(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_passed_on(item) for item in value]
+    if isinstance(value, int) and _LARGEST_EXACT < abs(value) < _LARGEST:
+        value = float(value)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _SMALLEST_WITH_EXPONENT
-    return int(value) if is_whole else value
+    return int(decimal.Decimal(float.__repr__(value))) if is_whole else value
 
 
 def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
