@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.config.section import hint_for, refuse, shown
+from det_lightning.config.section import INTEGER_LIMIT, hint_for, refuse, shown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _UNITS = ("batches", "epochs", "records")
@@ -56,6 +56,8 @@ def _read(value: Any, least: int, bare: bool) -> Length:
         refuse(path, f"unknown unit{hint_for(unit, _UNITS)}")
     if isinstance(units, bool) or not isinstance(units, int | float) or units != int(units) or units < least:
         refuse(path, f"must be an integer, at least {least}; got {shown(units)}")
+    if units >= INTEGER_LIMIT:
+        refuse(path, f"must be less than {INTEGER_LIMIT}; got {shown(units)}")
     return Length(int(units), unit)
 
 

@@ -113,8 +113,10 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+#: Larger integers do not fit into those of Determined's master.
+INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".
-Integer = Annotated[int, BeforeValidator(_integral)]
+Integer = Annotated[int, BeforeValidator(_integral), Field(ge=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]
 Count = Annotated[Integer, Field(ge=0)]
 Positive = Annotated[Integer, Field(ge=1)]
 

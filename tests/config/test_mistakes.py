@@ -22,6 +22,8 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("max_restarts: '5'", 1, "max_restarts", "must be an integer; got '5'"),
         ("max_restarts: true", 1, "max_restarts", "must be an integer; got true"),
         ("max_restarts: 1.5", 1, "max_restarts", "must be an integer; got 1.5"),
+        ("max_restarts: 1e20", 1, "max_restarts", "must be less than 9223372036854775808; got 100000000000000000000"),
+        ("min_validation_period: {batches: 1e20}", 1, "min_validation_period.batches", "less than 9223372036854775808"),
         ("scheduling_unit: 0", 1, "scheduling_unit", "must be at least 1; got 0"),
         ("debug: 1", 1, "debug", "must be true or false; got 1"),
         ("name: [a]", 1, "name", "must be a string; got ['a']"),
