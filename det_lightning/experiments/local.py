@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
@@ -25,6 +25,13 @@ _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
 _PART = "MIG-"
 
 
+class Gpu(NamedTuple):
+    """A GPU, or a part of one."""
+
+    name: str  # what CUDA_VISIBLE_DEVICES calls it
+    uuid: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Devices:
     """The slots of this machine.
@@ -32,12 +39,12 @@ class Devices:
     Attributes:
         slots: the indices of the GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers.
         are_gpus: whether the slots are GPUs, or parts of them.
-        names: what ``CUDA_VISIBLE_DEVICES`` calls the GPUs, by slot.
+        gpus: the GPUs by slot.
     """
 
     slots: tuple[int, ...]
     are_gpus: bool
-    names: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
 
     def limited_to(self, most: int | None) -> Devices:
         """Return at most the first ``most`` of them; all if it is None."""
@@ -109,9 +116,10 @@ class LocalLauncher:
         slots = self._free[:taken]
         self._held[trial.trial_id] = slots
         del self._free[:taken]
+        gpus = [self._devices.gpus[slot] for slot in slots] if self._devices.are_gpus else []
+        prepared = self._preparation.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
         # The processes of a trial must see only its own devices.
-        visible = [self._devices.names[slot] for slot in slots] if self._devices.are_gpus else []
-        return self._preparation.prepare(trial, state, slots).start(os.environ, visible)
+        return prepared.start(os.environ, [gpu.name for gpu in gpus])
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
         """Return the run of a trial that a killed runner left behind."""
@@ -153,18 +161,18 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
             f"resources.slots_per_trial is {slots_per_trial}, and this machine has {len(gpus) or 'no'} GPUs. Use "
             f"{fewer}--cpu for {slots_per_trial} processes on the CPU, or --slots N for another number."
         )
-    if slots_per_trial > 1 and any(name.startswith(_PART) for name in gpus.values()):
+    if slots_per_trial > 1 and any(gpu.name.startswith(_PART) for gpu in gpus.values()):
         raise errors.ExperimentError(
             f"resources.slots_per_trial is {slots_per_trial}, and CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), of "
             "which CUDA gives a process only one: use --slots 1, or --cpu, or name whole GPUs."
         )
-    return Devices(tuple(gpus), are_gpus=True, names=gpus)
+    return Devices(tuple(gpus), are_gpus=True, gpus=gpus)
 
 
-def visible_gpus() -> dict[int, str]:
-    """Return the GPUs that this process may use, by slot what ``CUDA_VISIBLE_DEVICES`` calls them.
+def visible_gpus() -> dict[int, Gpu]:
+    """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
 
-    It spends no seconds on importing torch. The slot of a GPU is its index.
+    The slot of a whole GPU is its index.
     """
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -172,14 +180,15 @@ def visible_gpus() -> dict[int, str]:
     ids = [found[1] for line in listed.splitlines() if (found := _GPU.match(line))]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is None:
-        return {index: str(index) for index in range(len(ids))}
+        return {index: Gpu(str(index), uuid) for index, uuid in enumerate(ids)}
     names = [name.strip() for name in allowed.split(",") if name.strip()]
     parts = [name for name in names if name.startswith(_PART) and f"(UUID: {name}" in listed]
     if parts:
-        return dict(enumerate(dict.fromkeys(parts)))
+        return {slot: Gpu(name, name) for slot, name in enumerate(dict.fromkeys(parts))}
     # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
     indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
-    return {indices[name]: str(indices[name]) for name in names if name in indices}
+    chosen = (indices[name] for name in names if name in indices)
+    return {index: Gpu(str(index), ids[index]) for index in chosen}
 
 
 def _named(names: list[str], gpu: str) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,15 @@ class TrialPreparation:
         self._variables = _given_variables(config, are_gpus)
         self._warm_start = warm_start
 
-    def prepare(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialStart:
+    def prepare(
+        self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
+    ) -> TrialStart:
         """Write the files that run number ``trial.runs`` of a trial needs.
 
         Raises:
             OSError: files cannot be written.
         """
-        task = self._task(trial, state, slots)
+        task = dataclasses.replace(self._task(trial, state, slots), gpu_uuids=list(gpu_uuids))
         workdir = workdir_of(task)
         if workdir.exists():
             shutil.rmtree(workdir)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import ExperimentError
-from det_lightning.experiments.local import Devices, devices_of, visible_gpus
+from det_lightning.experiments.local import Devices, Gpu, devices_of, visible_gpus
 from det_lightning.experiments.machines import Demand
+from tests.experiments.running import run, write_project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
 
@@ -47,14 +48,15 @@ def test_gpus_are_allowed_by_index_or_uuid(
 ) -> None:
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
-    assert visible_gpus() == {gpu: str(gpu) for gpu in gpus}
-    assert tuple(visible_gpus()) == gpus
+    uuids = ("GPU-5c1a", "GPU-9f20")
+    assert list(visible_gpus().items()) == [(gpu, Gpu(str(gpu), uuids[gpu])) for gpu in gpus]
 
 
 def test_parts_of_gpus_are_given_to_trials_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78,MIG-0,MIG-77")
     devices = devices_of(Demand(slots_per_trial=1))
-    assert devices == Devices((0, 1), are_gpus=True, names={0: "MIG-78", 1: "MIG-77"})
+    gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
+    assert devices == Devices((0, 1), are_gpus=True, gpus=gpus)
 
 
 def test_a_trial_of_several_processes_gets_no_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +69,21 @@ def test_trials_of_no_slots_run_whatever_the_limit() -> None:
     devices = devices_of(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
     assert devices.slots
     assert not devices.are_gpus
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")],
+)
+def test_a_trial_sees_its_own_gpus_and_knows_their_uuids(
+    allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+    code = (
+        "import os, determined as det; info = det.get_cluster_info(); "
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], info.slot_ids, info.gpu_uuids)"
+    )
+    config = write_project(tmp_path / "project", entrypoint=["python3", "-c", code])
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    assert run("experiment", "logs", tmp_path / "small-1", 1).stdout.strip() == expected
