@@ -17,7 +17,7 @@ class BestValidations:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._metrics: int | None = None
+        self._reports: int | None = None
 
     def publish(self, state: ExperimentState) -> None:
         """Write the file if metrics of a validation were reported since the last call.
@@ -25,13 +25,11 @@ class BestValidations:
         Raises:
             OSError: the file cannot be written.
         """
-        validations = (validation for trial in state.trials.values() for validation in trial.validations.values())
-        metrics = sum(len(validation.metrics) for validation in validations)
-        if metrics == self._metrics:
+        if state.validation_reports == self._reports:
             return
         best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
         self._file.parent.mkdir(exist_ok=True)
         draft = self._file.with_suffix(".tmp")
         draft.write_text(json.dumps({trial: value for trial, value in best.items() if value is not None}))
         draft.replace(self._file)
-        self._metrics = metrics
+        self._reports = state.validation_reports

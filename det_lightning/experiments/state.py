@@ -111,6 +111,8 @@ class ExperimentState:
         self.metric = metric
         self.smaller_is_better = smaller_is_better
         self.trials: dict[int, TrialRecord] = {}
+        #: How many reports of validations there were in all trials.
+        self.validation_reports = 0
         self.outcome: str | None = None
         self.messages: list[str] = []
         #: Whether all trials are asked to save and end.
@@ -168,6 +170,7 @@ class ExperimentState:
         trial = self.trials[event["trial"]]
         steps = event["steps_completed"]
         trial.validations[steps] = Validation(steps, event["metrics"])
+        self.validation_reports += 1
         trial.steps_completed = max(trial.steps_completed, steps)
 
     def on_validation_extended(self, event: Mapping[str, Any]) -> None:
@@ -175,6 +178,7 @@ class ExperimentState:
         validations = self.trials[event["trial"]].validations
         known = validations[steps].metrics if steps in validations else {}
         validations[steps] = Validation(steps, {**known, **event["metrics"]})
+        self.validation_reports += 1
 
     def on_checkpoint(self, event: Mapping[str, Any]) -> None:
         trial = self.trials[event["trial"]]
