@@ -97,7 +97,9 @@ class Layout:
         state_file: where the state lies.
         single_keys: the state has one model, optimizer and scheduler, not lists.
         progress_file: where the progress lies; None if nowhere.
+        count: the name of the number of batches in it.
         described_by: the file that names the trial's class and hyperparameters; None if none does.
+        has_metadata: there is a metadata.json, which the platform's download added before 0.18.
         zipped: torch's file format since 1.6.
         is_trainer: the script called ``Trainer`` itself.
     """
@@ -106,27 +108,27 @@ class Layout:
     state_file: str = "state_dict.pth"
     single_keys: bool = False
     progress_file: str | None = "trial_state.pkl"
+    count: str = "batches_trained"
     described_by: str | None = "load_data.json"
     zipped: bool = True
     is_trainer: bool = False
+    has_metadata: bool = True
 
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def has_metadata(self) -> bool:
-        """Whether there is a metadata.json."""
-        return self.described_by is not None
 
-
+_WORKLOADS = "workload_sequencer.pkl"
 LAYOUTS = [
-    Layout("pedl", "pedl/state_dict.pth", True, None, "metadata.json", zipped=False),
-    Layout("0.12 single file", "checkpoint.pt", True, None, "metadata.json", zipped=False),
-    Layout("0.12", "determined/state_dict.pth", True, "workload_sequencer.pkl", "metadata.json", zipped=False),
-    Layout("0.13", "state_dict.pth", False, "workload_sequencer.pkl", "metadata.json", zipped=False),
-    Layout("0.17.6", "state_dict.pth", False, "workload_sequencer.pkl", "metadata.json"),
-    Layout("0.17.6, straight from the bucket", "state_dict.pth", False, "workload_sequencer.pkl", None),
-    Layout("0.17.8", progress_file="workload_sequencer.pkl"),
+    Layout("pedl", "pedl/state_dict.pth", True, None, described_by="metadata.json", zipped=False),
+    Layout("0.12 single file", "checkpoint.pt", True, None, described_by="metadata.json", zipped=False),
+    Layout("0.12", "determined/state_dict.pth", True, None, described_by="metadata.json", zipped=False),
+    Layout("0.13", progress_file=None, described_by="metadata.json", zipped=False),
+    Layout("0.17.6", "state_dict.pth", False, _WORKLOADS, "latest_batch", "metadata.json"),
+    Layout("0.17.6 in the bucket", "state_dict.pth", False, _WORKLOADS, "latest_batch", None, has_metadata=False),
+    Layout("0.17.8", "state_dict.pth", False, _WORKLOADS, "latest_batch"),
+    Layout("0.17.8 in the bucket", "state_dict.pth", False, _WORKLOADS, "latest_batch", has_metadata=False),
+    Layout("0.18", "state_dict.pth", False, _WORKLOADS, "steps_completed"),
     Layout("0.21"),
     Layout("0.38, the script calls Trainer", is_trainer=True),
 ]
@@ -176,11 +178,9 @@ def write(directory: Path, layout: Layout, batches: int = 5, code: str = CODE) -
 
 
 def _write_progress(directory: Path, layout: Layout, batches: int) -> None:
-    progress = {"trial_id": 17, "last_ckpt": batches, "step_id": 1, "last_val": 0}
-    if layout.progress_file == "workload_sequencer.pkl":
-        progress["steps_completed"] = batches
-    else:
-        progress.update(batches_trained=batches, epochs_trained=batches // 6)
+    progress = {"trial_id": 17, "last_ckpt": batches, "step_id": 1, "last_val": 0, layout.count: batches}
+    if layout.progress_file == "trial_state.pkl":
+        progress["epochs_trained"] = batches // 6
     if layout.progress_file is not None:
         (directory / layout.progress_file).write_bytes(pickle.dumps(progress, protocol=3))
 

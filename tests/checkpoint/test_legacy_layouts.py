@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_weights
+from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
@@ -104,23 +107,33 @@ def test_a_run_resumes_it_like_one_of_the_current_release(layout: Layout, tmp_pa
 
 @pytest.mark.parametrize("single_keys", [True, False])
 def test_loading_a_trial_before_0_12_13_returns_the_model(tmp_path: Path, single_keys: bool) -> None:
-    layout = Layout("0.12", "state_dict.pth", single_keys, None, "metadata.json")
+    layout = Layout("0.12", "state_dict.pth", single_keys, None, described_by="metadata.json")
     model = load_trial_from_checkpoint_path(layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE))
     assert isinstance(model, torch.nn.Linear)
     assert_weights(model.state_dict())
 
 
 def test_a_run_resumes_a_trial_before_0_12_13(tmp_path: Path) -> None:
-    layout = Layout("0.12", "state_dict.pth", True, "workload_sequencer.pkl", "metadata.json")
+    layout = Layout("0.12", "state_dict.pth", True, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     seed_everything()
     with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
         trial = layouts.import_trial(directory)(context)
         pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(BATCHES + 1), latest_checkpoint=directory, checkpoint_storage=tmp_path / "storage"
+            max_length=pytorch.Batch(1), latest_checkpoint=directory, checkpoint_storage=tmp_path / "storage"
         )
     # After the ninth batch the rate has been halved for the third time.
     assert context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+
+
+def test_without_the_metadata_that_its_release_did_not_write_a_checkpoint_is_complete(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    for layout in [one for one in LAYOUTS if not one.has_metadata]:
+        directory = layouts.write(tmp_path / str(uuid.uuid4()), layout)
+        for file in directory.rglob("*"):
+            os.utime(file, (0, 0))
+        assert storage.describe([directory.name])[0].complete
+    assert not plan_pruning(storage, Retention(), incomplete=True).to_delete
 
 
 def test_a_state_with_keys_of_two_releases_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_trial_of_a_checkpoint_has_the_same_weights(layout: Layout, tmp_path
 
 @pytest.mark.parametrize("single_keys", [True, False])
 def test_the_model_of_a_trial_before_0_12_13_is_returned(single_keys: bool, tmp_path: Path) -> None:
-    layout = Layout("0.12", "state_dict.pth", single_keys, None, "metadata.json")
+    layout = Layout("0.12", "state_dict.pth", single_keys, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     real, ours = (load(side, directory) for side in SIDES)
     assert (type(ours), frozen(ours.state_dict())) == (type(real), frozen(real.state_dict()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Container
 from typing import Any
 
 from det_lightning import errors
@@ -90,8 +91,7 @@ def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
 def require_complete(directory: pathlib.Path) -> None:
     """Raise unless ``directory`` holds a complete checkpoint.
 
-    The last file to be written is ``metadata.json``. Up to 0.17.7 Determined wrote neither it nor ``load_data.json``:
-    a checkpoint without either is taken to be from one of those releases.
+    The last file to be written is ``metadata.json``, except by releases before 0.18; see :func:`may_lack_metadata`.
     """
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
@@ -109,11 +109,20 @@ def require_complete(directory: pathlib.Path) -> None:
                 f"{escape(directory)} is an incomplete checkpoint: {STATE_FILE} is missing; use another checkpoint."
             ) from e
         raise
-    if not has_metadata and any((directory / name).exists() for name in (LOAD_DATA_FILE, RESUME_FILE)):
+    if not has_metadata and not may_lack_metadata({path.name for path in directory.iterdir()}):
         raise errors.IncompleteCheckpointError(
             f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing. It was not written to its "
             "end; use an earlier checkpoint."
         )
+
+
+def may_lack_metadata(names: Container[str]) -> bool:
+    """Return whether a checkpoint with files of these names is complete without ``metadata.json``.
+
+    Releases before 0.18 did not write it. Up to 0.17.7 they wrote no ``load_data.json`` either; after that, there is a
+    ``workload_sequencer.pkl``, which is not among the files of det_lightning.
+    """
+    return RESUME_FILE not in names and (LOAD_DATA_FILE not in names or WORKLOAD_FILE in names)
 
 
 def _require_framework_of_trials(directory: pathlib.Path) -> None:

@@ -124,8 +124,8 @@ def _checked(values: dict[str, Any], path: pathlib.Path) -> TrialState:
             f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
             "damaged, or the file of something else."
         )
-    # Older releases have "steps_completed" instead; their other fields are not used.
-    values = {"batches_trained": values.get("steps_completed"), **values}
+    # Older releases have "steps_completed" instead, or before 0.18 "latest_batch"; their other fields are not used.
+    values = {"batches_trained": values.get("steps_completed", values.get("latest_batch")), **values}
     known = {name: 0 if values.get(name) is None else values[name] for name in names}
     wrong = layout.find_wrong_counts(known)
     if wrong is not None:

@@ -16,10 +16,10 @@ from det_lightning.checkpoint.format.layout import (
     MASTER_KEY,
     MAX_SMALL_FILE_BYTES,
     METADATA_FILE,
-    RESUME_FILE,
     STATE_FILES,
     WRITTEN_KEY,
     is_shallow,
+    may_lack_metadata,
 )
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
@@ -119,9 +119,7 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
     return CheckpointInfo(
         id=checkpoint.name,
-        # Up to 0.17.7 there was neither; see require_complete().
-        complete=any(name in files for name in STATE_FILES)
-        and (METADATA_FILE in files or not {LOAD_DATA_FILE, RESUME_FILE} & files.keys()),
+        complete=any(name in files for name in STATE_FILES) and (METADATA_FILE in files or may_lack_metadata(files)),
         metadata=read_metadata(checkpoint) if is_small else {},
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
