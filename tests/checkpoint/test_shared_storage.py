@@ -328,6 +328,28 @@ def test_on_a_remote_storage_a_claim_that_is_not_renewed_expires(
     assert RunClaims(in_memory).claim_trial(None, None, "trial") == "trial"
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_run_that_was_suspended_ends_if_another_one_has_its_trial_and_otherwise_keeps_it(
+    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    suspended = RunClaims(in_memory)
+    suspended.claim_trial(None, "trial", None)
+    change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
+    now = time.time
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now() + 3 * 3600)
+        remove_dead_claims(in_memory.root)
+        if is_taken:
+            RunClaims(in_memory).claim_trial(None, "trial", None)
+            with pytest.raises(errors.StorageError, match=r"belongs to another run now, process .*suspended"):
+                suspended.renew()
+            suspended.release()
+        else:
+            suspended.renew()
+    with pytest.raises(errors.StorageError, match=r"Trial 'trial' .* belongs to another run, process"):
+        RunClaims(in_memory).claim_trial(None, "trial", None)
+
+
 def test_a_claim_that_would_fill_the_memory_is_not_read(
     in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,20 +124,27 @@ class RunClaims:
         if lease is not None:
             self._leases[file.path] = lease
             return None
-        try:
-            holder = json.loads(file.read())
-            return f"process {int(holder['pid'])} on {str(holder['host'])!r:.100}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return "a process that is not known"
+        return _describe_holder(file)
 
     def renew(self) -> None:
-        """Renew the claims on storages without locks."""
-        for lease in self._leases.values():
-            if lease.is_due():
-                try:
-                    self._storage.retry.call("renewing", lease.renew, where=lease.file)
-                except errors.StorageError as e:  # no reason to stop training
-                    logger.warning("Other runs may take this one for ended: %s", e)
+        """Renew the claims on storages without locks.
+
+        Raise a ``StorageError`` if another run has taken one that had expired, and may have resumed this run's trial.
+        """
+        for lease in [lease for lease in self._leases.values() if lease.is_due()]:
+            try:
+                is_kept = self._storage.retry.call("renewing", lease.renew, where=lease.file)
+            except errors.StorageError as e:  # no reason to stop training
+                logger.warning("Other runs may take this one for ended: %s", e)
+                continue
+            if not is_kept:
+                del self._leases[lease.file.path]
+                holder = _describe_holder(lease.file)
+                raise errors.StorageError(
+                    f"The trial of this run in {self._storage} belongs to another run now, {holder}, because this one "
+                    "has not renewed its claim for two hours. Was the machine suspended? Resume from a checkpoint of "
+                    "the trial to train it on."
+                )
 
     def release(self) -> None:
         """Release all claims; later ones belong to another run."""
@@ -148,6 +155,14 @@ class RunClaims:
                 logger.warning("A claim of this run stays for some time: %s", e)
         self._leases.clear()
         self.run_id = str(uuid.uuid4())
+
+
+def _describe_holder(file: Location) -> str:
+    try:
+        holder = json.loads(file.read())
+        return f"process {int(holder['pid'])} on {str(holder['host'])!r:.100}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that is not known"
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:

@@ -55,7 +55,8 @@ class Lease:
         self.file = file
         self._lock = lock
         self._content = content
-        self._renewed = time.monotonic()
+        # By a clock that stands still while the machine is suspended, and by one that may be set back.
+        self._renewed = (time.monotonic(), time.time())
 
     @classmethod
     def take(cls, file: Location, lasts_s: float = _LASTS_S) -> Lease | None:
@@ -71,7 +72,7 @@ class Lease:
         if is_claimed(file, lasts_s):
             return None
         file.write(json.dumps(content).encode())
-        if not _holds(file, content["token"]):
+        if _token_in(file) != content["token"]:
             return None
         _own_tokens.add(content["token"])
         return cls(file, None, content)
@@ -111,19 +112,25 @@ class Lease:
 
     def is_due(self) -> bool:
         """Return whether the lease must be renewed to stay valid."""
-        return self._lock is None and time.monotonic() - self._renewed > _RENEW_AFTER_S
+        steady, adjustable = self._renewed
+        passed = max(time.monotonic() - steady, time.time() - adjustable)
+        return self._lock is None and passed > _RENEW_AFTER_S
 
-    def renew(self) -> None:
-        """Write the current time."""
-        self._renewed = time.monotonic()
+    def renew(self) -> bool:
+        """Write the current time; return False if the lease has expired and another process has taken it."""
+        self._renewed = (time.monotonic(), time.time())
+        if _token_in(self.file) not in (None, self._content["token"]):
+            return False
         self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
+        return True
 
     def release(self) -> None:
         """Release the lease, and remove the directories that were created for it if they are empty."""
         _own_tokens.discard(self._content["token"])
         path = self.file.local_path
         if self._lock is None:
-            self.file.remove()
+            if not self.is_due() or _token_in(self.file) == self._content["token"]:  # it may have expired
+                self.file.remove()
         else:
             path.unlink(missing_ok=True)  # while the lock still protects it
             self._lock.close()
@@ -194,12 +201,12 @@ def is_abandoned(mark: Location) -> bool:
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
 
 
-def _holds(file: Location, token: str) -> bool:
-    """Return whether the file of a lease still holds the token that was written to it."""
+def _token_in(file: Location) -> object:
+    """Return the token in the file of a lease; None if another process has removed or damaged it."""
     try:
-        return bool(json.loads(_read(file))["token"] == token)
-    except (FileNotFoundError, *_DAMAGED):  # another process has removed or replaced it
-        return False
+        return json.loads(_read(file))["token"]
+    except (FileNotFoundError, *_DAMAGED):
+        return None
 
 
 def _read(file: Location) -> bytes:
