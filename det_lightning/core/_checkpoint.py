@@ -23,11 +23,9 @@ from det_lightning.core._shards import (
     abandoning,
     all_or_none,
     fetch,
-    list_files,
     list_stored,
     merge_metadata,
     on_local_chief,
-    only_files,
     own_share,
     put,
     shared_directory,
@@ -275,7 +273,7 @@ class CheckpointContext:
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:
             return
-        files = only_files(list_files(staging.directory)) if target.is_local else []
+        files = [str(path) for path in staging.directory.rglob("*") if path.is_file()] if target.is_local else []
         # After a StorageError a copy stays on this machine, and the message names it.
         with abandoning(staging, unless=(errors.StorageError,)):
             staging.commit(metadata, files)

@@ -24,15 +24,26 @@ Selector = Callable[[str], bool]
 def list_files(directory: pathlib.Path, selector: Selector | None = None) -> list[str]:
     """Return the sorted paths of files and directories in a directory, relative to it; directories end in ``/``.
 
-    With ``selector``, those for which it returns true. Raise a NotADirectoryError or FileNotFoundError if it is none.
+    Links are followed. With ``selector``, those for which it returns true. Raise a NotADirectoryError or
+    FileNotFoundError if it is none.
     """
     if not directory.is_dir():
         if directory.exists():
             raise NotADirectoryError(f"{directory} is not a directory.")
         raise FileNotFoundError(f"There is no directory {directory}.")
-    paths = ((path.relative_to(directory).as_posix(), path.is_dir()) for path in directory.rglob("*"))
-    names = (f"{name}/" if is_folder else name for name, is_folder in paths)
-    return sorted(name for name in names if selector is None or selector(name))
+    return sorted(name for name in _names_in(directory, ()) if selector is None or selector(name))
+
+
+def _names_in(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Iterator[str]:
+    """Yield the paths in a directory; of a link to a directory ``above``, which contains it, only its own path."""
+    chain = (*above, directory.resolve())
+    for path in directory.iterdir():
+        if not path.is_dir():
+            yield path.name
+            continue
+        yield f"{path.name}/"
+        if path.resolve() not in chain:
+            yield from (f"{path.name}/{name}" for name in _names_in(path, chain))
 
 
 def only_files(names: Iterable[str]) -> list[str]:
@@ -40,9 +51,13 @@ def only_files(names: Iterable[str]) -> list[str]:
 
 
 def list_stored(checkpoint: Location) -> list[str]:
-    """Return the paths of a checkpoint's files and of their directories, which end in ``/``."""
+    """Return the paths of a checkpoint's files and of their directories, which end in ``/``.
+
+    Links to directories, which may lead anywhere, count as empty ones.
+    """
     if checkpoint.is_local:
-        return list_files(checkpoint.local_path)
+        root = checkpoint.local_path
+        return sorted(path.relative_to(root).as_posix() + "/" * path.is_dir() for path in root.rglob("*"))
     found = set(checkpoint.find_files())
     for name in list(found):
         found.update(f"{parent}/" for parent in pathlib.PurePosixPath(name).parents if str(parent) != ".")
@@ -126,22 +141,30 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
 
 def put(directory: pathlib.Path, names: list[str], target: Location, storage: CheckpointStorage) -> None:
     """Copy files of a directory into a checkpoint that is being written."""
-    if not target.is_local:
+    if target.is_local:
+        _copy(directory, names, target.local_path)
+    else:
         upload(directory, only_files(names), target, storage.retry)
-        return
-    for name in names:
-        copy = target.local_path / name
-        if name.endswith("/"):
-            copy.mkdir(parents=True, exist_ok=True)
-        else:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(directory / name, copy)
 
 
 def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
     """Copy files and directories of a checkpoint into a directory, which is created if needed."""
     directory.mkdir(parents=True, exist_ok=True)
-    download(source, names, directory, storage.retry)
+    if source.is_local:
+        _copy(source.local_path, names, directory)
+    else:
+        download(source, names, directory, storage.retry)
+
+
+def _copy(source: pathlib.Path, names: list[str], target: pathlib.Path) -> None:
+    """Copy files, with their permissions and times, and create directories, whose names end in ``/``."""
+    for name in names:
+        copy = target / name
+        if name.endswith("/"):
+            copy.mkdir(parents=True, exist_ok=True)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, copy)
 
 
 @contextlib.contextmanager

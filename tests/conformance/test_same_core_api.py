@@ -72,10 +72,11 @@ def test_enumerations_have_the_same_members(name: str) -> None:
 
 
 def tree(directory: Path) -> dict[str, Any]:
-    texts = {
-        path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*") if path.is_file()
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    return {
+        name: json.loads(path.read_text()) if name == "metadata.json" else (path.read_text(), path.stat().st_mode)
+        for name, path in files.items()
     }
-    return {name: json.loads(text) if name == "metadata.json" else text for name, text in texts.items()}
 
 
 def outcome(action: Any) -> Any:
@@ -96,6 +97,11 @@ def run_checkpoints(core: Any, folder: Path) -> list[Any]:
     (own / "part" / "empty").mkdir(parents=True)
     (own / "part" / "data").write_text("data")
     (own / "model").write_text("model")
+    linked = folder / "linked"
+    (linked / "of" / "script").mkdir(parents=True)
+    (linked / "of" / "script" / "run").write_text("run")
+    (linked / "of" / "script" / "run").chmod(0o700)
+    (linked / "to").symlink_to(linked / "of", target_is_directory=True)
     seen: list[Any] = []
     with core.init(checkpoint_storage=str(folder / "storage")) as context:
         checkpoint = context.checkpoint
@@ -111,6 +117,7 @@ def run_checkpoints(core: Any, folder: Path) -> list[Any]:
                     seen.append(sorted(str(path.relative_to(target)) for path in target.rglob("*")))
 
         look(checkpoint.upload(str(own), {"steps_completed": 1, "nested": {"a": [1, None]}}))
+        look(checkpoint.upload(linked))
         look(checkpoint.upload(own, shard=True))
         look(checkpoint.upload(own, selector=lambda name: name != "part/data"))
         with checkpoint.store_path({"steps_completed": 2}) as (path, storage_id):

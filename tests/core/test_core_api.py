@@ -91,6 +91,25 @@ def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Pa
         checkpoint.get_metadata(storage_id)
 
 
+@pytest.mark.parametrize("shard", [False, True])
+def test_links_are_uploaded_as_what_they_lead_to(storage: CheckpointStorage, tmp_path: Path, shard: bool) -> None:
+    own = make_files(tmp_path / "own", model="weights")
+    (own / "more").symlink_to(make_files(tmp_path / "elsewhere", part__data="more"), target_is_directory=True)
+    (tmp_path / "elsewhere/part/back").symlink_to(own, target_is_directory=True)
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    storage_id = checkpoint.upload(own, shard=shard)
+    assert content_of(checkpoint, storage_id) == {"model": "weights", "more/part/data": "more"}
+
+
+def test_a_link_in_a_checkpoint_on_a_disk_is_not_followed_when_it_is_downloaded(tmp_path: Path) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
+    with checkpoint.store_path() as (path, storage_id):
+        (path / "link").symlink_to(make_files(tmp_path / "elsewhere", file="of the machine"), target_is_directory=True)
+        (path / "to nowhere").symlink_to("nowhere")
+    checkpoint.download(storage_id, tmp_path / "copy", selector=lambda name: name != "to nowhere")
+    assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
+
+
 @pytest.mark.parametrize("name", ["../evil/file", "part/../../evil/file", "/evil/file"])
 def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://bucket/checkpoints")
