@@ -90,7 +90,7 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
     of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
     with explaining(f"The gradients in {source}"):
         gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
-        for model, saved in zip(context.models, gradients, strict=True):
+        for model, saved in zip(context.models, gradients, strict=False):
             states.load_gradients(model, saved)
         context.precision.scaling.load_unfinished(resume.precision)
     restore_rng(of_rank(resume.rng_states, rank), context.device)
@@ -202,16 +202,24 @@ def _fit_prefix(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str, An
 def _load_each(
     what: str, targets: list[Any], state: dict[str, Any], key: str, load: Callable[[Any, Any], None]
 ) -> list[str]:
-    """Load the list ``state[key]`` into ``targets``; return one sentence for each misfit."""
+    """Load the list ``state[key]`` into ``targets``; return one sentence for each misfit.
+
+    As in Determined, the list may be longer than what the trial wraps.
+    """
     states = state.get(key)
     if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
         return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
     if not isinstance(states, list):
         return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
-    if len(targets) != len(states):
+    if len(targets) > len(states):
         return [f"the trial wraps {len(targets)} {what}(s), and {len(states)} are there"]
+    if len(targets) < len(states):
+        logger.warning(
+            "The checkpoint has %d %s(s), and the trial wraps %d: only the first %d are loaded.",
+            *(len(states), what, len(targets), len(targets)),
+        )
     mismatches = []
-    for index, (target, saved) in enumerate(zip(targets, states, strict=True)):
+    for index, (target, saved) in enumerate(zip(targets, states, strict=False)):
         try:
             load(target, saved)
         except _MISFITS as e:

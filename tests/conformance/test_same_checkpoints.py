@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conformance.sides import SIDES, run, seed
+from tests.conformance.sides import SIDES, frozen, run, seed
 from tests.conformance.trials import EPOCH_LEN, adversarial, basic
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
@@ -41,6 +41,23 @@ def test_either_loads_what_either_wrote(reader: str, writer: str, make: Any, hpa
     for mine, written in zip(weights, saved, strict=True):
         assert all(torch.equal(mine[name], written[name]) for name in written)
     assert trace.final["weights"]
+
+
+@pytest.mark.parametrize("reader", SIDES)
+def test_a_trial_may_wrap_fewer_models_than_it_did(reader: str) -> None:
+    def generating(api: Any) -> type:
+        class Generating(api.PyTorchTrial):
+            build_training_data_loader = build_validation_data_loader = train_batch = evaluate_batch = None
+
+            def __init__(self, context: Any) -> None:
+                self.context = context
+                self.generator = context.wrap_model(torch.nn.Linear(3, 3))
+
+        return Generating
+
+    trace = run("determined", adversarial, max_length=lambda api: api.Batch(7), checkpoint_policy="none")
+    trial = load(reader, checkpoints()[-1], generating)
+    assert frozen([trial.generator.state_dict()])[1] == trace.final["weights"][1]
 
 
 @pytest.mark.parametrize("make", [basic, adversarial])

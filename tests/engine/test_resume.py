@@ -12,7 +12,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.trials import CountingCallback, SmallTrial, seed_everything, weights_of
 
 LENGTH = 24
 
@@ -308,6 +308,26 @@ def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -
     train(tmp_path, stop_after=2)
     with pytest.raises(errors.InvalidCheckpointException, match=r"does not fit(.|\n)*model 1 \(Linear\): (.|\n)*size"):
         train(tmp_path, Wider, latest_checkpoint=only_checkpoint(tmp_path))
+
+
+def test_what_a_trial_does_not_wrap_any_more_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OnlyBody(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+            self.body = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3)))
+            self.head = torch.nn.Linear(8, 1)
+            self.adam = context.wrap_optimizer(torch.optim.Adam(self.body.parameters(), lr=0.5))
+            self.counter = CountingCallback()
+
+    before = train(tmp_path, stop_after=5)
+    with caplog.at_level(logging.WARNING):
+        resumed = train(tmp_path, OnlyBody, max_length=5, latest_checkpoint=only_checkpoint(tmp_path))
+    assert str(resumed.body.state_dict()) == str(before.body.state_dict())
+    assert str(resumed.adam.state_dict()) == str(before.adam.state_dict())
+    assert "has 2 model(s), and the trial wraps 1: only the first 1 are loaded" in caplog.text
+    assert "has 2 learning rate scheduler(s), and the trial wraps 0: only the first 0 are loaded" in caplog.text
 
 
 def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
