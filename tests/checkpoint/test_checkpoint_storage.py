@@ -49,6 +49,11 @@ def test_a_file_url_and_the_home_directory_are_local(tmp_path: Path) -> None:
     assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
 
 
+def test_an_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(ValueError, match="is empty: give a directory"):
+        CheckpointStorage("")
+
+
 def test_the_default_storage_is_that_of_determined_for_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     data_home = Path.cwd() / "data_home"
     monkeypatch.setenv("XDG_DATA_HOME", str(data_home))

@@ -42,7 +42,7 @@ class CheckpointStorage:
 
     Raises:
         StorageError: the URL cannot be opened, or the library for it is not installed.
-        ValueError: the configuration is wrong; the message lists all mistakes.
+        ValueError: the configuration is wrong, and the message lists all mistakes; or the text is empty.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointStorage
@@ -65,6 +65,8 @@ class CheckpointStorage:
             import platformdirs  # here, because it is rarely needed
 
             root = platformdirs.user_data_dir("determined")
+        elif root == "":  # as from a variable that is not set
+            raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
         self.root = Location.parse(root, self.options)
         self.is_local = self.root.is_local
         self.retry = retry or RetryPolicy()

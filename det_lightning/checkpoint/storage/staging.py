@@ -6,6 +6,7 @@ A mark in the storage's bookkeeping directory names each checkpoint that is bein
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -73,10 +74,11 @@ class LocalStaging:
         self._mark.release()
 
     def abandon(self) -> None:
-        # First the file that makes it complete: an interruption must not leave a damaged checkpoint.
-        (self.directory / METADATA_FILE).unlink(missing_ok=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self._mark.release()
+        with contextlib.suppress(OSError):  # of a disk that fails, as the error that ended the writing says
+            # First the file that makes it complete: an interruption must not leave a damaged checkpoint.
+            (self.directory / METADATA_FILE).unlink(missing_ok=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self._mark.release()
 
 
 def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location:

@@ -332,6 +332,16 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         write(CheckpointStorage(tmp_path / "file/storage"))
 
 
+def test_a_disk_on_which_nothing_can_be_cleaned_up_either_is_named(tmp_path: Path) -> None:
+    def put_a_file_in_the_way(_: Path) -> None:
+        (tmp_path / ".det_lightning").rename(tmp_path / "moved")
+        (tmp_path / ".det_lightning").write_text("in the way")
+
+    writer = CheckpointWriter(CheckpointStorage(tmp_path))
+    with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*Not a directory"):
+        writer.write(files_of(), report_written=put_a_file_in_the_way)
+
+
 def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     taken = write(storage)
