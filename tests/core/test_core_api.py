@@ -83,7 +83,7 @@ def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Pa
     assert content_of(checkpoint, storage_id) == {"model": "weights", "part/data": "more"}
     assert checkpoint.get_metadata(storage_id) == {"steps_completed": 3, "note": [1, None]}
     assert files_in(own).keys() == {"model", "part/data"}
-    assert storage.list_ids() == [storage_id]
+    assert [(info.id, info.complete) for info in storage.survey()] == [(storage_id, True)]
     checkpoint.delete(storage_id)
     assert storage.list_ids() == []
     checkpoint.delete(storage_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from det_lightning import errors
@@ -131,8 +131,13 @@ def _require_framework_of_trials(directory: pathlib.Path) -> None:
     framework = metadata.get("framework") or metadata.get("tensorflow_version")
     if "tensorflow_version" in metadata or (isinstance(framework, str) and framework.startswith("tensorflow")):
         raise _unknown_kind(directory, f"of TensorFlow or Keras ({framework})")
-    if framework is None and "torch_version" not in metadata and not (directory / LOAD_DATA_FILE).is_file():
+    if names_no_framework(metadata) and not (directory / LOAD_DATA_FILE).is_file():
         raise _unknown_kind(directory, "of a script of the Core API, which alone knows what its files hold")
+
+
+def names_no_framework(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a ``metadata.json`` is that of a script of the Core API, unless there is a ``load_data.json``."""
+    return not any(metadata.get(name) for name in ("framework", "torch_version", "tensorflow_version"))
 
 
 def _unknown_kind(directory: pathlib.Path, kind: str) -> errors.InvalidCheckpointException:

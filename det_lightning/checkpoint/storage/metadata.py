@@ -20,6 +20,7 @@ from det_lightning.checkpoint.format.layout import (
     WRITTEN_KEY,
     is_shallow,
     may_lack_metadata,
+    names_no_framework,
 )
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
@@ -117,10 +118,14 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
     entry = files.get(METADATA_FILE)
     is_small = entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES  # others would fill the memory
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
+    metadata = read_metadata(checkpoint) if is_small else {}
+    has_state = any(name in files for name in STATE_FILES)
+    # The files of a script of the Core API have any names.
+    is_of_script = bool(metadata) and names_no_framework(metadata) and LOAD_DATA_FILE not in files
     return CheckpointInfo(
         id=checkpoint.name,
-        complete=any(name in files for name in STATE_FILES) and (METADATA_FILE in files or may_lack_metadata(files)),
-        metadata=read_metadata(checkpoint) if is_small else {},
+        complete=has_state or is_of_script if METADATA_FILE in files else has_state and may_lack_metadata(files),
+        metadata=metadata,
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
         metadata_written=None if entry is None else _time_of(entry),
