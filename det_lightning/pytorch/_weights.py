@@ -90,7 +90,7 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
     of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
     with explaining(f"The gradients in {source}"):
         gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
-        for model, saved in zip(context.models, gradients, strict=False):
+        for model, saved in zip(context.models, gradients[: len(context.models)], strict=True):
             states.load_gradients(model, saved)
         context.precision.scaling.load_unfinished(resume.precision)
     restore_rng(of_rank(resume.rng_states, rank), context.device)
