@@ -22,6 +22,7 @@ from det_lightning.cli.output import (
     print_table,
     report_errors,
 )
+from det_lightning.masking import mask
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.rule import CheckpointRecord
@@ -55,7 +56,7 @@ def list_checkpoints(
         found = _best_first(found, {info.id: _prefers_smaller(info, recorded.get(info.id)) for info in described})
     links = {} if best else listed.list_links()
     if json:
-        content = {"storage": str(listed), "checkpoints": found}
+        content = {"storage": str(listed), "checkpoints": mask(found)}
         print_json({**content, "links": links} if links else content)
         return
     _print_checkpoints(found, links, with_trial=best)

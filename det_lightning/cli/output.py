@@ -81,9 +81,13 @@ def print_json(content: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to standard output; unprintable characters in a line, including line breaks, are escaped."""
+    """Write lines to standard output, without secrets and with unprintable characters escaped, also line breaks."""
     for line in lines:
-        typer.echo(escape(line))
+        typer.echo(_shown(line))
+
+
+def _shown(value: object) -> str:
+    return escape(mask_text(str(value)))
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
@@ -96,11 +100,11 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         is_number = column.startswith(">")
-        heading = Text(escape(column.removeprefix(">")))
+        heading = Text(_shown(column.removeprefix(">")))
         justify: Any = "right" if is_number else "left"
         table.add_column(heading, justify=justify, no_wrap=is_number or index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(escape("" if cell is None else cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else _shown(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else _ENDLESS).print(table)
 
 

@@ -55,7 +55,8 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
             versions.setdefault(int(match[1]), OrderedDict())[match[2] or ""] = version
     if sorted(values) != list(range(len(values))):
         raise errors.InvalidCheckpointException(
-            f"The models of a TrialModule are numbered from 0; the file holds those of the numbers {sorted(values)}."
+            "The models of a TrialModule are numbered from 0; the file holds those of the numbers "
+            f"{sorted(values)!s:.200}."
         )
     for index, weights in values.items():
         _set_versions(weights, versions.get(index, OrderedDict()))
@@ -181,7 +182,7 @@ def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> Chec
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
-            f"A checkpoint of Lightning has an entry 'state_dict'; this file has {sorted(map(str, ckpt))}."
+            f"A checkpoint of Lightning has an entry 'state_dict'; this file has {sorted(map(str, ckpt))!s:.500}."
         )
     if TRIAL_KEY in ckpt:
         return _from_trial(ckpt)
@@ -209,7 +210,7 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
         found = state.get(key)
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise errors.InvalidCheckpointException(
-                f"{source} should hold a list of dicts {key!r}; it has {sorted(map(str, state))}."
+                f"{source} should hold a list of dicts {key!r}; it has {sorted(map(str, state))!s:.500}."
             )
     return state
 

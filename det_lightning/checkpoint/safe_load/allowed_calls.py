@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,11 +18,15 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     DescribedDict,
     DescribedStorage,
     DescribedTensor,
+    LongText,
     NamedGlobal,
     PlainValue,
     is_count,
+    require_fast_keys,
+    require_key,
 )
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
+from det_lightning.checkpoint.safe_load.stand_ins import DataType, make_scalar
 
 _QSCHEMES = {
     "torch.per_tensor_affine",
@@ -39,6 +43,11 @@ _LAYOUTS = {"torch.strided": 0, "torch.sparse_coo": 3} | {
 # An expanded tensor takes no memory, but copies of it do.
 _MANY_ELEMENTS = 2**24
 _MAX_EXPANSION = 1000
+
+# So much less than a copy counts another view of a storage: nothing is copied yet, but later code does copy it.
+_VIEWS = 4
+# What a value in a container takes, in memory and, compared with bytes that are copied, in time.
+_BYTES_OF_VALUE = 64
 
 #: Classes and constants that may be named.
 NAMES = frozenset({*_QSCHEMES, *_TENSOR_CLASSES})
@@ -87,7 +96,7 @@ _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     "counts": lambda value: isinstance(value, DescribedDict),
     "items": lambda value: type(value) is list,
     "text": lambda value: isinstance(value, str),
-    "content": lambda value: isinstance(value, str | PlainValue),
+    "content": lambda value: isinstance(value, str | bytes | PlainValue),
     "encoding": lambda value: value in ("latin1", "latin-1"),
     "real": lambda value: isinstance(value, int | float),
     "imaginary": lambda value: isinstance(value, int | float),
@@ -111,6 +120,10 @@ _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     "kind": lambda value: isinstance(value, NamedGlobal),
     "args": lambda value: type(value) is tuple,
     "state": lambda _: True,
+    "code": lambda value: isinstance(value, str),
+    "align": lambda value: isinstance(value, bool),
+    "copy": lambda value: isinstance(value, bool),
+    "data_type": lambda value: isinstance(value, DataType),
 }
 
 
@@ -131,19 +144,35 @@ def _check(parameters: str, describe: Callable[..., Any], interpreter: Interpret
 
 
 def _ordered_dict(interpreter: Interpreter, pairs: Any = ()) -> DescribedDict:
+    interpreter.charge(_BYTES_OF_VALUE * len(pairs))
     for key, _ in pairs:
-        interpreter.require_key(key)
+        require_key(key)
     return DescribedDict([part for pair in pairs for part in pair], ordered=True)
 
 
+def _counter(interpreter: Interpreter, counts: DescribedDict) -> DescribedDict:
+    interpreter.charge(_BYTES_OF_VALUE * len(counts.items))
+    return DescribedDict(list(counts.items))
+
+
 def _set(interpreter: Interpreter, items: list[Any]) -> CheckedElsewhere:
+    interpreter.charge(_BYTES_OF_VALUE * len(items))
     for item in items:
-        interpreter.require_key(item)
+        require_key(item)
+    require_fast_keys(items)
     return CheckedElsewhere()
 
 
+def _encoded(_interpreter: Interpreter, text: str, **_: Any) -> Any:
+    return PlainValue(text.size) if isinstance(text, LongText) else text.encode("latin-1")
+
+
+def _numpy_scalar(_interpreter: Interpreter, data_type: DataType, content: Any) -> Any:
+    return make_scalar(data_type, content) if isinstance(content, bytes) else PlainValue()
+
+
 def _strided(
-    _interpreter: Interpreter,
+    interpreter: Interpreter,
     storage: DescribedStorage,
     offset: int,
     size: tuple[int, ...],
@@ -162,24 +191,32 @@ def _strided(
     _require(count <= most, "a tensor repeats its few elements")
     _require((offset + last + 1) * itemsize <= storage.nbytes, "a tensor reaches beyond its storage")
     # torch first allocates an empty quantized tensor of this size.
-    fits = quantizer is None or count * itemsize <= storage.nbytes
-    _require(fits, "a quantized tensor reaches beyond its storage")
-    return DescribedTensor()
+    if quantizer is not None:
+        _require(count * itemsize <= storage.nbytes, "a quantized tensor reaches beyond its storage")
+        _charge(interpreter, quantizer)
+    interpreter.charge(count * itemsize // _VIEWS)
+    return DescribedTensor(nbytes=count * itemsize)
 
 
-def _sparse(_interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...]) -> DescribedTensor:
+def _charge(interpreter: Interpreter, parts: Iterable[Any]) -> None:
+    """Charge for tensors whose values a call reads, or copies."""
+    interpreter.charge(sum(part.nbytes for part in parts if isinstance(part, DescribedTensor)))
+
+
+def _sparse(interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...]) -> DescribedTensor:
     """Describe a sparse tensor, whose indices are checked once their values are read; see ``allow_safe_values``."""
     count = _LAYOUTS[layout.full]
     _require(len(parts) in (count, 4), "layout and parts")
     tensors, size, coalesced = (parts[:2], parts[2], parts[3:]) if count == 3 else (parts[:3], parts[3], ())
     _require(all(isinstance(tensor, DescribedTensor) for tensor in tensors), "indices and values")
+    _charge(interpreter, tensors)
     _require(_are_counts(size), "size")
     _require(all(isinstance(flag, bool | None) for flag in coalesced), "coalesced")
-    return DescribedTensor()
+    return DescribedTensor(nbytes=sum(tensor.nbytes for tensor in tensors))
 
 
-def _parameter(_interpreter: Interpreter, attributes: Any = None, **_: Any) -> DescribedTensor:
-    return DescribedTensor(attributes)
+def _parameter(_interpreter: Interpreter, tensor: DescribedTensor, attributes: Any = None, **_: Any) -> DescribedTensor:
+    return DescribedTensor((tensor, attributes), tensor.nbytes)
 
 
 def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args: Any, state: Any) -> Any:
@@ -190,7 +227,7 @@ def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
     _require(_are_attributes(state), "attributes")
-    return DescribedTensor((made, state))
+    return DescribedTensor((made, state), made.nbytes)
 
 
 def _meta(_interpreter: Interpreter, size: tuple[int, ...], stride: tuple[int, ...], **_: Any) -> DescribedTensor:
@@ -206,11 +243,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     name: functools.partial(_check, parameters, describe)
     for name, parameters, describe in (
         ("collections.OrderedDict", "[pairs]", _ordered_dict),
-        ("collections.Counter", "counts", lambda _, counts: DescribedDict(list(counts.items))),
+        ("collections.Counter", "counts", _counter),
         ("builtins.set", "items", _set),
         ("builtins.bytearray", "[content] [encoding]", lambda _, **__: CheckedElsewhere()),
-        ("builtins.complex", "real imaginary", lambda _, **__: PlainValue()),
-        ("_codecs.encode", "text encoding", lambda _, **__: PlainValue()),
+        ("builtins.bytes", "", lambda _: b""),
+        ("builtins.complex", "real imaginary", lambda _, real, imaginary: complex(real, imaginary)),
+        ("_codecs.encode", "text encoding", _encoded),
+        ("numpy.dtype", "code [align] [copy]", lambda _, code, **__: DataType(code)),
+        ("numpy.core.multiarray.scalar", "data_type content", _numpy_scalar),
+        ("numpy._core.multiarray.scalar", "data_type content", _numpy_scalar),
         ("torch.Size", "size", lambda _, size: size),
         ("torch.device", "device [index]", lambda _, **__: PlainValue()),
         ("torch.serialization._get_layout", "layout_name", lambda _, layout_name: NamedGlobal(layout_name)),

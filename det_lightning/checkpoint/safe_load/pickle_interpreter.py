@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -17,19 +17,23 @@ from det_lightning.checkpoint.safe_load.descriptions import (
     CheckedElsewhere,
     DescribedDict,
     DescribedStorage,
+    LongText,
     NamedGlobal,
-    PlainValue,
     is_count,
+    require_fast_keys,
+    require_key,
     shown,
+    weight,
 )
+from det_lightning.checkpoint.safe_load.stand_ins import DataType
 
 # Longer texts are not decoded; only their length is checked.
 _SHORT_TEXT_BYTES = 4096
-# A dict key is a name or number, or a tuple of a few.
-_MAX_KEY_PARTS = 256
-# Integers beyond this have the same hashes as smaller ones. Many keys with one hash make a dict slow.
-_MAX_OWN_HASH = 2**61 - 2
-_MAX_SAME_HASH = 100
+# As many containers may be begun inside one another.
+_MAX_MARKS = 1000
+# What calls may copy: so many bytes, and a multiple of those in the file.
+_ROOM = 2**26
+_ROOM_PER_BYTE = 8
 
 # Classes of storages, and the bytes of one element.
 _ITEMSIZES = {
@@ -49,6 +53,8 @@ class Interpreter:
     The pickle may call ``safe_names`` with any arguments; ``calls`` check the arguments and describe the result;
     ``names`` may only be named. ``claim`` returns whether there is a storage with a key and a size. The names
     to which the pickle has referred are ``named``.
+
+    A value can be an argument of any number of calls, which each copy it; together they may copy only so much.
     """
 
     def __init__(
@@ -71,13 +77,16 @@ class Interpreter:
         self._outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.named: set[str] = set()
-        self._large_keys: defaultdict[int, set[str]] = defaultdict(set)
+        self._dicts: list[DescribedDict] = []
+        self._room = _ROOM + _ROOM_PER_BYTE * size
 
     def run(self) -> Any:
         """Return the description of the pickled value."""
         while True:
             code = self.read(1)
             if code == pickle.STOP:
+                for described in self._dicts:
+                    require_fast_keys(described.items[::2])
                 return self.stack.pop()
             step = _STEPS.get(code)
             if step is None:
@@ -104,7 +113,8 @@ class Interpreter:
 
     def text(self, count: int) -> None:
         content = self.read(count)
-        self.stack.append(content.decode("utf-8", "surrogatepass") if count <= _SHORT_TEXT_BYTES else "(a long text)")
+        is_short = count <= _SHORT_TEXT_BYTES
+        self.stack.append(content.decode("utf-8", "surrogatepass") if is_short else LongText(count))
 
     def push_name(self) -> None:
         module = self._read_line()
@@ -120,7 +130,13 @@ class Interpreter:
 
     # Containers
 
+    def empty_dict(self) -> None:
+        self._dicts.append(DescribedDict())
+        self.stack.append(self._dicts[-1])
+
     def mark(self) -> None:
+        if len(self._outer) > _MAX_MARKS:
+            raise ValueError("its values are nested too deeply")
         self._outer.append(self.stack)
         self.stack = []
 
@@ -149,28 +165,8 @@ class Interpreter:
         if not isinstance(target, DescribedDict) or len(items) % 2:
             raise ValueError(f"{shown(target)} is not a dict, or a key has no value")
         for key in items[::2]:
-            self.require_key(key)
+            require_key(key)
         target.items += items
-
-    def require_key(self, key: Any) -> None:
-        """Raise unless a key is quick to hash; nested tuples can take arbitrarily long."""
-        pending = [key]
-        parts = 1
-        while pending:
-            part = pending.pop()
-            if type(part) is tuple:
-                parts += len(part)
-                if parts > _MAX_KEY_PARTS:
-                    raise ValueError("a key of a dict has too many parts")
-                pending.extend(part)
-            elif isinstance(part, int) and abs(part) > _MAX_OWN_HASH:
-                # As text, whose hash is another one.
-                same_hash = self._large_keys[hash(part)]
-                same_hash.add(f"{part:x}")
-                if len(same_hash) > _MAX_SAME_HASH:
-                    raise ValueError("the keys of a dict are made to be slow")
-            elif not isinstance(part, str | int | float | PlainValue | NamedGlobal | CheckedElsewhere | None):
-                raise ValueError(f"{shown(part)} cannot be a key of a dict")
 
     # Calls
 
@@ -183,11 +179,22 @@ class Interpreter:
         if not isinstance(function, NamedGlobal) or type(args) is not tuple:
             raise ValueError(f"{shown(function)} cannot be called with {shown(args)}")
         if function.full in self.safe_names:
+            self.charge(sum(map(weight, args)))
             return CheckedElsewhere()
         check = self._calls.get(function.full)
         if check is None:
             raise ValueError(f"torch.save does not write a call of {function.full}")
-        return check(self, *args)
+        self.charge(sum(map(weight, args)))
+        described = check(self, *args)
+        if isinstance(described, DescribedDict):
+            self._dicts.append(described)
+        return described
+
+    def charge(self, size: int) -> None:
+        """Raise if calls copy more than a file of this size can be meant to hold."""
+        self._room -= size
+        if self._room < 0:
+            raise ValueError("it asks for copies of the same values too often")
 
     def new(self) -> None:
         _args = self.stack.pop()
@@ -201,7 +208,11 @@ class Interpreter:
     def build(self) -> None:
         state = self.stack.pop()
         target = self.stack[-1]
+        if isinstance(target, DataType):
+            target.__setstate__(state)
+            return
         if isinstance(target, CheckedElsewhere):
+            self.charge(sum(map(weight, state)) if type(state) is tuple else weight(state))
             return
         if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
             raise ValueError(f"torch.save does not write attributes of {shown(target)}")
@@ -235,6 +246,7 @@ class Interpreter:
                 raise ValueError(
                     f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there"
                 )
+            self._room += _ROOM_PER_BYTE * numel * itemsize
             found = self._storages[key] = DescribedStorage(itemsize, numel * itemsize)
         if (found.itemsize, found.nbytes) != (itemsize, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} has two sizes")
@@ -264,7 +276,7 @@ _STEPS: dict[bytes, Callable[[Interpreter], Any]] = {
     pickle.GLOBAL: Interpreter.push_name,
     pickle.EMPTY_TUPLE: lambda s: s.stack.append(()),
     pickle.EMPTY_LIST: lambda s: s.stack.append([]),
-    pickle.EMPTY_DICT: lambda s: s.stack.append(DescribedDict()),
+    pickle.EMPTY_DICT: Interpreter.empty_dict,
     pickle.EMPTY_SET: lambda s: s.stack.append(CheckedElsewhere()),
     pickle.MARK: Interpreter.mark,
     pickle.TUPLE: Interpreter.marked_tuple,

@@ -19,7 +19,7 @@ import torch
 _PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUV"
 
 
-class _DataType:
+class DataType:
     """A pickled numpy data type."""
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
@@ -63,7 +63,7 @@ def _plain_dtype(code: Any) -> np.dtype[Any]:
 
 
 def _dtype_of(described: Any) -> np.dtype[Any]:
-    if not isinstance(described, _DataType):
+    if not isinstance(described, DataType):
         raise ValueError(f"expected a numpy data type; got {_shown(described)}")
     return described.dtype
 
@@ -80,11 +80,17 @@ def _begin_array(kind: Any, *_: Any) -> _Array:
     return _Array()
 
 
-def _scalar(data_type: Any, content: Any) -> Any:
+def make_scalar(data_type: Any, content: Any) -> Any:
+    """Stand in for the function with which numpy pickles a scalar."""
     dtype = _dtype_of(data_type)
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
         raise ValueError(f"a scalar of type {dtype} does not fit its content")
     return np.frombuffer(content, dtype)[0]
+
+
+def _no_bytes() -> bytes:
+    """Stand in for ``bytes``, with which ``b""`` and arrays without elements are pickled."""
+    return b""
 
 
 class _OneCycle:
@@ -101,9 +107,10 @@ def _attribute(owner: Any, name: Any) -> Any:
 #: The names that have stand-ins here, and the stand-ins.
 STAND_INS: dict[str, Any] = {
     "numpy.ndarray": _Array,
-    "numpy.dtype": _DataType,
+    "numpy.dtype": DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": make_scalar for core in ("core", "_core")},
+    "builtins.bytes": _no_bytes,
     "builtins.getattr": _attribute,
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
@@ -127,7 +134,7 @@ def finish(value: Any) -> Any:
 
 
 def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    if isinstance(value, _DataType):
+    if isinstance(value, DataType):
         return value.dtype
     if isinstance(value, _Array):
         if value.array is None:
