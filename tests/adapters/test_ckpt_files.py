@@ -155,8 +155,18 @@ def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
         {"numpy_shape": [-1]},
         {"numpy_content": torch.zeros(16)},
         {"numpy_content": torch.zeros(1, dtype=torch.uint8).expand(16)},
+        {"numpy_content": torch.zeros(16, dtype=torch.uint8, device="meta")},
+        {"numpy_content": torch.zeros(0, dtype=torch.uint8), "numpy_shape": [2**62, 4, 0]},
     ],
 )
 def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has an array of numpy"):
         with_numpy({**without_numpy(np.zeros(2)), **damage})
+
+
+def test_arrays_with_the_same_content_are_refused_because_copies_could_fill_the_memory() -> None:
+    description = without_numpy(np.zeros(2))
+    with pytest.raises(errors.InvalidCheckpointException, match="another array has the same content"):
+        with_numpy([description, dict(description)])
+    array = np.zeros(2)
+    assert len(with_numpy(without_numpy([array, array, np.zeros(0), np.zeros(0)]))) == 4

@@ -143,7 +143,7 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
         found = TrialState(**trial_state)
     except TypeError as e:
         raise errors.InvalidCheckpointException(
-            f"{what} should hold the progress of the trial; it has {trial_state!r:.200}: {e}"
+            f"{what} should hold the progress of the trial; it has {mask(trial_state)!r:.200}: {e}"
         ) from e
     wrong_counts = find_wrong_counts(vars(found))
     if wrong_counts is not None:

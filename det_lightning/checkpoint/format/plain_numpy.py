@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,7 @@ def without_numpy(value: Any) -> Any:
 
 def with_numpy(value: Any) -> Any:
     """Reverse :func:`without_numpy`; raise an ``InvalidCheckpointException`` if an array is damaged."""
-    return _Replacement(_rebuild).of(value)
+    return _Replacement(functools.partial(_rebuild, set())).of(value)
 
 
 def with_plain_numbers(value: Any) -> Any:
@@ -81,7 +82,8 @@ def _describe(value: Any) -> Any:
     }
 
 
-def _rebuild(value: Any) -> Any:
+def _rebuild(used: set[int], value: Any) -> Any:
+    """Return the array or scalar of a description; the addresses of contents that were ``used`` grow by its own."""
     if type(value) is not dict or value.keys() != {_TYPE, _SHAPE, _CONTENT}:
         return value
     name = value[_TYPE]
@@ -94,12 +96,16 @@ def _rebuild(value: Any) -> Any:
             raise ValueError("a shape consists of lengths")
         if not _is_bytes(content) or content.numel() != math.prod(lengths) * dtype.itemsize:
             raise ValueError("its content does not fit")
+        address = content.untyped_storage().data_ptr()
+        if content.numel() and address in used:  # copies of it could fill the memory
+            raise ValueError("another array has the same content")
+        used.add(address)
         flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype)
+        return flat[0] if shape is None else flat.reshape(lengths)
     except (TypeError, ValueError) as e:
         raise errors.InvalidCheckpointException(
             f"The checkpoint is damaged: it has an array of numpy of type {name!r:.50} and shape {shape!r:.50}: {e}."
         ) from e
-    return flat[0] if shape is None else flat.reshape(lengths)
 
 
 def _plain_dtype(name: Any) -> np.dtype[Any]:
@@ -117,6 +123,7 @@ def _is_bytes(content: Any) -> bool:
         isinstance(content, torch.Tensor)
         and content.dtype is torch.uint8
         and content.layout is torch.strided
+        and not content.is_meta
         and content.is_contiguous()
     )
 
