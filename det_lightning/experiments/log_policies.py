@@ -2,31 +2,65 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from det_lightning.config import go_patterns
+from det_lightning.escaping import escape, name_some
+
+logger = logging.getLogger(__name__)
+
+# Determined's search takes time in proportion to the log. Python's may take any time for some patterns, and cannot be
+# interrupted, so it has a process of its own.
+_LIMIT_S = 60.0
+_SEARCH = """
+import json, re, sys
+log, policies = json.load(sys.stdin)
+with open(log, encoding="utf-8", errors="replace") as lines:
+    texts = (line.rstrip("\\n") for line in lines)  # a pattern may end with the line
+    print(json.dumps(next((name for text in texts for pattern, name in policies if re.search(pattern, text)), None)))
+"""
+# A search finds the same lines without it, and takes far less time for long ones.
+_AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 
 
-def policy_against_retries(config: dict[str, Any], log: Path) -> str | None:
+def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
     """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
+
+    A warning says if that was not known after ``limit_s``.
 
     Raises:
         OSError: the log cannot be read.
     """
     patterns = {
-        go_patterns.compiled(policy["pattern"]): policy.get("name") or policy["pattern"]
+        policy["pattern"]: str(policy.get("name") or policy["pattern"])
         for policy in config.get("log_policies") or []
         if policy.get("pattern") and _action_of(policy) == "cancel_retries"
     }
     if not patterns or not log.exists():
         return None
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        # The pattern may end with the line, without its break.
-        texts = (line.rstrip("\n") for line in lines)
-        matching = (name for text in texts for pattern, name in patterns.items() if pattern.search(text))
-        found = next(matching, None)
-    return None if found is None else str(found)
+    policies = [(_AT_FIRST.sub("", go_patterns.compiled(given).pattern), name) for given, name in patterns.items()]
+    try:
+        search = subprocess.run(
+            [sys.executable, "-I", "-c", _SEARCH],
+            input=json.dumps([str(log), policies]),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        names = name_some([escape(name) for name in patterns.values()])
+        logger.warning("Searching %s for the log policies takes over %g s: %s. None is applied.", log, limit_s, names)
+        return None
+    if search.returncode != 0:
+        raise OSError(f"{log} cannot be searched for log policies: {escape(search.stderr.strip()[-500:])}")
+    found: str | None = json.loads(search.stdout)
+    return found
 
 
 def _action_of(policy: dict[str, Any]) -> str | None:
