@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
-from typing import Any
 
 
 def escape(text: object) -> str:
@@ -19,11 +17,3 @@ def name_some(names: Sequence[str], most: int = 5) -> str:
     """Return the first names, separated by commas, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def short_text(value: Any) -> str:
-    """Return a short text for a value, even if it is nested or a number with more digits than Python prints."""
-    try:
-        return f"{reprlib.repr(value):.300}"
-    except ValueError:
-        return f"a very large {type(value).__name__}"

@@ -6,6 +6,7 @@ Only copies that go into a file, a message or a log are masked. A trial reads wh
 from __future__ import annotations
 
 import re
+import reprlib
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -119,6 +120,14 @@ def _mask_named(found: re.Match[str]) -> str:
 def describe_masked(value: object) -> str:
     """Return an object that JSON cannot hold as a masked text."""
     return mask_text(str(value))
+
+
+def short_text(value: Any) -> str:
+    """Return a short text for a value, without its secrets, even if it is nested or has too many digits to print."""
+    try:
+        return f"{reprlib.repr(mask(value)):.300}"
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
 
 
 def secrets_in(settings: Any) -> Iterator[str]:

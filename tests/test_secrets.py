@@ -22,13 +22,14 @@ from typer.testing import CliRunner
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.checkpoint.safe_load import read_state
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
 from det_lightning.masking import MASK, leave_out_masked, mask, mask_text, mask_url
 from det_lightning.secret_names import is_secret_name
-from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
 
 SECRET = "hunter2-4711"
@@ -306,6 +307,30 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["checkpoint", "show", str(checkpoint), *flags])
     assert SECRET not in result.output
     assert MASK in result.output
+
+
+@pytest.mark.parametrize("settings", [f"password: {SECRET}", {"hparams": [1], "experiment_config": CONFIG}, [HPARAMS]])
+def test_an_error_about_damaged_settings_shows_no_secret(settings: Any, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    forget_checksums(checkpoint)
+    resume = read_state(checkpoint / "resume.pth")
+    torch.save({**resume, "settings": settings}, checkpoint / "resume.pth")
+    with pytest.raises(errors.IncompleteCheckpointError, match="'settings' should be") as raised:
+        read_checkpoint(checkpoint)
+    assert SECRET not in str(raised.value)
+
+
+def test_names_in_the_metadata_of_others_are_printed_without_secrets(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, by_determined=True)
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    named = {
+        "trial": f"token={SECRET}",
+        "experiment": "1",
+        "metric": {"name": f"https://me:{SECRET}@host", "value": 1.0},
+    }
+    (checkpoint / "metadata.json").write_text(json.dumps({**metadata, **named}))
+    for arguments in (["ls", tmp_path, "--best"], ["ls", tmp_path, "--best", "--json"], ["show", checkpoint]):
+        assert SECRET not in CliRunner().invoke(app, ["checkpoint", *map(str, arguments)]).output
 
 
 @pytest.mark.slow

@@ -15,11 +15,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.hyperparameters import as_passed_on
-from det_lightning.masking import mask_text
+from det_lightning.masking import MASK, mask_text
 from det_lightning.secret_names import is_secret_name
 
 #: Longer texts are not read at all.
@@ -38,6 +39,8 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # for any number of values.
 _MOST_VALUES = 25_000
 _DEEPEST = 100
+# The parser takes long for long ones.
+_LONGEST_TAG = 1000
 # A float cannot have more, and Python does not print integers with more than a few thousand.
 _MOST_DIGITS = 300
 
@@ -62,6 +65,7 @@ class YamlDocument:
         # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.Composer = _BoundedComposer
+        self._yaml.Scanner = _BoundedScanner
         self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
@@ -74,6 +78,8 @@ class YamlDocument:
         except MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
+            if mark is not None and _has_secret(text, mark.line):  # of which a part may be taken for a name
+                problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
         except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
@@ -97,7 +103,7 @@ class YamlDocument:
                 return self._mapping(node, path)
             if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
                 return self._sequence(node, path)
-            return self._wrong(node, path, f"values of the type {node.tag} cannot be used")
+            return self._wrong(node, path, f"values of the type {_shown(node.tag, path)} cannot be used")
         finally:
             self._open.pop()
 
@@ -150,20 +156,22 @@ class YamlDocument:
         if node.tag == f"{_TAG}int" and len(text) > _MOST_DIGITS:
             return self._wrong(node, path, f"a number of more than {_MOST_DIGITS} digits cannot be used")
         if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
-            if any(map(is_secret_name, path)):
-                return self._wrong(node, path, "a number that begins with 0 differs between versions of YAML: quote it")
-            octal = f"0o{text.lstrip('+-0')}"
-            return self._wrong(
-                node, path, f"{text} is {int(text)} in YAML 1.2 and {int(text, 8)} before: write {int(text)} or {octal}"
+            meanings = (
+                f"is {int(text)} in YAML 1.2 and {int(text, 8)} before: write {int(text)} or 0o{text.lstrip('+-0')}"
             )
+            if _is_secret(path):
+                meanings = "is another number before YAML 1.2: write it in quotes"
+            return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
         if node.tag not in _NUMBERS | _CONSTANTS:
-            return self._wrong(node, path, f"values of the type {node.tag} cannot be used; quote it if it is text")
+            return self._wrong(
+                node, path, f"values of the type {_shown(node.tag, path)} cannot be used; quote it if it is text"
+            )
         try:
             value = self._yaml.constructor.construct_object(node)
         except (ValueError, KeyError, IndexError):
             return self._wrong(node, path, f"not of the type {node.tag}")
         if isinstance(value, float) and not math.isfinite(value):
-            return self._wrong(node, path, f"must be a finite number; got {text:.100}")
+            return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
         return as_passed_on(value)
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:
@@ -181,6 +189,20 @@ class YamlDocument:
         self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
 
 
+def _is_secret(path: KeyPath) -> bool:
+    return any(map(is_secret_name, path))
+
+
+def _shown(text: str, path: KeyPath) -> str:
+    """Return a text as a message may show it that is at, or below, the keys of a path."""
+    return MASK if _is_secret(path) else f"{mask_text(text):.100}"
+
+
+def _has_secret(text: str, line: int) -> bool:
+    found = text.splitlines()[line : line + 1]
+    return found != [mask_text(one) for one in found]
+
+
 class _TooLarge(Exception):
     pass
 
@@ -193,3 +215,11 @@ class _BoundedComposer(Composer):
         if self._composed > _MOST_VALUES:
             raise _TooLarge
         return super().compose_node(parent, index)
+
+
+class _BoundedScanner(Scanner):
+    def scan_tag_uri(self, name: Any, start_mark: Any) -> Any:
+        found = super().scan_tag_uri(name, start_mark)
+        if len(found) > _LONGEST_TAG:
+            raise ScannerError(None, None, f"a tag of more than {_LONGEST_TAG:,} characters", start_mark)
+        return found

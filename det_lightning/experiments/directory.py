@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import is_shallow
+from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.escaping import escape
 
 _NUMBER = re.compile(r".*-(\d+)")
@@ -77,10 +77,7 @@ class ExperimentDirectory:
         Raises:
             DamagedExperiment: the file does not hold a configuration.
         """
-        try:
-            config = json.loads(self.config_file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as e:
-            raise errors.DamagedExperiment(f"{escape(self.config_file)} is not JSON: {e}") from e
+        config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
                 f"{escape(self.config_file)} is not the configuration of an experiment: it should have a 'name', "
@@ -89,11 +86,18 @@ class ExperimentDirectory:
         return config
 
     def loggers(self) -> list[str]:
-        """Return the names of the loggers that were chosen when the experiment began."""
+        """Return the names of the loggers that were chosen when the experiment began.
+
+        Raises:
+            DamagedExperiment: the file does not hold names.
+        """
         if not self.options.exists():  # an earlier release created the experiment
             return []
-        options: dict[str, list[str]] = json.loads(self.options.read_text(encoding="utf-8"))
-        return options["loggers"]
+        options = _read_json(self.options)
+        loggers = options.get("loggers") if isinstance(options, dict) else None
+        if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
+            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
+        return loggers
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory.
@@ -110,6 +114,15 @@ class ExperimentDirectory:
     def trial(self, trial_id: int) -> Path:
         """Return the directory of a trial."""
         return self.path / "trials" / str(trial_id)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if (size := path.stat().st_size) > MAX_SMALL_FILE_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise errors.DamagedExperiment(f"{escape(path)} is not JSON: {e}") from e
 
 
 def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:

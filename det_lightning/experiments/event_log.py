@@ -15,6 +15,9 @@ from det_lightning.checkpoint.storage.leases import try_to_lock
 from det_lightning.escaping import escape
 from det_lightning.experiments.event_forms import find_mistake
 
+# Several hundred trials with a thousand validations each have a tenth of it.
+_MOST_BYTES = 2**30
+
 
 class EventLog:
     """Appends events, each a JSON object on a line of its own, and syncs them to disk.
@@ -37,7 +40,7 @@ class EventLog:
             self._file.close()
             raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
         _runner_file(path).write_text(f"{os.getpid()} {platform.node()}")
-        complete = _complete_part(path.read_bytes())
+        complete = _complete_part(path)
         self.events: list[dict[str, Any]] = list(_parse(complete, path))
         self._file.truncate(len(complete))
 
@@ -64,7 +67,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         DamagedExperiment: a line other than the last is not an event.
         OSError: the file cannot be read.
     """
-    return list(_parse(_complete_part(path.read_bytes()), path))
+    return list(_parse(_complete_part(path), path))
 
 
 def runner_of(path: Path) -> tuple[int, str] | None:
@@ -94,7 +97,12 @@ def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
     os.fsync(file.fileno())
 
 
-def _complete_part(content: bytes) -> bytes:
+def _complete_part(path: Path) -> bytes:
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise errors.DamagedExperiment(
+            f"{escape(path)} has {size:,} bytes, more than the log of an experiment. It is damaged, or another file."
+        )
+    content = path.read_bytes()
     return content[: content.rfind(b"\n") + 1]
 
 

@@ -40,7 +40,7 @@ def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
     return {
         **summary_of(directory),
         "metric": f"{state.metric} ({order})",
-        "messages": state.messages,
+        "messages": mask(state.messages),
         "trials": [_trial(state, trial) for trial in state.trials.values()],
     }
 
@@ -77,7 +77,7 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
         "restarts": trial.restarts,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "hparams": mask(trial.hparams),
-        "reason": trial.reason,
+        "reason": mask(trial.reason),
     }
 
 

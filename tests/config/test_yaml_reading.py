@@ -183,9 +183,26 @@ def test_nesting_cannot_end_the_process(depth: int) -> None:
     assert "or 100 levels" in mistake.message
 
 
-def test_a_secret_is_not_shown_where_the_text_cannot_be_read() -> None:
-    (mistake,) = YamlDocument("secret_key: hunter2: x").mistakes
-    assert "hunter2" not in str(mistake)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("hunter2: x", "mapping values are not allowed here: write the value in quotes"),
+        ("*hunter2", "found undefined alias: write the value in quotes"),
+        ("!hunter2", "cannot be used"),
+        ("!hunter2 [1]", "cannot be used"),
+        ("0777112", "write it in quotes"),
+    ],
+)
+def test_a_secret_is_not_shown_where_the_text_cannot_be_read(value: str, message: str) -> None:
+    (mistake,) = YamlDocument(f"a: 1\nsecret_key: {value}\n").mistakes
+    assert mistake.line == 2
+    assert message in mistake.message
+    assert not any(part in str(mistake) for part in ("hunter2", "777112", str(0o777112)))
+
+
+def test_a_long_tag_is_refused() -> None:
+    (mistake,) = YamlDocument("!" * 100_000).mistakes
+    assert mistake.message == "not YAML: a tag of more than 1,000 characters"
 
 
 def test_an_anchor_may_be_set_again(recwarn: pytest.WarningsRecorder) -> None:

@@ -163,6 +163,33 @@ def test_the_output_of_commands_shows_no_secret_among_hyperparameters(tmp_path: 
     assert planned["hparams"] == {"api_key": MASK}
 
 
+@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"loggers": 3}', '{"loggers": [[1]]}', "[" * 100_000])
+def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    directory.options.write_text(content)
+    with pytest.raises(errors.DamagedExperiment, match=r"options\.json"):
+        directory.loggers()
+
+
+@pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
+def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    with (directory.path / name).open("ab") as file:
+        file.truncate(2**40)  # without taking room on the disk
+    with pytest.raises(errors.DamagedExperiment, match=rf"{name}.* 1,099,511,627,776 bytes"):
+        [details_of(directory), directory.loggers()]
+
+
+def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials=1)
+    ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
+    events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
+    with directory.events.open("a") as file:
+        file.writelines(f"{json.dumps(event)}\n" for event in events)
+    shown = details_of(directory)
+    assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
+
+
 def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.events.write_text('{"type": "message", "text": "no time"}\n')

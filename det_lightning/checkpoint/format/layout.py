@@ -14,7 +14,8 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.escaping import escape, short_text
+from det_lightning.escaping import escape
+from det_lightning.masking import short_text
 
 STATE_FILE = "state_dict.pth"
 TRIAL_STATE_FILE = "trial_state.pkl"

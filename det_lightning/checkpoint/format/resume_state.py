@@ -12,7 +12,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
-from det_lightning.escaping import short_text
+from det_lightning.masking import short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
@@ -123,7 +123,7 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
     settings = {} if resume is None else resume.settings or {}
     found = {name: (load_data or {}).get(name) for name in _SETTINGS}
     found = {name: settings.get(name) if value is None else value for name, value in found.items()}
-    wrong = [f"{name!r} is {value!r:.200}" for name, value in found.items() if not isinstance(value, dict | None)]
+    wrong = [f"{name!r} is {short_text(value)}" for name, value in found.items() if not isinstance(value, dict | None)]
     if wrong:
         raise errors.InvalidCheckpointException(
             f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."

@@ -19,7 +19,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import SHARDS_DIR, read_json
-from det_lightning.escaping import escape, short_text
+from det_lightning.escaping import escape
+from det_lightning.masking import short_text
 
 #: The first part of the names of tensors in a state, and in a resume state.
 STATE_ROOT = "state"

@@ -30,7 +30,8 @@ from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_na
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import escape, short_text
+from det_lightning.escaping import escape
+from det_lightning.masking import short_text
 
 logger = logging.getLogger(__name__)
 
