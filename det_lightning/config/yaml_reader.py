@@ -193,9 +193,9 @@ def _is_secret(path: KeyPath) -> bool:
     return any(map(is_secret_name, path))
 
 
-def _shown(text: str, path: KeyPath) -> str:
+def _shown(text: str | None, path: KeyPath) -> str:
     """Return a text as a message may show it that is at, or below, the keys of a path."""
-    return MASK if _is_secret(path) else f"{mask_text(text):.100}"
+    return MASK if _is_secret(path) else f"{mask_text(str(text)):.100}"
 
 
 def _has_secret(text: str, line: int) -> bool:

@@ -21,7 +21,7 @@ from det_lightning.porting.file_port import FilePort, import_port, port_file
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve({limit})"
+_CODE = "import sys; sys.path[:] = {path!r}; from det_lightning.porting.separate_process import serve; serve{limits}"
 _TOO_LATE = 1  # the exit code of a process that its watchdog ended
 
 
@@ -30,10 +30,16 @@ class PortingFailed(ValueError):
 
 
 class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
-    """Ports files in another process, which is restarted after a file that crashed it or took too long."""
+    """Ports files in another process, which is restarted after a file that crashed it or took too long.
 
-    def __init__(self, timeout_s: float = 15.0) -> None:
+    Args:
+        timeout_s: how long a file may take.
+        memory_bytes: how much address space the process may have, where the system can limit it.
+    """
+
+    def __init__(self, timeout_s: float = 15.0, memory_bytes: int = 4 * 2**30) -> None:
         self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[str] | None = None
 
     def port(self, path: pathlib.Path) -> FilePort:
@@ -63,7 +69,11 @@ class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
         # Not from the working directory: the files there are to be read, and must not be imported.
         here = str(pathlib.Path(det_lightning.__file__).parents[1])
         path = [entry for entry in sys.path if entry and pathlib.Path(entry).resolve() != pathlib.Path.cwd()]
-        command = [sys.executable, "-c", _CODE.format(path=[*path, here], limit=self._timeout_s)]
+        command = [
+            sys.executable,
+            "-c",
+            _CODE.format(path=[*path, here], limits=(self._timeout_s, self._memory_bytes)),
+        ]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="ascii")
 
     def _end(self) -> None:
@@ -73,11 +83,15 @@ class PortingProcess(contextlib.AbstractContextManager["PortingProcess"]):
                 self._process = None
 
 
-def serve(timeout_s: float) -> None:
+def serve(timeout_s: float, memory_bytes: int) -> None:
     """Port each file that the standard input names, as seen from the directory that is named with it.
 
     A watchdog ends the process when a file takes too long.
     """
+    with contextlib.suppress(ImportError, ValueError, OSError):  # only Unix has such limits, and not each all of them
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     replies = sys.stdout
     sys.stdout = sys.stderr

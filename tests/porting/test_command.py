@@ -252,6 +252,18 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
         assert process.port(quick).after == "import det_lightning\n"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="only Unix limits the memory of a process")
+def test_a_file_that_takes_too_much_memory_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:
+    large, small = tmp_path / "large.py", tmp_path / "small.py"
+    large.write_text("import determined\n" + "x = [1, 2, 3]\n" * 200_000)
+    small.write_text("import determined\n")
+    with PortingProcess(timeout_s=60.0, memory_bytes=2**29) as process:
+        with pytest.raises(PortingFailed, match=r"crashed the process|MemoryError"):
+            process.port(large)
+        assert process.port(small).after == "import det_lightning\n"
+
+
 def test_importing_what_reads_a_file_does_not_count_as_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
