@@ -116,8 +116,10 @@ def port_file(path: pathlib.Path) -> FilePort:
         is_readable = False
     if not is_readable:
         return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
+    if "\0" in text:  # it is not text, and may be a large file without content
+        return FilePort(path, "", "", [], encoding)
     kind = import_port(path)
-    if kind is None or "\0" in text:
+    if kind is None:
         return FilePort(path, text, text, [], encoding)
     port, facts_of = kind
     body = text.removeprefix(_BOM)

@@ -299,6 +299,15 @@ def test_a_file_that_is_too_large_is_a_finding(tmp_path: Path) -> None:
     assert finding.reason == "not ported: it has 68,719,476,736 bytes"
 
 
+def test_a_large_file_without_content_is_not_passed_on(tmp_path: Path) -> None:
+    with (tmp_path / "sparse.py").open("wb") as sparse:
+        sparse.write(b"import determined\n")
+        sparse.truncate(2**25)
+    with PortingProcess() as process:
+        port = process.port(tmp_path / "sparse.py")
+    assert (port.before, port.after, port.findings) == ("", "", [])
+
+
 def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)
