@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import IO, cast
@@ -129,6 +130,14 @@ def test_a_memory_mapped_file_is_checked_too(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(errors.IncompleteCheckpointError, match="two lists"):
         read_state(path, mmap=True)
+
+
+def test_many_entries_take_a_time_in_proportion(tmp_path: Path) -> None:
+    entries = [(f"archive/data/{index}", b"") for index in range(50_000)]
+    (tmp_path / "state.pth").write_bytes(mutations.zip_of([*entries_with(HARMLESS)[::2], *entries]))
+    began = time.process_time()
+    assert read_state(tmp_path / "state.pth") == {"w": 1}
+    assert time.process_time() - began < 10
 
 
 def test_storages_beyond_the_first_megabyte_and_empty_ones_are_read(tmp_path: Path) -> None:

@@ -146,9 +146,10 @@ class PlainArchive(Stream):
         # Some bytes each: either given, or an entry's content in the file.
         self._parts: list[bytes | EntryContent] = []
         self._begins: list[int] = []
-        directory = b""
-        for name, entry in entries.items():
-            directory += self._append_entry(f"archive/{name}".encode(), entry, contents.get(name))
+        lines = [
+            self._append_entry(f"archive/{name}".encode(), entry, contents.get(name)) for name, entry in entries.items()
+        ]
+        directory = b"".join(lines)
         begin = self.size
         end_64 = (archive.END_64_MAGIC, archive.END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0)
         count = len(entries)
