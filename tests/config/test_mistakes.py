@@ -207,7 +207,7 @@ def test_a_mistake_in_a_hyperparameter_with_the_name_of_a_secret_shows_no_value(
         ("password.type", "unknown type; known are categorical, const, double, int, log"),
         ("secrets.a.maxval", "must be a number"),
         ("secrets.b.minval", "is too large an exponent of the base"),
-        ("pin_password", "a number that begins with 0 differs between versions of YAML: quote it"),
+        ("pin_password", "******** is another number before YAML 1.2: write it in quotes"),
     ]
 
 
