@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import IO, Any
 
-import pytorch_lightning as pl
 import torch
 from typing_extensions import Self
 
@@ -15,6 +14,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
+from det_lightning.adapters.needed_hooks import DrivenModule, needed
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
@@ -46,8 +46,11 @@ class GivenEvaluation:
         context.reducers.reset_reducers()
         if not self._evaluation.by_batch:
             self._evaluation.evaluate_full_dataset(loaders)
+        #: Whether there was a batch, or a full dataset.
+        self.has_begun = not self._evaluation.by_batch
 
     def evaluate(self, batch: Any) -> None:
+        self.has_begun = True
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
@@ -91,7 +94,7 @@ class PlainOptimizer:
         self._optimizer.load_state_dict(state_dict)
 
 
-class InferenceModule(pl.LightningModule):
+class InferenceModule(DrivenModule):
     """The part of a ``TrialModule`` that needs no run: its parts, ``module(x)``, ``trainer.predict`` and ``.test``.
 
     Attributes:
@@ -177,6 +180,7 @@ class InferenceModule(pl.LightningModule):
             )
         return self.runnable, self.context
 
+    @needed("make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()")
     def configure_optimizers(self) -> Any:
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -223,23 +227,25 @@ class InferenceModule(pl.LightningModule):
         """
         return self._predictor()(*args, **kwargs)
 
+    @needed()
     def on_predict_start(self) -> None:
-        self._predictor()
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        predict = self._predictor()
         batch = self._on_device(batch)
-        if getattr(self.trial, "predict_batch", None) is None:
-            return predict(batch[0] if isinstance(batch, list | tuple) and batch else batch)
-        takes_batch_idx = "batch_idx" in inspect.signature(predict).parameters
-        return predict(batch, batch_idx=batch_idx) if takes_batch_idx else predict(batch)
+        predict_batch = getattr(self.trial, "predict_batch", None)
+        if predict_batch is None:
+            return self(batch[0] if isinstance(batch, list | tuple) and batch else batch)
+        takes_batch_idx = "batch_idx" in inspect.signature(predict_batch).parameters
+        return self(batch, batch_idx=batch_idx) if takes_batch_idx else self(batch)
 
+    @needed()
     def on_predict_end(self) -> None:
         self.built()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
+    @needed()
     def on_test_start(self) -> None:
         runnable, context = self.built()
         context.backend.placement.begin_validation(in_step=False)
@@ -249,8 +255,13 @@ class InferenceModule(pl.LightningModule):
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
+    @needed()
     def on_test_epoch_end(self) -> None:
         assert self._tested is not None
+        if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun:
+            return  # a subclass evaluates the data itself
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
 
-    on_test_end = on_predict_end
+    @needed()
+    def on_test_end(self) -> None:
+        self.built()[1].backend.placement.end_validation()

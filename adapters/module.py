@@ -16,6 +16,7 @@ from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
+from det_lightning.adapters.needed_hooks import needed
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -142,8 +143,10 @@ class TrialModule(InferenceModule):
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
 
+    @needed()
     def configure_callbacks(self) -> list[pl.Callback]:
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
+        flags.refuse_unsupported_methods(self, trains=self.trainer.training or self.trainer.validating)
         if self.trainer.world_size > 1:
             use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)
@@ -151,6 +154,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         return [_RunGuard()]
 
+    @needed()
     def setup(self, stage: str) -> None:
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
@@ -158,6 +162,7 @@ class TrialModule(InferenceModule):
         # The trial's callbacks would see a sanity check as a validation, which Determined does not do.
         lightning_internals.skip_sanity_check(self.trainer)
 
+    @needed()
     def configure_model(self) -> None:
         assert self._taken is not None
         taken = self._taken
@@ -167,9 +172,11 @@ class TrialModule(InferenceModule):
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
+    @needed("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
         return self.trial_run.data.training
 
+    @needed("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self._start_run()
@@ -180,24 +187,30 @@ class TrialModule(InferenceModule):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Keep the trial's gradients, which Lightning would clear at the start of each run."""
 
+    @needed()
     def on_fit_start(self) -> None:
         self._start_run()
 
+    @needed()
     def on_train_start(self) -> None:
         self._driving().begin_training(self._step_zero_validation)
 
+    @needed("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         with StopIterationGuard():
             return self._driving().train(dataloader_iter)
 
+    @needed()
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
             lightning_loops.allow_validation(self.trainer, due=self._driving().act())
 
+    @needed()
     def on_train_end(self) -> None:
         self._driving().finish()
 
+    @needed()
     def teardown(self, stage: str) -> None:
         """End the run; raise ``Preempted`` if a process of it was asked to end, and everything is saved."""
         self.restore_flags()
@@ -222,26 +235,32 @@ class TrialModule(InferenceModule):
 
     on_validation_model_train = on_validation_model_eval
 
+    @needed()
     def on_validation_start(self) -> None:
         with StopIterationGuard():
             self.trial_run.begin_validation()
 
+    @needed("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         with StopIterationGuard():
             return self._driving().evaluate(dataloader_iter)
 
+    @needed()
     def on_validation_epoch_end(self) -> None:
         with StopIterationGuard():
             self._driving().end_validation_epoch()
 
+    @needed()
     def on_validation_end(self) -> None:
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
                 self._driving().act_after_validation()
 
+    @needed()
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         add_content(checkpoint, self.trial_run)
 
+    @needed()
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built."""
         content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)

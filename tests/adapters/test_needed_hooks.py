@@ -1,0 +1,183 @@
+"""Subclasses of TrialModule that override a hook in which it drives the trial, with ``super()`` or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+
+NEEDED = {name: hook for name in dir(TrialModule) if hasattr(hook := getattr(TrialModule, name), "instead")}
+NOTIFYING = sorted(name for name, hook in NEEDED.items() if not hook.instead)
+ANSWERING = sorted(name for name, hook in NEEDED.items() if hook.instead)
+
+
+class Predicting(SmallTrial):
+    def predict_batch(self, batch: Any) -> torch.Tensor:
+        prediction: torch.Tensor = self.head(self.body(batch[0]))
+        return prediction
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    off = ("logger", "enable_progress_bar", "enable_model_summary")
+    return pl.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(off, False), **flags})
+
+
+def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
+    """Return what a module does under all methods of a trainer."""
+    seed_everything()
+    module = module_class(Predicting)
+    checkpoints = ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
+    fitting = trainer(max_epochs=2, callbacks=[checkpoints])
+    fitting.fit(module)
+    resumed = module_class(Predicting)
+    trainer(max_epochs=3, enable_checkpointing=False).fit(resumed, ckpt_path=checkpoints.last_model_path)
+    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
+    return [
+        {name: value.item() for name, value in fitting.callback_metrics.items()},
+        checkpoints.best_model_score,
+        weights_of(resumed.trial).tolist(),
+        resumed.trial_run.state,
+        trainer().validate(resumed, verbose=False),
+        trainer().test(resumed, data, verbose=False),
+        [prediction.tolist() for prediction in trainer().predict(resumed, data) or []],
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return results_of(TrialModule, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("inherits", [False, True])
+@pytest.mark.parametrize("hook", NOTIFYING)
+def test_a_hook_is_overridden_without_super_as_in_any_module(
+    hook: str, inherits: bool, expected: list[Any], tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+
+    def override(self: TrialModule, *arguments: Any, **keywords: Any) -> list[Any]:
+        calls.append(arguments)
+        return []
+
+    overriding = type("Overriding", (), {hook: override})
+    bases = (overriding, TrialModule) if inherits else (TrialModule,)
+    module_class = type("Module", bases, {} if inherits else {hook: override})
+    assert results_of(module_class, tmp_path) == expected
+    assert calls
+
+
+@pytest.mark.parametrize("hook", ANSWERING)
+def test_a_hook_that_would_replace_the_trials_work_is_refused(hook: str) -> None:
+    def override(self: TrialModule, dataloader_iter: Any = None) -> Any:
+        return [[make_data()[:]]] if "dataloader" in hook else None
+
+    module_class = type("Module", (TrialModule,), {hook: override})
+    message = rf"Module.{hook}\(\) does not call super\(\).{hook}\("
+    with pytest.raises(errors.InvalidExperimentException, match=message) as refused:
+        trainer(enable_checkpointing=False).fit(module_class(SmallTrial))
+    assert NEEDED[hook].instead in str(refused.value)
+
+
+def test_a_hook_that_super_has_called_is_not_called_again() -> None:
+    begun: list[str] = []
+
+    class Watcher(pytorch.PyTorchCallback):
+        def on_training_start(self) -> None:
+            begun.append("training")
+
+        def on_validation_start(self) -> None:
+            begun.append("validation")
+
+    class Trial(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"watcher": Watcher()}
+
+    class Module(TrialModule):
+        def on_train_start(self) -> None:
+            begun.append("before")
+            super().on_train_start()
+            begun.append("after")
+
+        def on_validation_start(self) -> None:
+            super().on_validation_start()
+
+    class Derived(Module):
+        def on_train_start(self) -> None:
+            super().on_train_start()
+
+    trainer(enable_checkpointing=False).fit(Derived(Trial))
+    assert begun == ["before", "training", "after", "validation"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
+    class Module(TrialModule):
+        def configure_callbacks(self) -> Any:
+            stopping = EarlyStopping("validation_loss", patience=0, mode="max")
+            return (stopping,) if several else stopping
+
+    module = Module(SmallTrial)
+    trainer(max_epochs=5, enable_checkpointing=False).fit(module)
+    assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
+
+
+@pytest.mark.parametrize("stage", ["training", "validation"])
+def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
+    class Module(TrialModule):
+        def step(self, batch: Any, batch_idx: int) -> None:
+            """Never called."""
+
+    setattr(Module, f"{stage}_step", Module.step)
+    refusal = rf"Module has .* {stage}_step\(\): put it in the trial's .*; an override takes dataloader_iter"
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
+        trainer(enable_checkpointing=False).fit(Module(SmallTrial))
+
+
+@pytest.mark.parametrize(
+    ("method", "way_out"),
+    [
+        ("on_after_batch_transfer", "change the batch in the trial's train_batch"),
+        ("transfer_batch_to_device", "disable_auto_to_device"),
+        ("optimizer_step", r"use on_before_optimizer_step\(\)"),
+        ("lr_scheduler_step", r"wrap_lr_scheduler\(\)"),
+    ],
+)
+def test_an_override_that_would_never_be_called_is_refused(method: str, way_out: str) -> None:
+    def override(self: TrialModule, batch: Any, *arguments: Any) -> Any:
+        return batch
+
+    module = type("Module", (TrialModule,), {method: override})(Predicting)
+    for call in ("fit", "validate"):
+        with pytest.raises(errors.InvalidExperimentException, match=rf"{method}\(\): .*{way_out}"):
+            getattr(trainer(enable_checkpointing=False), call)(module)
+    assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
+
+
+def test_a_needed_hook_on_an_instance_is_refused() -> None:
+    module = TrialModule(SmallTrial)
+    module.on_train_start = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(errors.InvalidExperimentException, match=r"on_train_start\(\): define it in a sub"):
+        trainer(enable_checkpointing=False).fit(module)
+
+
+def test_a_subclass_predicts_and_tests_in_its_own_way() -> None:
+    class Module(TrialModule):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            prediction: torch.Tensor = self.trial.head(self.trial.body(inputs))
+            return prediction
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("samples", float(len(batch[0])), batch_size=1, reduce_fx="sum")
+
+    module = Module(SmallTrial)
+    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
+    assert [len(prediction) for prediction in trainer().predict(module, data) or []] == [25, 25]
+    assert trainer().test(module, data, verbose=False) == [{"samples": 50.0}]
