@@ -135,14 +135,18 @@ class ChosenPrecision:
 
     # Chosen outside of the trial
 
-    def use_whole_model_precision(self, precision: WholeModelPrecision) -> None:
-        """Make all models compute in a precision, including those that are already wrapped.
+    def use_whole_model_precision(self, precision: WholeModelPrecision | None) -> None:
+        """Make all models compute in a precision, including those that are already wrapped; None means float32.
 
         Raises:
-            InvalidExperimentException: the trial has chosen a precision itself, or trained in another one before, or
+            InvalidExperimentException: the trial has chosen a precision itself, or was cast to another one before, or
                 wrapped models can no longer be cast.
         """
         if self._whole_models == precision:
+            return
+        if self._whole_models is not None:
+            self._leave(self._whole_models, "float32" if precision is None else precision.name)
+        if precision is None:
             return
         self._require_changeable(precision)
         self._whole_models = precision
@@ -157,12 +161,23 @@ class ChosenPrecision:
         """Return a function that casts the floats of a batch on the device, or None if batches stay as they are."""
         return None if self._whole_models is None else self._whole_models.batch_cast()
 
-    def _require_changeable(self, precision: WholeModelPrecision) -> None:
-        if self._whole_models is not None:
+    def _leave(self, before: WholeModelPrecision, wanted: str) -> None:
+        """Let models compute in float32 again."""
+        if before.casts_weights or not all(isinstance(model.forward, CastingForward) for model in self.models):
             raise errors.InvalidExperimentException(
-                f"The trial was trained with {self._whole_models.name}, and cannot change to {precision.name}. Build "
-                "it again, with the weights of a checkpoint."
+                f"The trial was trained with {before.name}, and cannot change to {wanted}. Build it again, with the "
+                "weights of a checkpoint."
             )
+        for model in self.models:
+            before.release(model)
+        if before.scales:
+            self.scaler = None
+            self.use_scaling(LossScaling(self._backend.gradients))
+            self.path = self._backend.gradients
+            self.scales_losses = False
+        self._whole_models = None
+
+    def _require_changeable(self, precision: WholeModelPrecision) -> None:
         chosen_by = "configure_apex_amp()" if self._has_levels else self._chosen_by
         if chosen_by is not None:
             raise _two_precisions(chosen_by, precision)

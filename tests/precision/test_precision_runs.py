@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.precision.casting import cast_floats, halves_to_float
+from det_lightning.precision.casting import WholeModelPrecision, cast_floats, halves_to_float
 from det_lightning.precision.scaling import TorchAmp, make_scaler
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -341,6 +341,42 @@ def test_lightnings_true_precision_casts_the_weights() -> None:
     torch.testing.assert_close(weights_of(module.trial).float(), weights_of(plain.trial), rtol=0.1, atol=0.05)
     half, _ = train_under("16-true")
     assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
+
+
+def test_a_module_computes_in_the_precision_of_its_latest_trainer(tmp_path: Path) -> None:
+    module, trainer = train_under("bf16-mixed")
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    flags: dict[str, Any] = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
+
+    def validated(module: TrialModule, precision: Any, path: Path | None = None) -> Any:
+        return pl.Trainer(precision=precision, **flags).validate(module, ckpt_path=path, verbose=False)
+
+    plain = validated(TrialModule(SmallTrial), "32-true", tmp_path / "saved.ckpt")
+    half = validated(module, "bf16-mixed")
+    assert half != plain
+    assert validated(module, "32-true") == plain
+    assert validated(module, "bf16-mixed") == half
+
+
+def test_a_module_that_no_longer_scales_losses_has_no_scaler() -> None:
+    scaling = WholeModelPrecision("a first trainer", torch.float16, scales=True)
+    context = pytorch.PyTorchTrialContext()
+    trial = SmallTrial(context)
+    forward = trial.head.forward
+    context.use_whole_model_precision(scaling)
+    assert context.precision.scales_losses
+    context.use_whole_model_precision(None)
+    assert trial.head.forward == forward
+    assert context.scaler is None
+    assert not context.precision.scales_losses
+    assert context.precision.path is context.backend.gradients
+
+
+def test_weights_that_were_cast_cannot_go_on_in_another_precision() -> None:
+    module, _ = train_under("bf16-true")
+    plain = pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(OFF, False))
+    with pytest.raises(errors.InvalidExperimentException, match=r"'bf16-true'.* cannot change to float32"):
+        plain.fit(module)
 
 
 def test_determineds_trainer_accepts_lightnings_precision(tmp_path: Path) -> None:
