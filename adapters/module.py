@@ -127,6 +127,7 @@ class TrialModule(InferenceModule):
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
+        self._training_names: set[str] = set()
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
@@ -296,7 +297,7 @@ class TrialModule(InferenceModule):
         schedule = flags.complete_schedule(
             self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
         )
-        reporters = [LightningReporter(self, TrialModule), *self.reporters]
+        reporters = [LightningReporter(self, TrialModule, self._training_names), *self.reporters]
         run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks, timer)

@@ -20,13 +20,15 @@ _BAR_INTERVAL_S = 0.1
 class LightningReporter:
     """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
 
-    A validation metric with the name of a training metric gets a ``val_`` prefix.
+    A validation metric with the name of a training metric gets a ``val_`` prefix. ``training_names`` are those of the
+    runs before.
     """
 
-    def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule]) -> None:
+    def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule], training_names: set[str]) -> None:
         self._module = module
         self._base = base
-        self._training_names: set[str] = set()
+        self._training_names = training_names
+        self._initial: dict[str, float] = {}
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
@@ -35,18 +37,39 @@ class LightningReporter:
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
         lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
-        for logger in trainer.loggers:
-            logger.log_metrics({**scalars, "epoch": trainer.current_epoch}, step=steps_completed)
+        self._log_initial()
+        self._log(scalars, steps_completed)
+
+    def _log_initial(self) -> None:
+        """Log the metrics of a validation before the first batch, whose names are known now."""
+        for name in self._initial.keys() - self._training_names:
+            self._module.trainer.callback_metrics.pop(f"val_{name}", None)
+        if self._initial:
+            self._log(self._named(self._initial), step=0)
+            self._initial = {}
+
+    def _log(self, scalars: dict[str, float], step: int) -> None:
+        for logger in self._module.trainer.loggers:
+            logger.log_metrics({**scalars, "epoch": self._module.trainer.current_epoch}, step=step)
             logger.save()
+
+    def _named(self, scalars: dict[str, float]) -> dict[str, float]:
+        return {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Log the metrics of a validation; only from within Lightning's validation loop."""
         scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
-        named = {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
+        named = self._named(scalars)
         if not named:
             return
         trainer = self._module.trainer
-        if trainer.state.fn is TrainerFn.FITTING and not trainer.loggers and not self._has_own_log():
+        if steps_completed == 0 and not self._training_names and trainer.state.fn is TrainerFn.FITTING:
+            # Only the first report tells what they are called. Loggers get them then, callbacks now under both names.
+            self._initial = scalars
+            prefixed = {f"val_{name}": value for name, value in scalars.items()}
+            lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
+            lightning_internals.publish_metrics(trainer, as_tensors(prefixed))
+        elif trainer.state.fn is TrainerFn.FITTING and not trainer.loggers and not self._has_own_log():
             # Lightning's log() takes longer than the validation of a hundred small batches.
             lightning_internals.show_report(trainer, as_tensors(named), named)
         else:

@@ -153,12 +153,29 @@ def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("validation_loss")] == [7, 14]
 
 
-def test_a_validation_metric_with_the_name_of_a_training_metric_gets_the_prefix_val() -> None:
-    class SameName(SmallTrial):
-        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-            return {"loss": self.loss(batch)}
+class SameName(SmallTrial):
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {"loss": self.loss(batch), "accuracy": 0.5}
 
-    assert {"loss", "val_loss"} <= fit(TrialModule(SameName), max_epochs=1).callback_metrics.keys()
+
+def test_a_validation_metric_with_the_name_of_a_training_metric_gets_the_prefix_val() -> None:
+    module = TrialModule(SameName)
+    assert {"loss", "val_loss"} <= fit(module, max_epochs=1).callback_metrics.keys()
+    (metrics,) = trainer().validate(module, verbose=False)
+    assert metrics.keys() == {"val_loss", "accuracy"}
+
+
+def test_a_validation_before_the_first_batch_has_the_names_of_those_that_follow(tmp_path: Path) -> None:
+    monitors = [EarlyStopping(name) for name in ("val_loss", "accuracy")]
+    logger = CSVLogger(tmp_path)
+    module = TrialModule(SameName, step_zero_validation=True)
+    lightning = fit(module, max_epochs=1, callbacks=monitors, logger=logger)
+    assert lightning.callback_metrics.keys() == {"loss", "batch", "val_loss", "accuracy"}
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    assert [row["step"] for row in rows if "loss" in row] == ["7"]
+    assert [row["step"] for row in rows if "val_loss" in row] == ["0", "7"]
+    assert [row["step"] for row in rows if "accuracy" in row] == ["0", "7"]
 
 
 def test_callbacks_see_the_same_metrics_of_a_validation_whether_there_is_a_logger_or_not(tmp_path: Path) -> None:
