@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import torch
@@ -16,6 +16,7 @@ from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.loading import SavedTrial
 from det_lightning.adapters.needed_hooks import DrivenModule, needed
 from det_lightning.adapters.reporting import as_tensors
+from det_lightning.checkpoint.format.lightning_file import split_models
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.metrics import to_numpy
@@ -158,6 +159,7 @@ class InferenceModule(DrivenModule):
         saved.load_into(context, strict)
         self.adopt(runnable, context)
         self._loaded = context
+        self.load_state_dict(saved.rest_of_module(), strict)
         self.to(device)
 
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
@@ -170,6 +172,21 @@ class InferenceModule(DrivenModule):
         self.context = context
         self.trial = original_trial(runnable)
         self.models = torch.nn.ModuleList(context.models)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights, also under the names that they have in distributed training; what is not given stays.
+
+        If the trial is not built yet, as where Lightning returns the weights of processes that it has started, it is
+        built first, without a trainer.
+        """
+        if self.context is None:
+            runnable, context = self.builder.build_alone(torch.device("cpu"))
+            self.adopt(runnable, context)
+            self._loaded = context
+        models, rest = split_models(state_dict)
+        if models:
+            load_models(self.built()[1], {"models_state_dict": models}, "The state dict", strict=strict)
+        return super().load_state_dict({**self.state_dict(), **rest}, strict, assign)
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""

@@ -56,7 +56,8 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun) -> None:
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
     """Return the content to resume from; None if the checkpoint has no trial in it.
 
-    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first.
+    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first. What
+    Lightning loads next is the rest of the module.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:
@@ -65,13 +66,14 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
             content = safe_load.read_all_parts(content) if content.is_sharded else content
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
+        checkpoint["state_dict"] = (content.lightning or {}).get("state_dict", {})
         return content
     if TRIAL_KEY not in checkpoint:
         return None
     content = from_entry(checkpoint[TRIAL_KEY])
     require_resumable(content)
     # Names may have a prefix from distributed training, which Lightning does not know.
-    models, _ = split_models(checkpoint["state_dict"])
+    models, checkpoint["state_dict"] = split_models(checkpoint["state_dict"])
     load_models(context, {"models_state_dict": models}, content.source)
     return content
 

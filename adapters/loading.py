@@ -19,6 +19,7 @@ from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.location import Location
+from det_lightning.masking import is_masked
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
@@ -75,7 +76,14 @@ class SavedTrial:
         taken = {
             name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)
         }
-        return {**taken, **given}
+        return {**self._kept_arguments(module_class, parameters), **taken, **given}
+
+    def _kept_arguments(self, module_class: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what ``save_hyperparameters()`` has kept of the arguments of a subclass."""
+        if module_class.__init__.__module__.startswith("det_lightning."):
+            return {}  # whose hyperparameters are the trial's
+        kept = (self._content.lightning or {}).get("hyper_parameters") or {}
+        return {name: kept[name] for name in parameters if name in kept and not is_masked(kept[name])}
 
     def device(self) -> torch.device:
         if isinstance(self._map_location, str | torch.device):
@@ -87,6 +95,10 @@ class SavedTrial:
     def load_into(self, context: PyTorchTrialContext, strict: bool = True) -> None:
         content = self._content
         load_models(context, content.state, self._source, content.trial_class, strict=strict)
+
+    def rest_of_module(self) -> dict[str, Any]:
+        """Return the weights of the module that belong to no model of its trial."""
+        return dict((self._content.lightning or {}).get("state_dict", {}))
 
 
 def _where_it_was(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

@@ -267,8 +267,6 @@ class TrialModule(InferenceModule):
         content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
-            # Lightning loads this entry next.
-            checkpoint["state_dict"] = self.state_dict()
         # The trial's own position replaces the state of Lightning's loops.
         checkpoint.pop("loops", None)
 

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringModel
 from torch.utils.data import TensorDataset
 
 from det_lightning import errors, pytorch
-from det_lightning.adapters import TrialModule
+from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
+from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.core._topology import free_port
 from tests.adapters.test_ckpt_files import fit, older_file, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 
@@ -141,6 +144,63 @@ def test_a_module_is_made_from_an_older_file_with_objects_of_numpy(older_file: P
     with older_file.open("rb") as file:
         again = TrialModule.load_from_checkpoint(file, trial=SmallTrial)
     assert torch.equal(weights_of(again.trial), weights_of(module.trial))
+
+
+def test_a_subclass_is_loaded_with_the_arguments_that_it_has_saved(tmp_path: Path) -> None:
+    class Module(TrialModule):
+        def __init__(self, size: int = 1, name: str = "default") -> None:
+            super().__init__(OneModel, {"width": size})
+            self.save_hyperparameters()
+            self.name = name
+
+    fit(Module(3, "mine"), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    loaded = Module.load_from_checkpoint(tmp_path / "saved.ckpt")
+    assert (loaded.name, loaded.hparams) == ("mine", {"width": 3, "size": 3, "name": "mine"})
+    assert Module.load_from_checkpoint(tmp_path / "saved.ckpt", name="other").name == "other"
+
+
+class WithScale(TrialModule):
+    """A module with a parameter that is not the trial's."""
+
+    def __init__(self, scale: float = 0.0) -> None:
+        super().__init__(OneModel, {"width": 3})
+        self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+
+@pytest.mark.parametrize("plugins", [[], [DeterminedCheckpointIO(code_dir=Path(__file__).parent / "files")]])
+def test_parameters_of_a_subclass_come_back(plugins: list[Any], tmp_path: Path) -> None:
+    fit(WithScale(2.0), max_epochs=1, plugins=plugins).save_checkpoint(tmp_path / "saved.ckpt")
+    resumed, validated = WithScale(), WithScale()
+    trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
+    trainer().validate(validated, ckpt_path=tmp_path / "saved.ckpt", verbose=False)
+    loaded = WithScale.load_from_checkpoint(tmp_path / "saved.ckpt")
+    assert [module.scale.item() for module in (resumed, validated, loaded)] == [2.0, 2.0, 2.0]
+
+
+def test_a_module_whose_trial_is_not_built_takes_weights() -> None:
+    trained = TrialModule(OneModel, {"width": 3})
+    fit(trained, max_epochs=1)
+    weights = {name.replace("models.0.", "models.0.module."): value for name, value in trained.state_dict().items()}
+    module = TrialModule(OneModel, {"width": 3})
+    module.load_state_dict(weights)  # named as in distributed training
+    assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
+    assert trainer().validate(module, verbose=False) == trainer().validate(trained, verbose=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_processes_that_are_not_scripts_return_the_weights(
+    start_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    module = TrialModule(SmallTrial, {"global_batch_size": 16})
+    strategy = PerModelDDPStrategy(start_method=start_method)
+    checkpoints = ModelCheckpoint(tmp_path)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    flags: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_epochs": 1, "callbacks": [checkpoints], **quiet}
+    pl.Trainer(strategy=strategy, **flags).fit(module)
+    loaded = TrialModule.load_from_checkpoint(checkpoints.best_model_path, trial=SmallTrial)
+    assert torch.equal(weights_of(module.trial), weights_of(loaded.trial))
 
 
 def test_parts_that_only_one_side_has_are_left_out_unless_strict(saved: tuple[TrialModule, str]) -> None:
