@@ -108,6 +108,7 @@ class RunDriver:
         step_zero = step_zero_validation and run.state.batches_trained == 0
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
+        lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
 
     def _next_training_batch(self) -> tuple[Any, int]:
         """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""

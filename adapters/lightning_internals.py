@@ -127,8 +127,13 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
             counts.processed += extra_batches
             counts.completed += extra_batches
         progress.is_last_batch = False
-    # The loop's way of restoring a logging step from a checkpoint; it adds 1 at the end of a step.
-    epoch_loop.on_load_checkpoint({"_batches_that_stepped": state.batches_trained})
+    show_logging_step(trainer, state.batches_trained)
+
+
+def show_logging_step(trainer: pl.Trainer, step: int) -> None:
+    """Set the step of what is logged, to which Lightning adds 1 at the end of each of its steps."""
+    # The loop's way of restoring it from a checkpoint.
+    trainer.fit_loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
 
 
 def show_optimizer_steps(trainer: pl.Trainer, optimizer_steps: int) -> None:

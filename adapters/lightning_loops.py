@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 
 
@@ -128,8 +129,23 @@ class TrialEvaluationLoop(_EvaluationLoop):
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
 
 
-def use_trial_loops(trainer: pl.Trainer) -> None:
-    """Train in a :class:`TrialEpochLoop` and validate in a :class:`TrialEvaluationLoop`."""
+class TrialLoggerConnector(_LoggerConnector):
+    """Decides when callbacks and modules log, in a trial's run by the number of the batch, which is also the step."""
+
+    @property
+    def should_update_logs(self) -> bool:
+        loop = self.trainer.fit_loop.epoch_loop
+        if not isinstance(loop, TrialEpochLoop) or loop.validation_due is None:
+            return super().should_update_logs
+        loop._batches_that_stepped -= 1  # Lightning counts from 0
+        try:
+            return super().should_update_logs
+        finally:
+            loop._batches_that_stepped += 1
+
+
+def use_trial_loops(trainer: Any) -> None:
+    """Train in a :class:`TrialEpochLoop`, validate in a :class:`TrialEvaluationLoop`, count batches from 1 in logs."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
@@ -137,6 +153,9 @@ def use_trial_loops(trainer: pl.Trainer) -> None:
     loop.val_loop = TrialEvaluationLoop.like(before.val_loop)
     trainer.fit_loop.epoch_loop = loop
     trainer.validate_loop = TrialEvaluationLoop.like(trainer.validate_loop)
+    connector = TrialLoggerConnector(trainer)
+    vars(connector).update(vars(trainer._logger_connector))
+    trainer._logger_connector = connector
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:

@@ -153,6 +153,22 @@ def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("validation_loss")] == [7, 14]
 
 
+def test_what_callbacks_log_has_the_steps_of_reports(tmp_path: Path) -> None:
+    class Logging(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+            pl_module.log("value", 0.25)
+
+    logger = CSVLogger(tmp_path)
+    callbacks = [Logging(), LearningRateMonitor("step")]
+    fit(TrialModule(SmallTrial), max_epochs=2, logger=logger, log_every_n_steps=5, callbacks=callbacks)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    steps = [[row["step"] for row in rows if row[name]] for name in ("value", "lr-SGD", "loss", "validation_loss")]
+    assert steps == [["5", "10"], ["5", "10"], ["5", "7", "10", "14"], ["7", "14"]]
+    rates = [float(row["lr-SGD"]) for row in rows if row["lr-SGD"]]
+    assert rates == pytest.approx([0.02 * 0.99**4, 0.02 * 0.99**9])  # of the fifth and the tenth batch
+
+
 class SameName(SmallTrial):
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         return {"loss": self.loss(batch), "accuracy": 0.5}

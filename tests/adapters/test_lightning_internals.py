@@ -18,6 +18,7 @@ from packaging.version import Version
 from pytorch_lightning.__version__ import version as lightning_version
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
@@ -204,6 +205,31 @@ def test_validation_limit(flag: float, limit: int | None) -> None:
 
     make_trainer(limit_train_batches=1, limit_val_batches=flag, num_sanity_val_steps=0).fit(Module())
     assert limits == [limit]
+
+
+@pytest.mark.parametrize(("in_trial", "steps"), [(False, [1, 3, 5]), (True, [2, 4, 6])])
+def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> None:
+    """What is logged has the step that was set, and is logged at the same batches."""
+
+    class Module(Watched):
+        def on_train_start(self) -> None:
+            if in_trial:
+                lightning_loops.allow_validation(self.trainer, due=False)
+                lightning_internals.show_logging_step(self.trainer, 1)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.log("value", 0.25, batch_size=1)
+
+    class Steps(CSVLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            logged.extend([step] if "value" in metrics else [])
+
+    logged: list[int | None] = []
+    trainer = make_trainer(logger=Steps(tmp_path), log_every_n_steps=2, limit_val_batches=0)
+    if in_trial:
+        lightning_loops.use_trial_loops(trainer)
+    trainer.fit(Module())
+    assert logged == steps
 
 
 def test_show_optimizer_steps() -> None:
