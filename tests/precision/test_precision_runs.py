@@ -374,7 +374,8 @@ def test_a_module_that_no_longer_scales_losses_has_no_scaler() -> None:
 
 def test_weights_that_were_cast_cannot_go_on_in_another_precision() -> None:
     module, _ = train_under("bf16-true")
-    plain = pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(OFF, False))
+    off: dict[str, Any] = dict.fromkeys(OFF, False)
+    plain = pl.Trainer(accelerator="cpu", devices=1, **off)
     with pytest.raises(errors.InvalidExperimentException, match=r"'bf16-true'.* cannot change to float32"):
         plain.fit(module)
 
