@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning.plugins import Precision
 from pytorch_lightning.strategies import Strategy
 
+from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
@@ -88,7 +89,16 @@ class TrialBuilder:
         """Return the trial, adapted if it is a legacy one, and its context; they are built on the first call.
 
         Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches.
+
+        Raises:
+            InvalidExperimentException: the trial was built for fewer processes, so that ranks would train alone.
         """
+        processes_now = getattr(strategy, "world_size", 1)
+        if self._context is not None and self._context.distributed.size < processes_now:
+            raise errors.InvalidExperimentException(
+                f"The trial was built for {self._context.distributed.size} process(es), and this trainer has "
+                f"{processes_now}: give it a new TrialModule, with the class of the trial."
+            )
         if self._context is None:
             processes = TrainingProcesses.of_trainer(strategy)
             self._context = PyTorchTrialContext(
