@@ -159,7 +159,7 @@ class InferenceModule(DrivenModule):
         saved.load_into(context, strict)
         self.adopt(runnable, context)
         self._loaded = context
-        self.load_state_dict(saved.rest_of_module(), strict)
+        self.load_state_dict({**self.state_dict(), **saved.rest_of_module()}, strict)
         self.to(device)
 
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
@@ -174,7 +174,7 @@ class InferenceModule(DrivenModule):
         self.models = torch.nn.ModuleList(context.models)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, also under the names that they have in distributed training; what is not given stays.
+        """Load weights, also under the names that they have in distributed training.
 
         If the trial is not built yet, as where Lightning returns the weights of processes that it has started, it is
         built first, without a trainer.
@@ -183,10 +183,11 @@ class InferenceModule(DrivenModule):
             runnable, context = self.builder.build_alone(torch.device("cpu"))
             self.adopt(runnable, context)
             self._loaded = context
-        models, rest = split_models(state_dict)
-        if models:
+        if not state_dict.keys() <= self.state_dict().keys():
+            models, rest = split_models(state_dict)
             load_models(self.built()[1], {"models_state_dict": models}, "The state dict", strict=strict)
-        return super().load_state_dict({**self.state_dict(), **rest}, strict, assign)
+            state_dict = {**self.state_dict(), **rest}
+        return super().load_state_dict(state_dict, strict, assign)
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""

@@ -56,8 +56,8 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun) -> None:
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
     """Return the content to resume from; None if the checkpoint has no trial in it.
 
-    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first. What
-    Lightning loads next is the rest of the module.
+    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first. Only
+    the rest of the module stays in the checkpoint's ``"state_dict"``.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:

@@ -267,6 +267,7 @@ class TrialModule(InferenceModule):
         content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
+            checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
         # The trial's own position replaces the state of Lightning's loops.
         checkpoint.pop("loops", None)
 

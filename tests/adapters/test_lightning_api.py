@@ -630,6 +630,19 @@ def test_weights_are_averaged_by_the_callback_that_a_refusal_names() -> None:
     assert torch.allclose(weights_of(averaged.trial), torch.stack(watcher.weights).mean(0), atol=1e-6)
 
 
+@from_lightning_2_6
+def test_averaged_weights_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    def averaging(**flags: Any) -> pl.Trainer:
+        return trainer(callbacks=[pl.callbacks.WeightAveraging()], **flags)
+
+    first = averaging(max_epochs=1)
+    first.fit(TrialModule(SmallTrial))
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    module = TrialModule(SmallTrial)
+    averaging(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
+    assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
+
+
 def test_two_numbers_of_batches_for_an_update_are_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"accumulate_grad_batches=4: it means the same as .* 2"):
         fit(TrialModule(SmallTrial, aggregation_frequency=2), max_epochs=1, accumulate_grad_batches=4)
