@@ -80,8 +80,11 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
     If it ``trains``, or validates, that includes overrides of what a trial does not call.
     """
     needed = module.needed_hooks()
-    on_instance = [name for name in needed if overrides(module, type(module), name)]
-    wrong = dict.fromkeys(on_instance, "define it in a subclass, or in a callback, not on an instance")
+    wrong = {
+        name: hook.instead or "define it in a subclass, or in a callback, not on an instance"
+        for name, hook in needed.items()
+        if overrides(module, type(module), name)
+    }
     if trains:
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
     for name in ("training_step", "validation_step"):

@@ -161,10 +161,20 @@ def test_an_override_that_would_never_be_called_is_refused(method: str, way_out:
     assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
 
 
-def test_a_needed_hook_on_an_instance_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("hook", "way_out"),
+    [
+        ("on_train_start", "define it in a subclass, or in a callback"),
+        (
+            "configure_optimizers",
+            "make the optimizers and schedulers in the trial",
+        ),  # as LightningCLI --optimizer sets it
+    ],
+)
+def test_a_needed_hook_on_an_instance_is_refused(hook: str, way_out: str) -> None:
     module = TrialModule(SmallTrial)
-    module.on_train_start = lambda: None  # type: ignore[method-assign]
-    with pytest.raises(errors.InvalidExperimentException, match=r"on_train_start\(\): define it in a sub"):
+    setattr(module, hook, lambda: None)
+    with pytest.raises(errors.InvalidExperimentException, match=rf"{hook}\(\): {way_out}"):
         trainer(enable_checkpointing=False).fit(module)
 
 
