@@ -141,17 +141,18 @@ class RunContent:
         rng, positions, has_validated = run.before_final_validation or now
         return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
 
-    @functools.cached_property
+    @property
     def _settings(self) -> dict[str, Any]:
         return self._run.context.settings.to_plain()
 
-    @functools.cached_property
+    @property
     def _load_data(self) -> dict[str, Any]:
         trial_class = type(original_trial(self._run.trial))
+        settings = self._settings
         # Determined wants both hyperparameters and configuration, or neither.
-        complete = None not in self._settings.values()
+        complete = None not in settings.values()
         load_data = make_load_data(
-            **(self._settings if complete else dict.fromkeys(self._settings)),
+            **(settings if complete else dict.fromkeys(settings)),
             trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
         )
         if isinstance(self._run.trial, SelfSavingTrial):

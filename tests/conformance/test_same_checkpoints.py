@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conformance.sides import SIDES, frozen, run, seed
+from tests.conformance.sides import SIDES, assert_same, frozen, run, seed
 from tests.conformance.trials import EPOCH_LEN, adversarial, basic
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
@@ -58,6 +58,27 @@ def test_a_trial_may_wrap_fewer_models_than_it_did(reader: str) -> None:
     trace = run("determined", adversarial, max_length=lambda api: api.Batch(7), checkpoint_policy="none")
     trial = load(reader, checkpoints()[-1], generating)
     assert frozen([trial.generator.state_dict()])[1] == trace.final["weights"][1]
+
+
+def test_settings_that_a_trial_changes_are_in_the_checkpoints_that_follow() -> None:
+    def make(api: Any) -> type:
+        class Changing(basic(api)):  # type: ignore[misc]
+            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+                self.context.get_hparams()["network"]["widths"].append(batch_idx)
+                self.context.get_experiment_config()["data"]["seen"] = batch_idx
+                return super().train_batch(batch, epoch_idx, batch_idx)
+
+        return Changing
+
+    settings = [
+        {"init": {"hparams": {"network": {"widths": []}}, "exp_conf": {"name": "x", "data": {}}}} for _ in SIDES
+    ]
+    traces = [
+        run(side, make, max_length=lambda api: api.Batch(4), checkpoint_period=lambda api: api.Batch(2), **own)
+        for side, own in zip(SIDES, settings, strict=True)
+    ]
+    assert_same(*traces)
+    assert traces[1].checkpoints[-1]["load_data"]["hparams"] == {"network": {"widths": [0, 1, 2, 3]}}
 
 
 @pytest.mark.parametrize("make", [basic, adversarial])
