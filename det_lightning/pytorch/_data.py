@@ -260,13 +260,13 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
                 parts[index] = move(device, warned_types, value)
         return parts if kind is list else tuple(parts)
     if kind is dict:
-        entries = {**data}
+        entries = dict(data.items())
         for key in entries:
             value = entries[key]
             if type(value) is not torch.Tensor or value.device != device:
                 entries[key] = move(device, warned_types, value)
         return entries
-    if kind is torch.Tensor:
+    if type(data) is torch.Tensor:
         # A copy to a device need not be waited for, since work on the device follows it anyway; one to the CPU must be.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
     return _move_other(device, warned_types, data, kind)
@@ -281,7 +281,7 @@ def _batch_type(data: Any) -> type:
 
 
 def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: type) -> Any:
-    """Move an object that is neither a tensor nor a container."""
+    """Move an object that is neither a plain tensor nor a container."""
     if kind is np.ndarray:
         if data.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")

@@ -78,6 +78,48 @@ def test_batches_left_where_they_are() -> None:
     compare(loading(make_loader, unpack), max_length=lambda api: api.Batch(8))
 
 
+class Doubled(torch.Tensor):
+    """Is doubled when it is moved."""
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().to(*args, **kwargs).as_subclass(torch.Tensor) * 2
+
+
+class Renamed(dict[str, Any]):
+    """Has other names for those who iterate over its items."""
+
+    def items(self) -> Any:
+        return [(name.upper(), value) for name, value in super().items()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "unpack"),
+    [
+        (lambda x, y: (x.as_subclass(Doubled), [y.as_subclass(Doubled)]), lambda b: (b[0], b[1][0])),
+        (lambda x, y: Renamed(x=x, y=Renamed(y=y)), lambda b: (b["X"], b["Y"]["Y"])),
+    ],
+    ids=["tensors", "dicts"],
+)
+def test_subclasses_move_in_their_own_way(shape: Any, unpack: Any) -> None:
+    validation = {"evaluate_batch": lambda self, batch: {"v": batch[0].sum()}}
+    compare(loading(collated(shape), unpack, **validation), max_length=lambda api: api.Batch(8))
+
+
+def test_a_loader_that_builds_the_real_one_in_its_own_way() -> None:
+    def make(api: Any) -> type:
+        class Halved(api.DataLoader):  # type: ignore[misc]
+            def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
+                return super().get_data_loader(repeat, **{**arguments, "skip": arguments["skip"] + 2 * repeat})
+
+        def load(self: Any) -> Any:
+            return Halved(make_data(), batch_size=4, shuffle=True)
+
+        loaders = {"build_training_data_loader": load, "build_validation_data_loader": load}
+        return type("Loading", (basic(api),), loaders)
+
+    compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
+
+
 def endless_loader(api: Any, context: Any) -> Any:
     context.experimental.disable_dataset_reproducibility_checks()
     sampler = api.samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(make_data()), seed=5)
