@@ -167,17 +167,17 @@ class Evaluation:
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether ``evaluate_batch`` takes ``batch_idx``: a parameter of that name, or a second positional one.
+    """Return whether ``evaluate_batch`` gets ``batch_idx``: whether it has a parameter of that name, or a third one.
 
-    An optional keyword-only ``batch_idx`` does not count. For a decorated function the decorator's parameters count,
-    unless they include ``**kwargs``.
+    As in Determined, parameters that are only passed by name do not count, and for a decorated function those of the
+    decorator do. A ``batch_idx`` that has no default is passed in any case.
     """
-    parameters = inspect.signature(evaluate_batch, follow_wrapped=False).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        parameters = inspect.signature(evaluate_batch).parameters
-    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    by_name = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    return "batch_idx" in (*positional, *by_name) or len(positional) > 1
+    specification = inspect.getfullargspec(evaluate_batch)
+    if "batch_idx" in specification.args or len(specification.args) > 2:
+        return True
+    follows = specification.varkw is not None
+    named = inspect.signature(evaluate_batch, follow_wrapped=follows).parameters.get("batch_idx")
+    return named is not None and named.default is named.empty
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:

@@ -123,16 +123,30 @@ def _one_argument(method: Any) -> Any:
     return wrapper
 
 
+def _any_arguments(method: Any) -> Any:
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
 @pytest.mark.parametrize(
     "method",
     [
         _keyword_with_default,
+        _any_arguments(lambda self, batch, batch_idx=5: {"index": batch_idx}),
+        torch.no_grad()(lambda self, batch, batch_idx=5: {"index": batch_idx}),
+        staticmethod(lambda batch, index=5: {"index": index}),
         _one_argument(lambda self, batch, batch_idx: {"index": batch_idx}),
         lambda self, batch, batch_idx=5: {"index": batch_idx},
         lambda self, batch, *args: {"index": len(args)},
         lambda self, batch_idx, batch: {"index": batch_idx},
     ],
-    ids=["by name only", "behind a decorator", "with a default", "of any number", "in another order"],
+    ids=[
+        *("by name only", "default behind a decorator", "default behind no_grad", "default of a static method"),
+        *("behind a decorator", "with a default", "of any number", "in another order"),
+    ],
 )
 def test_the_index_goes_to_those_who_take_it(method: Any) -> None:
     make = lambda api: type("Takes", (basic(api),), {"evaluate_batch": method})  # noqa: E731
