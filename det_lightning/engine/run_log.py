@@ -13,6 +13,7 @@ import numpy as np
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.core._metrics import scalars_of
+from det_lightning.engine.events import overrides
 from det_lightning.engine.schedule import Schedule
 from det_lightning.hyperparameters import flat
 from det_lightning.pytorch._data import data_length
@@ -85,7 +86,7 @@ class RunLog:
 
     def _trial_counts_itself(self) -> bool:
         """Return whether the trial overrides ``get_batch_length``, which may have side effects."""
-        return type(original_trial(self._trial)).get_batch_length is not PyTorchTrial.get_batch_length
+        return overrides(original_trial(self._trial), PyTorchTrial, "get_batch_length")
 
     def report_training(
         self, batches_trained: int, metrics: dict[str, Any], workload: LoggedWorkload, batches: int

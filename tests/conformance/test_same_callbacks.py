@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,7 +252,8 @@ def test_giving_up_on_the_hyperparameters_during_a_checkpoint_ends_the_run(
     assert_same(*traces)
 
 
-def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation() -> None:
+@pytest.mark.parametrize("on_instance", [False, True])
+def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation(on_instance: bool) -> None:
     counted: list[list[int]] = []
 
     def make_callbacks(api: Any, trial: Any) -> dict[str, Any]:
@@ -263,8 +265,17 @@ def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation
         return len(batch[0])
 
     def make(api: Any) -> type:
-        trial_class: type = with_callbacks(make_callbacks, get_batch_length=get_batch_length)(api)
-        return type("Counting", (trial_class,), {"counted": []})
+        counting = {} if on_instance else {"get_batch_length": get_batch_length}
+        trial_class: type = with_callbacks(make_callbacks, **counting)(api)
+
+        class Counting(trial_class):  # type: ignore[misc]
+            def __init__(self, context: Any) -> None:
+                super().__init__(context)
+                self.counted: list[int] = []
+                if on_instance:
+                    self.get_batch_length = functools.partial(get_batch_length, self)
+
+        return Counting
 
     compare(make, max_length=lambda api: api.Batch(7), validation_period=lambda api: api.Batch(4))
     assert counted[0] == counted[1]
