@@ -11,8 +11,10 @@ import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
+from typing import Any
 
 from det_lightning import missing_parts
+from det_lightning.parts_of_determined import REFERENCE_VERSION
 
 __all__ = ["answering_determined", "install"]
 
@@ -21,6 +23,18 @@ _MODEL_HUB = "model_hub"
 _OURS = {_THEIRS: "det_lightning", _MODEL_HUB: "det_lightning.model_hub"}
 #: A process with this directory on its search path finds ``determined`` in it, which is det_lightning.
 ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
+
+
+class _Determined(ModuleType):
+    """det_lightning, but with the version of Determined whose interface it has, because scripts compare that."""
+
+    __version__ = REFERENCE_VERSION
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules[_OURS[_THEIRS]], name)
+
+    def __dir__(self) -> list[str]:
+        return dir(sys.modules[_OURS[_THEIRS]])
 
 
 class _AliasLoader(importlib.abc.Loader):
@@ -33,7 +47,7 @@ class _AliasLoader(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._name)
         self._own_spec = module.__spec__
-        return module
+        return _Determined(self._name, module.__doc__) if spec.name == _THEIRS else module
 
     def exec_module(self, module: ModuleType) -> None:
         # The module ran when imported under its own name; the import system has replaced its spec by the alias's.

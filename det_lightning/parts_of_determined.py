@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+#: The release whose interface and checkpoint format are ours.
+REFERENCE_VERSION = "0.38.1"
+
 _THEIRS = "determined"
 _CORE_API = (
     "it is not in the public Core API of Determined 0.38",

@@ -37,12 +37,25 @@ from determined import core, errors
 from determined.checkpoint import storage
 import determined.errors
 import det_lightning.checkpoint.storage
-print(det is det_lightning, core is det_lightning.core, errors is det_lightning.errors)
+print(det.InvalidHP is det_lightning.InvalidHP, core is det_lightning.core, errors is det_lightning.errors)
 print(storage is det_lightning.checkpoint.storage, det.errors is errors)
 print(det.__name__, det.__spec__.name, errors.__spec__.name, det.InvalidHP is errors.InvalidHP)
 print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
 """
     ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
+
+
+def test_the_version_is_that_of_the_release_whose_interface_there_is() -> None:
+    assert printed(
+        """
+compat.install()
+import determined as det
+import det_lightning
+from determined import __version__
+print(det.__version__, __version__, det_lightning.__version__ == __version__)
+print(set(dir(det_lightning)) <= set(dir(det)), det.__doc__ == det_lightning.__doc__)
+"""
+    ) == ["0.38.1 0.38.1 False", "True True"]
 
 
 @pytest.mark.slow

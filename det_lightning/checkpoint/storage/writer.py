@@ -23,9 +23,8 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
+from det_lightning.parts_of_determined import REFERENCE_VERSION
 
-# The release whose format is written.
-_FORMAT_VERSION = "0.38.1"
 # A disk with less room than this counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
 # Including what torch and pickle raise if a state cannot be written.
@@ -111,7 +110,7 @@ class CheckpointWriter:
             try:
                 files = describe_files(staging.directory, content.described)
                 entries = {
-                    "determined_version": _FORMAT_VERSION,
+                    "determined_version": REFERENCE_VERSION,
                     "steps_completed": content.trial_state.batches_trained,
                     "framework": f"torch-{torch.__version__}",
                     "format": "pickle",
