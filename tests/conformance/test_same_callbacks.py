@@ -268,7 +268,7 @@ def test_a_trial_that_counts_its_records_counts_those_of_training_and_validation
         counting = {} if on_instance else {"get_batch_length": get_batch_length}
         trial_class: type = with_callbacks(make_callbacks, **counting)(api)
 
-        class Counting(trial_class):  # type: ignore[misc]
+        class Counting(trial_class):
             def __init__(self, context: Any) -> None:
                 super().__init__(context)
                 self.counted: list[int] = []

@@ -70,13 +70,11 @@ def test_settings_that_a_trial_changes_are_in_the_checkpoints_that_follow() -> N
 
         return Changing
 
-    settings = [
-        {"init": {"hparams": {"network": {"widths": []}}, "exp_conf": {"name": "x", "data": {}}}} for _ in SIDES
-    ]
-    traces = [
-        run(side, make, max_length=lambda api: api.Batch(4), checkpoint_period=lambda api: api.Batch(2), **own)
-        for side, own in zip(SIDES, settings, strict=True)
-    ]
+    def settings() -> dict[str, Any]:
+        return {"hparams": {"network": {"widths": []}}, "exp_conf": {"name": "x", "data": {}}}
+
+    periods: dict[str, Any] = {"max_length": lambda api: api.Batch(4), "checkpoint_period": lambda api: api.Batch(2)}
+    traces = [run(side, make, settings(), **periods) for side in SIDES]
     assert_same(*traces)
     assert traces[1].checkpoints[-1]["load_data"]["hparams"] == {"network": {"widths": [0, 1, 2, 3]}}
 

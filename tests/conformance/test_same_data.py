@@ -107,7 +107,7 @@ def test_subclasses_move_in_their_own_way(shape: Any, unpack: Any) -> None:
 
 def test_a_loader_that_builds_the_real_one_in_its_own_way() -> None:
     def make(api: Any) -> type:
-        class Halved(api.DataLoader):  # type: ignore[misc]
+        class Halved(api.DataLoader):
             def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
                 return super().get_data_loader(repeat, **{**arguments, "skip": arguments["skip"] + 2 * repeat})
 
