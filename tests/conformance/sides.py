@@ -8,6 +8,7 @@ import importlib
 import json
 import pickle
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,35 @@ def frozen(value: Any) -> Any:
     if isinstance(value, float):
         return ("float", value.hex())
     return value
+
+
+def generators() -> Any:
+    """Return the states of the global random generators."""
+    return frozen([torch.get_rng_state(), np.random.get_state(), random.getstate()])
+
+
+def moment(context: Any) -> tuple[Any, ...]:
+    """Return what a callback can see around it: the current batch, modes, and the random generators as a number."""
+    batch_idx = None
+    with contextlib.suppress(Exception):  # before the first batch
+        batch_idx = context.current_train_batch()
+    modes = [torch.is_grad_enabled(), *(model.training for model in context.models)]
+    return batch_idx, modes, zlib.crc32(repr(generators()).encode())
+
+
+def with_moments(callback: Any, trace: Trace, context: Any) -> Any:
+    """Make each hook of a recording callback write down the moment, too; return the callback."""
+
+    def extended(hook: str, record: Callable[..., None]) -> Callable[..., None]:
+        def method(*args: Any, **kwargs: Any) -> None:
+            record(*args, **kwargs)
+            trace.events.append(("moment", hook, *moment(context)))
+
+        return method
+
+    for hook in [name for name in vars(type(callback)) if name.startswith("on_")]:
+        setattr(callback, hook, extended(hook, getattr(callback, hook)))
+    return callback
 
 
 def recording_callback(api: Any, trace: Trace) -> Any:
@@ -160,7 +190,8 @@ def recorded(make_trial: MakeTrial, api: Any, trace: Trace) -> type:
             return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
 
         def build_callbacks(self) -> dict[str, Any]:
-            return {"recorder": recording_callback(api, trace), **super().build_callbacks()}
+            recorder = with_moments(recording_callback(api, trace), trace, self.context)
+            return {"recorder": recorder, **super().build_callbacks()}
 
     return Recorded
 
@@ -203,7 +234,7 @@ def run(
                 "weights": frozen([model.state_dict() for model in context.models]),
                 "optimizers": frozen([optimizer.state_dict() for optimizer in context.optimizers]),
                 "schedulers": frozen([scheduler.state_dict() for scheduler in context.lr_schedulers]),
-                "rng": frozen([torch.get_rng_state(), np.random.get_state(), random.getstate()]),
+                "rng": generators(),
             }
     return trace
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -52,19 +53,22 @@ class Data:
     samples: int
     batch: int
     validation_samples: int
-    shuffle: bool
+    order: str
     drop_last: bool
     own_generator: bool
 
     def loader(self, api: Any, samples: int, drop_last: bool = False) -> Any:
+        data = make_data(samples)
+        size = min(self.batch, self.samples // 2)  # a subset has no more
         generator = torch.Generator().manual_seed(samples) if self.own_generator else None
-        return api.DataLoader(
-            make_data(samples),
-            min(self.batch, self.samples),
-            shuffle=self.shuffle,
-            drop_last=drop_last,
-            generator=generator,
-        )
+        if self.order in ORDERS:
+            sampler = ORDERS[self.order](samples, generator)
+            return api.DataLoader(data, size, sampler=sampler, drop_last=drop_last)
+        if self.order == "batches":
+            batches = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), size, drop_last)
+            return api.DataLoader(data, batch_sampler=batches, generator=generator)
+        shuffle = self.order == "shuffled"
+        return api.DataLoader(data, size, shuffle=shuffle, drop_last=drop_last, generator=generator)
 
 
 @dataclasses.dataclass
@@ -75,6 +79,76 @@ class Stop:
     call: int
 
 
+@dataclasses.dataclass
+class Deed:
+    """What a callback does at the ``call``-th call of a hook, counted from 0, or at every call."""
+
+    hook: str
+    kind: str
+    call: int | None
+
+
+def callback_that_does(deeds: list[Deed], api: Any, context: Any) -> Any:
+    """Return a callback that does the deeds, and keeps the number of calls of each hook as its state."""
+    calls = dict.fromkeys(HOOKS, 0)
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def method(*args: Any, **kwargs: Any) -> None:
+            for deed in deeds:
+                if deed.hook == name and deed.call in (None, calls[name]):
+                    DEEDS[deed.kind](context, [*args, *kwargs.values()])
+            calls[name] += 1
+
+        return method
+
+    callback = api.PyTorchCallback()
+    callback.state_dict = lambda: {"calls": dict(calls)}
+    for name in HOOKS:
+        setattr(callback, name, hook_of(name))
+    return callback
+
+
+def change_metrics(context: Any, arguments: list[Any]) -> None:
+    for argument in arguments:
+        if isinstance(argument, dict):
+            argument["added"] = 1.5
+
+
+def slow_down(context: Any, arguments: list[Any]) -> None:
+    for optimizer in context.optimizers:
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def leave_gradients(context: Any, arguments: list[Any]) -> None:
+    with torch.enable_grad():
+        context.models[0](torch.ones(1, 3)).sum().backward()
+
+
+DEEDS: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "torch": lambda context, arguments: torch.rand(2),
+    "numpy": lambda context, arguments: np.random.rand(),
+    "metrics": change_metrics,
+    "rate": slow_down,
+    "gradients": leave_gradients,
+    "weights": lambda context, arguments: next(context.models[-1].parameters()).data.mul_(0.9),
+    "mode": lambda context, arguments: context.models[0].eval(),
+    "stop": lambda context, arguments: context.set_stop_requested(True),
+    "go on": lambda context, arguments: context.set_stop_requested(False),
+}
+HOOKS = [
+    *("on_training_start", "on_training_epoch_start", "on_training_epoch_end", "on_training_workload_end"),
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end"),
+    *("on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end", "on_trial_shutdown"),
+]
+ORDERS: dict[str, Callable[[int, Any], Any]] = {
+    "weighted": lambda n, generator: torch.utils.data.WeightedRandomSampler([*range(1, n + 1)], n, generator=generator),
+    "subset": lambda n, generator: torch.utils.data.SubsetRandomSampler(range(0, n, 2), generator=generator),
+    "backwards": lambda n, generator: range(n - 1, -1, -1),
+}
+
+CALLBACKS = st.lists(
+    st.builds(Deed, st.sampled_from(HOOKS), st.sampled_from(sorted(DEEDS)), st.none() | st.integers(0, 2)), max_size=3
+)
 PARTS = st.builds(
     Part,
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
@@ -90,7 +164,7 @@ DATA = st.builds(
     samples=st.integers(5, 14),
     batch=st.integers(1, 5),
     validation_samples=st.integers(1, 7),
-    shuffle=st.booleans(),
+    order=st.sampled_from(["shuffled", "in order", "batches", *ORDERS]),
     drop_last=st.booleans(),
     own_generator=st.booleans(),
 )
@@ -103,7 +177,7 @@ PERIODS = (
 ).map(lambda unit: None if unit is None else list(unit))
 
 
-def put_together(parts: list[Part], data: Data, stop: Stop | None) -> Callable[[Any], type]:
+def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[Deed]) -> Callable[[Any], type]:
     """Return the maker of a trial whose prediction is the sum of those of its models."""
 
     def make(api: Any) -> type:
@@ -125,6 +199,9 @@ def put_together(parts: list[Part], data: Data, stop: Stop | None) -> Callable[[
                 if part.scheduler is not None:
                     mode, scheduler = api.LRScheduler.StepMode[part.step_mode], SCHEDULERS[part.scheduler](optimizer)
                     self.schedulers.append((part, self.context.wrap_lr_scheduler(scheduler, mode, part.frequency)))
+
+            def build_callbacks(self) -> dict[str, Any]:
+                return {"does": callback_that_does(deeds, api, self.context)}
 
             def build_training_data_loader(self) -> Any:
                 return data.loader(api, data.samples, data.drop_last)
@@ -169,6 +246,7 @@ def put_together(parts: list[Part], data: Data, stop: Stop | None) -> Callable[[
     parts=st.lists(PARTS, min_size=1, max_size=3),
     data=DATA,
     stop=STOPS,
+    deeds=CALLBACKS,
     aggregation=st.integers(1, 4),
     length=st.integers(1, 11),
     periods=st.fixed_dictionaries({"validation_period": PERIODS, "checkpoint_period": PERIODS}),
@@ -180,6 +258,7 @@ def test_trials_put_together_at_random(
     parts: list[Part],
     data: Data,
     stop: Stop | None,
+    deeds: list[Deed],
     aggregation: int,
     length: int,
     periods: dict[str, Any],
@@ -189,7 +268,7 @@ def test_trials_put_together_at_random(
 ) -> None:
     units = {**periods, "max_length": ["Batch", length], **({"reporting_period": reporting} if reporting else {})}
     compare(
-        put_together(parts, data, stop),
+        put_together(parts, data, stop, deeds),
         init={"aggregation_frequency": aggregation},
         checkpoint_policy=policy,
         step_zero_validation=step_zero,
