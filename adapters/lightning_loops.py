@@ -5,6 +5,7 @@ See ``lightning_internals`` for the other uses of undocumented API.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -69,6 +70,15 @@ class TrialEpochLoop(_TrainingEpochLoop):
         self.validation_due: bool | None = None
         self.next_batch: Callable[[], tuple[Any, int]] | None = None
         self.shown: Any = None
+
+    @contextlib.contextmanager
+    def counting_from_one(self) -> Iterator[None]:
+        """Let callbacks and modules log in the block as if Lightning counted batches from 1, not from 0."""
+        self._batches_that_stepped -= 1
+        try:
+            yield
+        finally:
+            self._batches_that_stepped += 1
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Do nothing: the ranks agree on a request to end at the trial's boundaries."""
@@ -137,11 +147,8 @@ class TrialLoggerConnector(_LoggerConnector):
         loop = self.trainer.fit_loop.epoch_loop
         if not isinstance(loop, TrialEpochLoop) or loop.validation_due is None:
             return super().should_update_logs
-        loop._batches_that_stepped -= 1  # Lightning counts from 0
-        try:
+        with loop.counting_from_one():
             return super().should_update_logs
-        finally:
-            loop._batches_that_stepped += 1
 
 
 def use_trial_loops(trainer: Any) -> None:

@@ -47,12 +47,8 @@ def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProce
 
 def ddp_options(strategy: DDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy replicates models, as arguments, and the names of its other options in use."""
-    options = {
-        **strategy._ddp_kwargs,
-        "ddp_comm_hook": strategy._ddp_comm_hook,
-        "ddp_comm_state": strategy._ddp_comm_state,
-        "ddp_comm_wrapper": strategy._ddp_comm_wrapper,
-    }
+    hooks = {name: vars(strategy)[f"_{name}"] for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper")}
+    options = {**strategy._ddp_kwargs, **hooks}
     return options, [] if strategy._model_averaging_period is None else ["model_averaging_period"]
 
 
