@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
-_INTERPRETER = r"\bpython[\d.]*(?![\w.-])"
+# By its name, or by a variable as in a Makefile.
+_INTERPRETER = r"(?:\bpython[\d.]*(?![\w.-])|\$[({]?\w*PYTHON3?\b[)}]?)[\"']?"
 # Lengths are limited because a search begins again at each of these words. In a list of quoted words too.
-_OPTION = rf"{_INTERPRETER}[^\n;|&#]{{0,200}}?[\s\"']-c(?:[\"']\s*,)?\s*"
-_TO_FILE = r"\b(?:cat|tee)\b(?=[^\n]{0,300}?\.py\b)[^\n<]{0,300}"
+_GAP = r"(?:[\"', \t]|\\\r?\n)+"
+_OPTION = (
+    rf"{_INTERPRETER}(?:{_GAP}-(?:[WX]{_GAP}[\w:.=]+|(?![cm])\w[\w:.=]*)){{0,5}}{_GAP}-[bBdEiIOPqsSuvx]*c"
+    r"(?:[\"'][ \t]*,)?(?:[ \t]|\\\r?\n)*"
+)
+_PIPED = rf"\|[ \t]*{_INTERPRETER}(?:[ \t]+-\w*)*[ \t\r]*(?:$|[;&|>)])"
+_TO_FILE = r"(?:>|\btee\b(?:[ \t]+-a)?)[ \t]*[\"']?[^\s\"';&|<>]{0,200}\.py\b"
+_WRITTEN = rf"(?=[^\n]{{0,300}}?(?:{_TO_FILE}|{_PIPED}))\b(?:cat|tee)\b[^\n<|;&]{{0,300}}"
+_READ = rf"{_INTERPRETER}(?:[ \t]+-\w+)*(?:[ \t]+-(?:[ \t][^\n<|;&]{{0,300}})?)?"
 _PARTS = re.compile(
     r"(?P<comment>^[ \t]*#[^\n]*\n?)"
-    rf"|(?:{_INTERPRETER}(?:[ \t]+-\w*)*|{_TO_FILE})[ \t]*<<-?[ \t]*(?P<mark>['\"]?)(?P<end>\w+)(?P=mark)[^\n]*\n"
+    rf"|(?:{_READ}|{_WRITTEN})[ \t]*<<-?[ \t]*['\"\\]?(?P<end>\w+)['\"]?[^\n]*\n"
     r"(?P<document>(?:[^\n]*\n){0,1000}?)(?=[ \t]*(?P=end)[ \t\r]*$)"
-    rf"|{_OPTION}(?:'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\")",
+    rf"|{_OPTION}(?:'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\\"(?P<escaped>[^\"\\\n]*)\\\")",
     re.MULTILINE | re.DOTALL,
 )
+# What the shell or make puts in, which is a name while the code is ported.
+_EXPANSION = re.compile(r"\$(?:\w+|\{\{[^}\n]*\}\}|\{[^{}\n]*\}|\([^()\n]*\))")
+EXPANDED = "_expanded_by_the_shell_"
 _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
 
 
@@ -45,10 +57,15 @@ def codes_in(text: str) -> list[str]:
     return [_unquoted(text[start:end], kind)[0] for start, end, kind in _apart(text) if kind != "comment"]
 
 
+def programs_in(text: str) -> list[tuple[int, int]]:
+    """Return from where to where a shell script contains Python code."""
+    return [(start, end) for start, end, kind in _apart(text) if kind != "comment"]
+
+
 def _apart(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield what is no command, from where to where, and of which kind it is."""
     for found in _PARTS.finditer(text):
-        kind = next(name for name in ("comment", "document", "single", "double") if found[name] is not None)
+        kind = next(name for name in ("comment", "document", "single", "double", "escaped") if found[name] is not None)
         yield *found.span(kind), kind
 
 
@@ -57,16 +74,24 @@ def _ported(part: str, kind: str, line: int, port_code: Callable[[str, int], str
     ported = port_code(code, line)
     if ported == code:
         return part
+    known = {_name_of(index): found for index, found in enumerate(_EXPANSION.findall(part))}
+    ported = re.sub(rf"{EXPANDED}\d+_", lambda found: known.get(found.group(), found.group()), ported)
     indented = "".join(indent + row if row.strip() else row for row in ported.splitlines(keepends=True))
     return indented.replace('"', '\\"') if kind == "double" else indented
 
 
 def _unquoted(part: str, kind: str) -> tuple[str, str]:
     """Return code as Python reads it, and the white space that the text has before each of its lines."""
-    text = part.replace('\\"', '"') if kind == "double" else part
+    numbers = itertools.count()
+    text = _EXPANSION.sub(lambda _: _name_of(next(numbers)), part)
+    text = text.replace('\\"', '"') if kind == "double" else text
     found = _FIRST_INDENT.search(text)
     indent = found.group(1) if found else ""
     rows = text.splitlines(keepends=True)
     if not all(row.startswith(indent) for row in rows if row.strip()):
         return text, ""
     return "".join(row.removeprefix(indent) if row.strip() else row for row in rows), indent
+
+
+def _name_of(index: int) -> str:
+    return f"{EXPANDED}{index}_"

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import itertools
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -59,7 +60,9 @@ class Facts:
 def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
     """Return what Python source says about its file."""
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Facts()
     imported = list(_imported(tree))

@@ -177,7 +177,8 @@ class ImportRewriter:
         shares_line = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) > 1
         start, _ = self.file.span(statement)
         separator = self.file.edits.newline() + self.file.edits.indentation(start)
-        if shares_line or isinstance(parent, cst.SimpleStatementSuite):
+        # A line by itself may be part of a command, which another line would break.
+        if shares_line or isinstance(parent, cst.SimpleStatementSuite) or "\n" not in self.file.edits.text:
             separator = "; "
         written = [self._from_statement(statement, module, aliases) for module, aliases in groups.items()]
         self.file.replace(statement, separator.join(written))

@@ -9,8 +9,8 @@ import libcst as cst
 
 from det_lightning.porting.commands import note_variables, port_commands
 from det_lightning.porting.det_program import port_det_commands
-from det_lightning.porting.embedded_python import port_parts
-from det_lightning.porting.findings import Finding, Need, Severity, line_at
+from det_lightning.porting.embedded_python import EXPANDED, port_parts
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
 
@@ -28,11 +28,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     findings: list[Finding] = []
 
     def port_code(code: str, line: int) -> str:
-        try:
-            ported, left = port_python(code)
-        except cst.ParserSyntaxError:
-            ported = code
-            left = _not_read(code)
+        ported, left = _port_code(code)
         findings.extend(dataclasses.replace(finding, line=finding.line + line - 1) for finding in left)
         return ported
 
@@ -45,6 +41,19 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         return port_installs(ported)
 
     return port_parts(text, port_part, port_code, first_line), findings
+
+
+def _port_code(code: str) -> tuple[str, list[Finding]]:
+    """Return a Python program in a script ported, or as it was if it needs Determined: it has one package for all."""
+    try:
+        ported, findings = port_python(code)
+    except cst.ParserSyntaxError:
+        return code, _not_read(code)
+    if any(EXPANDED in finding.reason for finding in findings):
+        return code, _not_read(code)
+    needed = [finding for finding in findings if finding.needs_determined]
+    # A command is no part of a trial.
+    return (code, needed) if needed else (ported, [one for one in findings if one.premise is not Premise.in_trial])
 
 
 def _not_read(code: str) -> list[Finding]:

@@ -7,6 +7,7 @@ import pathlib
 import re
 from collections.abc import Iterable
 
+from det_lightning.porting.embedded_python import programs_in
 from det_lightning.porting.entry_points import Reason, needs_around, needs_of
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
@@ -134,8 +135,18 @@ def _unchecked(port: FilePort) -> FilePort:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text; lines joined by a backslash are returned as one."""
-    return [found.group() for found in _LOGICAL_LINE.finditer(text) if found.group()]
+    """Return the lines of a text; those that a backslash joins, or that a Python program is in, are returned as one."""
+    programs = programs_in(text)
+    lines = []
+    start = 0
+    for found in _LOGICAL_LINE.finditer(text):
+        end = found.end()
+        while programs and programs[0][1] <= end:
+            programs.pop(0)
+        if start < end and not (programs and programs[0][0] <= end):
+            lines.append(text[start:end])
+            start = end
+    return lines
 
 
 def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:

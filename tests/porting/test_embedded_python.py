@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from det_lightning.porting import FilePort, port_file
 from det_lightning.porting.project import port_project
@@ -13,11 +15,16 @@ from det_lightning.porting.project import port_project
 def port_text(directory: Path, name: str, text: str) -> FilePort:
     """Port a file; once more changes nothing."""
     file = directory / name
-    file.write_text(text)
+    file.write_bytes(text.encode())
     port = port_file(file)
     port.write()
     assert not port_file(file).changed
     return port
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scripts")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,19 @@ def port_text(directory: Path, name: str, text: str) -> FilePort:
         ("Dockerfile", 'RUN ["python", "-c", "from determined import core"]\n'),
         ("ci.yml", "- run: |\n    python <<E\n    if 1:\n\n      from determined import core\n    E\n    ls\n"),
         ("startup-hook.sh", "python3.8 -c 'from determined import core'\r\n"),
+        ("run.sh", "python3 - \"$X\" <<'END'\r\nfrom determined import core\r\nEND\r\n"),
+        ("run.sh", "cat <<\\END | python3 -u\nfrom determined import core\nEND\n"),
+        ("run.sh", "if x; then\n\tpython <<-END\n\tif 1:\n\t  from determined import core\n\tEND\nfi\n"),
+        ("run.sh", "python <<END\nfrom determined import core\nx = [$N, ${A}], '$B', \"\\$x `ls`\"\nEND\n"),
+        ("run.sh", "python -W ignore -uc 'from determined import core' \"$1\"\n"),
+        ("run.sh", "python -c \"from determined import core; print('$HOME', \\\"\\$x\\\", '`ls`')\"\n"),
+        ("Makefile", "check:\n\tpython -c 'from determined import core; x = $(X)'\n"),
+        ("ci.yml", "run: |\n  python -c 'from determined import core; x = ${{ env.X }}'\n"),
+        ("Makefile", "check:\n\t$(PYTHON) -c \"from determined import core; print('$$HOME')\"; \\\n\tls $$(pwd)\n"),
+        ("Dockerfile", "RUN ls && \\\n  python \\\n  -c 'from determined import core'\nRUN <<E\npython -c ''\nE\n"),
+        ("Dockerfile", "RUN python3 <<E\nfrom determined import core\nE\n"),
+        ("ci.yml", 'run: "python -c \\"from determined import core\\""\n'),
+        ("ci.yml", "run: >-\n  python -c 'from determined import core'\n  || exit 1\n"),
     ],
 )
 def test_python_in_commands_is_ported(name: str, text: str, tmp_path: Path) -> None:
@@ -47,10 +67,24 @@ def test_python_in_commands_is_ported(name: str, text: str, tmp_path: Path) -> N
         "python train.py <<E\nname: determined\nE\n",
         "grep -c 'import determined' train.py\n",
         "python -c 'import determined_like'\n",
+        "python train.py -c 'configs/determined/const 1.yaml'\n",
+        "python -m train -c 'configs/determined/const 1.yaml'\n",
+        "cat > run.sh <<E && python train.py\necho determined $1\nE\n",
+        "cat train.py | ssh host bash <<E\necho determined $1\nE\n",
+        "python -c 'import torch; torch.zeros(1).cuda()'\n",
     ],
 )
 def test_what_is_no_python_stays(text: str, tmp_path: Path) -> None:
-    assert not port_text(tmp_path, "run.sh", text).changed
+    port = port_text(tmp_path, "run.sh", text)
+    assert not port.changed
+    assert port.findings == []
+
+
+def test_what_was_a_line_is_one_afterwards(tmp_path: Path) -> None:
+    text = "check:\n\t@python -c 'from determined.pytorch import Trainer, _load'\n"
+    assert port_text(tmp_path, "Makefile", text).after == (
+        "check:\n\t@python -c 'from det_lightning.pytorch import Trainer; from det_lightning import pytorch as _load'\n"
+    )
 
 
 def test_findings_name_the_lines_of_the_script(tmp_path: Path) -> None:
@@ -61,7 +95,7 @@ def test_findings_name_the_lines_of_the_script(tmp_path: Path) -> None:
         "python -c 'import determined as d; print(d.__file__)'\n"
     )
     port = port_text(tmp_path, "run.sh", script)
-    assert "from det_lightning.pytorch import PyTorchTrial\n" in port.after
+    assert not port.changed
     assert [f"{found.line}: {found.reason}" for found in port.findings] == [
         "5: determined.experimental.client: it talks to a Determined master",
         "8: not ported: Python that is put together by the shell",
@@ -82,3 +116,41 @@ def test_a_script_with_python_that_uses_determined_is_an_entry_point(
         "run.sh": "still needs Determined because of sdk.py:1 (determined.experimental.client: it talks to a "
         "Determined master)",
     }
+
+
+def test_a_program_that_imports_what_stays_is_left_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
+    stays = "python - <<E\nfrom determined import core\nimport sdk\nE\n"
+    Path("run.sh").write_text(stays + stays.replace("sdk", "os"))
+    (port,) = [port for port in port_project([Path()]).files if port.path.name == "run.sh"]
+    assert port.after == stays + stays.replace("sdk", "os").replace("determined", "det_lightning")
+
+
+PARTS = [
+    "python - <<E\n", "python -c '", 'python -c "', 'python -c \\"', "cat > a.py <<-'E'\n", "E\n", "'", '"', '\\"', "`",
+    "$", "$$(", ")", "\\\n", "\r\n", "\n", "\t", "  ", "# it's ", "import torch", "x.cuda()", "; ", "| ",
+    "pip install ", "if 1:", "\f", "\u2028", "run: |\n  ", "RUN ", "device='cuda'",
+]  # fmt: skip
+OF_DETERMINED = ["determined", "import determined as d", "from determined.pytorch import Trainer, _load", "det e list"]
+
+
+@hypothesis.given(
+    parts=st.lists(st.sampled_from(PARTS), max_size=15), name=st.sampled_from(["a.sh", "a.yaml", "Makefile"])
+)
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_a_script_without_determined_stays_as_it_is(parts: list[str], name: str, shared_path: Path) -> None:
+    assert not port_text(shared_path, name, "".join(parts)).changed
+
+
+@pytest.mark.slow
+@hypothesis.given(
+    parts=st.lists(st.sampled_from(PARTS + OF_DETERMINED), max_size=15),
+    name=st.sampled_from(["a.sh", "a.yaml", "Makefile"]),
+)
+@hypothesis.settings(max_examples=500, deadline=None)
+def test_a_script_is_ported_once(parts: list[str], name: str, shared_path: Path) -> None:
+    text = "".join(parts)
+    port = port_text(shared_path, name, text)
+    if "det" not in text:
+        assert not port.changed
