@@ -199,6 +199,8 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
         ("from model_hub.mmdetection import MMDetTrial\n", "MMDetection are not covered"),
         ("from determined_common import check\n", "Determined's tools"),
+        ("import determined_cli\n", "determined_cli: it talks to a Determined master"),
+        ("from determined_cli.experiment import create\n", "determined_cli.experiment.create: it talks to a Determ"),
     ],
 )
 def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
@@ -682,6 +684,27 @@ def test_private_names_of_the_core_api_are_rewritten_or_found(use: str, after: s
     before = "import determined as det\nself.core_context = det.core.init()\nself.core_context.{}\n"
     assert ported(before.format(use)).splitlines()[2] == f"self.core_context.{after or use}"
     assert findings_of(before.format(use)) == [f"3: core_context.{name} is internal to Determined" for name in reported]
+
+
+def test_the_address_of_the_chief_is_known_without_a_private_name() -> None:
+    text = "from determined import core\ncore_context = core.init()\nip = core_context.distributed._chief_ip\n"
+    (found,) = port_python(text)[1]
+    assert found.advice == "ask get_cluster_info().container_addrs[0]"
+
+
+@pytest.mark.parametrize(
+    ("start", "severity"),
+    [
+        ("x = DistributedContext.from_deepspeed()", Severity.problem),
+        ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed()", Severity.problem),
+        ("if A:\n    x = DistributedContext.from_deepspeed()\nelse:\n    x = None", Severity.check),
+        ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed() if A else None", Severity.check),
+    ],
+)
+def test_a_start_by_deepspeed_is_a_problem_unless_it_is_one_of_several(start: str, severity: Severity) -> None:
+    (found,) = port_python(f"from determined.core import DistributedContext\n{start}\n")[1]
+    assert found.severity is severity
+    assert found.advice.startswith("write from_torch_distributed()")
 
 
 def test_a_module_that_is_given_the_context_of_the_core_api_need_not_import_it() -> None:
