@@ -16,7 +16,7 @@ _OPTION = (
 )
 _PIPED = rf"\|[ \t]*{_INTERPRETER}(?:[ \t]+-\w*)*[ \t\r]*(?:$|[;&|>)])"
 _TO_FILE = r"(?:>|\btee\b(?:[ \t]+-a)?)[ \t]*[\"']?[^\s\"';&|<>]{0,200}\.py\b"
-_WRITTEN = rf"(?=[^\n]{{0,300}}?(?:{_TO_FILE}|{_PIPED}))\b(?:cat|tee)\b[^\n<|;&]{{0,300}}"
+_WRITTEN = rf"\b(?=cat\b|tee\b)(?=[^\n]{{0,300}}?(?:{_TO_FILE}|{_PIPED}))[^\n<|;&]{{0,300}}"
 _READ = rf"{_INTERPRETER}(?:[ \t]+-\w+)*(?:[ \t]+-(?:[ \t][^\n<|;&]{{0,300}})?)?"
 _PARTS = re.compile(
     r"(?P<comment>^[ \t]*#[^\n]*\n?)"

@@ -25,6 +25,9 @@ from det_lightning.porting.facts import (
 )
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
 
+#: Directories with what a service for continuous integration runs.
+OF_CI = (".github", ".circleci")
+
 _BOM = "\ufeff"
 # Notebooks with pictures have several million.
 _MOST_BYTES = 100 * 1024 * 1024
@@ -148,7 +151,10 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
 
 
 def project_directory(path: pathlib.Path) -> pathlib.Path:
-    """Return the directory whose code a file is for: its own, but for ``requirements/base.txt`` the one above."""
+    """Return the directory whose code a file is for: its own, but the one above ``requirements`` or ``.github``."""
+    of_ci = next((directory for directory in path.parents if directory.name in OF_CI), None)
+    if of_ci is not None:
+        return of_ci.parent
     return path.parent.parent if _lists_requirements(path.absolute().parent) else path.parent
 
 

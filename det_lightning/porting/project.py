@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import FilePort, is_portable
+from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.separate_process import PortingFailed, PortingProcess
 from det_lightning.porting.staying import keep_what_stays
@@ -68,7 +68,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _is_skipped(directory: pathlib.Path) -> bool:
     name = directory.name
-    hidden = name.startswith(".") and name not in (".github", ".circleci")
+    hidden = name.startswith(".") and name not in OF_CI
     if hidden or name in _SKIPPED or name.endswith(".egg-info"):
         return True
     if any((directory / name).exists() for name in _OF_ENVIRONMENTS):

@@ -16,7 +16,10 @@ _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
     r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"
 )
+# Not in a list of quoted words, which have commas between them.
+_QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPEC}\1")
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
+_OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
 _INSTALLERS = ("pip", "pip3", "pipenv", "poetry", "uv")
 _INSTALLER = rf"\b(?:{'|'.join(_INSTALLERS)})\b[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
@@ -69,14 +72,17 @@ def port_installs(text: str) -> str:
     """Return shell commands that install det_lightning where they installed Determined."""
 
     def installed(command: re.Match[str]) -> str:
-        is_there = _OURS.search(command.group()) is not None
+        text = command.group()
+        is_there = _OURS.search(text) is not None
+        if is_there:
+            text = _QUOTED_IN_LINE.sub("", text)
 
         def required(found: re.Match[str]) -> str:
             if is_there and found["before"].isspace():
                 return ""
             return found["before"] + _NAME + (_compatible() if found["spec"] else "")
 
-        return _IN_LINE.sub(required, command.group())
+        return _IN_LINE.sub(required, text)
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
     return _INSTALL.sub(installed, without_urls)
@@ -93,10 +99,13 @@ def install_both(old: str, new: str) -> str | None:
         return None
     changed = [index for index, word in enumerate(words) if word != ours[index]]
     for index in changed:
-        found = _OURS.match(ours[index])
-        if found is None or words[index - 1].endswith(","):
+        found = _OUR_WORD.match(ours[index])
+        if _NAME not in ours[index]:
+            words[index] = ours[index]  # such as Python code in the same line
+        elif found is None or words[index - 1].endswith(","):
             return None
-        words[index] = f"{found.group()} {words[index]}"
+        else:
+            words[index] = f"{found.group()} {words[index]}"
     return " ".join(words)
 
 

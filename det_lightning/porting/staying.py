@@ -11,7 +11,7 @@ from det_lightning.porting.embedded_python import programs_in
 from det_lightning.porting.entry_points import Reason, needs_around, needs_of
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import FilePort, project_directory
+from det_lightning.porting.file_port import OF_CI, FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import install_both
 
@@ -91,8 +91,8 @@ def _kept(
 
 def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None, needs_ours: bool) -> FilePort:
     """Restore the lines that start what stays, and require Determined, or both, where that is needed."""
-    before = _lines(port.before)
-    after = _lines(port.after)
+    before = _lines(port.before, port.facts.kind)
+    after = _lines(port.after, port.facts.kind)
     if len(before) != len(after):
         if needed is None:
             return port
@@ -100,12 +100,13 @@ def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None, nee
         left = [*port.findings, _to_require(needed, 0)] if needs_ours else port.findings
         return dataclasses.replace(port, after=port.before, findings=sorted(left))
     stripped = {line.strip() for line in before}
+    may_have_both = port.facts.kind in _INSTALL_BOTH or not set(OF_CI).isdisjoint(port.path.parts)
     lines = []
     findings = []
     line = 1
     for old, new in zip(before, after, strict=True):
         starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
-        both = install_both(old, new) if needed and needs_ours and port.facts.kind in _INSTALL_BOTH else None
+        both = install_both(old, new) if needed and needs_ours and may_have_both else None
         if old == new or starts_staying or not _OURS.search(new):
             lines.append(old if starts_staying else new)
         elif both is not None and not _OURS.search(old):
@@ -134,9 +135,9 @@ def _unchecked(port: FilePort) -> FilePort:
     return dataclasses.replace(port, findings=kept)
 
 
-def _lines(text: str) -> list[str]:
+def _lines(text: str, kind: Kind) -> list[str]:
     """Return the lines of a text; those that a backslash joins, or that a Python program is in, are returned as one."""
-    programs = programs_in(text)
+    programs = [] if kind is Kind.notebook else programs_in(text)  # a command of a notebook is one line there
     lines = []
     start = 0
     for found in _LOGICAL_LINE.finditer(text):

@@ -213,6 +213,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
             "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n])\n",
             "from setuptools import setup\nsetup(install_requires=[\n    'determined',\n    'det-lightning',\n])\n",
         ),
+        ("run.sh", "pip install 'determined>=1' x\n", "pip install 'det-lightning~=0.1' 'determined>=1' x\n"),
         ("run.sh", "pip install determined>=1 torch\n", "pip install det-lightning~=0.1 determined>=1 torch\n"),
         ("ci.yml", "- run: pip install determined torch\n", "- run: pip install determined torch\n"),
     ],
@@ -440,6 +441,20 @@ def test_determined_alone_is_required_where_nothing_was_ported() -> None:
     Path("deploy/sdk.py").unlink()
     (found,) = [port for port in made().files if port.path.name == "requirements.txt"]
     assert [finding.reason for finding in found.findings] == ["determined-cli: it talks to a Determined master"]
+
+
+def test_a_workflow_installs_what_its_repository_needs() -> None:
+    installs = "run: pip install {} && python -c 'import determined'\n"
+    workflow = Path(".github/workflows/ci.yml")
+    workflow.parent.mkdir(parents=True)
+    workflow.write_text(installs.format('"determined==0.26.4"'))
+    made(sdk_py=SDK, model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
+    ours = installs.replace("determined", "det_lightning")
+    assert workflow.read_text() == ours.format('"det-lightning~=0.1" "determined==0.26.4"')
+    Path("sdk.py").unlink()
+    workflow.write_text(installs.format('"determined==0.26.4"'))
+    ported()
+    assert workflow.read_text() == ours.format('"det-lightning~=0.1"')
 
 
 def test_a_project_file_whose_sources_name_determined_is_left_where_determined_is_needed() -> None:
