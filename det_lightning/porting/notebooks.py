@@ -138,6 +138,9 @@ def _shown(found: re.Match[str]) -> str:
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
     """Return a cell with its commands ported; findings refer to the lines before porting."""
+    whole = re.sub(rf"^{_HIDE}", "", source, flags=re.MULTILINE)
+    if _magic_of(whole) in _SHELL:
+        return port_shell(whole, first_line)
     lines = [line_at(before, found.start(), first_line) for found in _HIDDEN.finditer(before)]
     commands = list(_HIDDEN.finditer(source))
     ported = [port_shell(_shown(command), line) for command, line in zip(commands, lines, strict=False)]

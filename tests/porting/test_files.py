@@ -625,7 +625,7 @@ def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path
     before = notebook(
         "%%time\nimport determined\ndetermined?",
         "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
-        "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\n",
+        "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\npython <<E\nif 1:\n  import determined\nE\n",
         "%%writefile train.py\nimport determined\n",
         "%%html\n<p>\n",
         "?x\ndetermined.pytorch.Batch??\ndetermined.core",
@@ -634,7 +634,7 @@ def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path
     assert port.after == notebook(
         "%%time\nimport det_lightning\ndetermined?",
         "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
-        "%%bash\ncd x\n\n  det-lightning run c.yaml .\n",
+        "%%bash\ncd x\n\n  det-lightning run c.yaml .\npython <<E\nif 1:\n  import det_lightning\nE\n",
         "%%writefile train.py\nimport determined\n",
         "%%html\n<p>\n",
         "?x\ndetermined.pytorch.Batch??\ndet_lightning.core",
