@@ -127,8 +127,9 @@ def _ending(text: str) -> str:
 
 
 def _hide(source: str) -> str:
+    source = source.rstrip("\n")  # else a backslash at the end would join a line that is not there
     if _magic_of(source) in _SHELL:
-        return _HIDE + source.rstrip("\n").replace("\n", f"\n{_HIDE}")
+        return _HIDE + source.replace("\n", f"\n{_HIDE}")
     return _MAGIC.sub(lambda found: found[1] + _HIDE + found[2].replace("\n", f"\n{found[1]}{_HIDE}"), source)
 
 

@@ -649,6 +649,11 @@ def test_a_command_of_several_lines_in_a_notebook_stays_as_it_is_written(tmp_pat
     assert port.after == notebook("import det_lightning", loop)
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_a_command_that_ends_in_a_backslash_stays_as_it_is(end: str, tmp_path: Path) -> None:
+    assert not port_text(tmp_path, "a.ipynb", notebook(f"import torch\n!ls \\{end}")).changed
+
+
 @pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
 def test_other_words_are_no_commands_of_det(text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.sh", text)
