@@ -44,7 +44,7 @@ def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("run.sh", "python <<END\nfrom determined import core\nx = [$N, ${A}], '$B', \"\\$x `ls`\"\nEND\n"),
         ("run.sh", "python -W ignore -uc 'from determined import core' \"$1\"\n"),
         ("run.sh", "python -c \"from determined import core; print('$HOME', \\\"\\$x\\\", '`ls`')\"\n"),
-        ("Makefile", "check:\n\tpython -c 'from determined import core; x = $(X)'\n"),
+        ("Makefile", 'check:\n\tpython -c "from determined import core; x = [$(X), $$Y]"\n'),
         ("ci.yml", "run: |\n  python -c 'from determined import core; x = ${{ env.X }}'\n"),
         ("Makefile", "check:\n\t$(PYTHON) -c \"from determined import core; print('$$HOME')\"; \\\n\tls $$(pwd)\n"),
         ("Dockerfile", "RUN ls && \\\n  python \\\n  -c 'from determined import core'\nRUN <<E\npython -c ''\nE\n"),
