@@ -40,16 +40,16 @@ def port_parts(
     """
     written = []
     position = 0
-
-    def line(offset: int) -> int:
-        return first_line + text.count("\n", 0, offset)
-
+    line = first_line
     for start, end, kind in _apart(text):
-        written.append(port_commands(text[position:start], line(position)))
+        commands = text[position:start]
+        written.append(port_commands(commands, line))
+        line += commands.count("\n")
         part = text[start:end]
-        written.append(part if kind == "comment" else _ported(part, kind, line(start), port_code))
+        written.append(part if kind == "comment" else _ported(part, kind, line, port_code))
+        line += part.count("\n")
         position = end
-    return "".join([*written, port_commands(text[position:], line(position))])
+    return "".join([*written, port_commands(text[position:], line)])
 
 
 def codes_in(text: str) -> list[str]:
