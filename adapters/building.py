@@ -109,7 +109,7 @@ class TrialBuilder:
         self._context.settings.aggregate_over(
             self._own_aggregation if accumulated_batches == 1 else accumulated_batches
         )
-        self._context.use_whole_model_precision(precision)
+        self._context.precision.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)
         trial = self._build_in(self._context)
         if is_new:

@@ -93,6 +93,8 @@ class RunContent:
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
+        trial_class = type(original_trial(run.trial))
+        self._trial_cls_spec = f"{trial_class.__module__}:{trial_class.__qualname__}"
 
     def collect(self) -> CheckpointContent | None:
         """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
@@ -118,7 +120,8 @@ class RunContent:
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
-        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        load_data = self._load_data()
+        content = CheckpointContent(state, dataclasses.replace(run.state), load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
         content.shards = shards
         if isinstance(run.trial, SelfSavingTrial):
@@ -131,29 +134,25 @@ class RunContent:
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
+        load_data = self._load_data()
         resume = self._resume_state(rng)
-        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
+        return CheckpointContent(rest, dataclasses.replace(run.state), load_data, resume, has_weights=False)
 
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
         now = (rng, run.data.journal.positions(), run.has_validated)
         rng, positions, has_validated = run.before_final_validation or now
-        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
+        settings = run.context.settings.to_plain()  # which the trial may change while it trains
+        return collect_resume_state(run.context, run.state, rng, journal, positions, settings, has_validated)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return self._run.context.settings.to_plain()
-
-    @property
     def _load_data(self) -> dict[str, Any]:
-        trial_class = type(original_trial(self._run.trial))
-        settings = self._settings
+        settings = self._run.context.settings.to_plain()
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in settings.values()
         load_data = make_load_data(
             **(settings if complete else dict.fromkeys(settings)),
-            trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
+            trial_cls_spec=self._trial_cls_spec,
         )
         if isinstance(self._run.trial, SelfSavingTrial):
             load_data["trial_type"] = self._run.trial.trial_type

@@ -137,7 +137,6 @@ class PyTorchTrialContext:
     wrap_scaler = forward("precision", ChosenPrecision.wrap_scaler)
     autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
     configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
-    use_whole_model_precision = forward("precision", ChosenPrecision.use_whole_model_precision)
     scaler = forward_attribute("precision", "scaler")
     # Setting this was the only way to give use_amp() a scaler with other arguments.
     _scaler = scaler

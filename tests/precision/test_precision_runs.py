@@ -363,9 +363,9 @@ def test_a_module_that_no_longer_scales_losses_has_no_scaler() -> None:
     context = pytorch.PyTorchTrialContext()
     trial = SmallTrial(context)
     forward = trial.head.forward
-    context.use_whole_model_precision(scaling)
+    context.precision.use_whole_model_precision(scaling)
     assert context.precision.scales_losses
-    context.use_whole_model_precision(None)
+    context.precision.use_whole_model_precision(None)
     assert trial.head.forward == forward
     assert context.scaler is None
     assert not context.precision.scales_losses
