@@ -1,9 +1,8 @@
-"""Importing trial code from a directory, classes by their specification, and large packages."""
+"""Importing trial code from a directory, and classes by their specification."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import pathlib
@@ -168,18 +167,3 @@ def load_class(spec: str) -> Any:
             raise ImportError(f"There is no {qualified_name} in module {module_name} ({found.__name__} has no {name}).")
         found = getattr(found, name)
     return found
-
-
-@contextlib.contextmanager
-def garbage_collection_paused() -> Iterator[None]:
-    """Keep the garbage collector off inside a ``with`` block that imports much.
-
-    Nearly everything that an import creates lasts, and looking through it again and again takes a sixth of the time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

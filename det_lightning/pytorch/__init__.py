@@ -3,8 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from det_lightning import garbage_collection
 from det_lightning.errors import ShouldExit
-from det_lightning.importing import garbage_collection_paused
 from det_lightning.missing_parts import attribute_error
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._callback import ClipGradsL2Norm, ClipGradsL2Value, PyTorchCallback, reset_parameters
@@ -75,6 +75,6 @@ def __getattr__(name: str) -> Any:
     # The trainer imports Lightning, which is slow to import and itself needs modules of this package.
     if name in ("Trainer", "init"):
         # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
-        with isolated_rng(), garbage_collection_paused():
+        with isolated_rng(), garbage_collection.paused():
             return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
     raise attribute_error(__name__, name)

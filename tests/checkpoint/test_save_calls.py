@@ -17,7 +17,7 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 MOST_CALLS = 103
 MOST_CALLS_INSIDE = 68
 MOST_FILES = 22
-MOST_FILES_OF_A_RESUME = 71
+MOST_FILES_OF_A_RESUME = 72
 MOST_FILES_INSIDE = 22
 
 

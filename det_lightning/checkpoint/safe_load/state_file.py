@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 from zlib_ng import zlib_ng
 
-from det_lightning import errors
+from det_lightning import errors, garbage_collection
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import require_bounded
@@ -145,7 +145,8 @@ def read_state(
         is_archive = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
         file.seek(0)
         if is_archive:
-            state = _read_archive(path, file, read_entries(file), kwargs)
+            with garbage_collection.paused():
+                state = _read_archive(path, file, read_entries(file), kwargs)
         else:
             state = _read_old_format(path, file, kwargs)
     if not isinstance(state, dict):
