@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import struct
 from pathlib import Path
@@ -33,10 +34,25 @@ def copies(function: bytes, *args: bytes) -> bytes:
     return b"](" + function + b"r\1\0\0\0" + tuple_of(*args) + b"r\2\0\0\0" + TIMES * b"j\1\0\0\0j\2\0\0\0R" + b"e"
 
 
+BEGIN = name_of("numpy._core.multiarray", "_reconstruct")
+
+
 def array_copies() -> bytes:
-    begin = name_of("numpy._core.multiarray", "_reconstruct") + tuple_of(name_of("numpy", "ndarray"), b"K\0\x85", b"N")
+    begin = BEGIN + tuple_of(name_of("numpy", "ndarray"), b"K\0\x85", b"N")
     state = tuple_of(number(1), tuple_of(number(100_000)), DTYPE, b"\x89", CONTENT)
     return b"](" + state + b"r\1\0\0\0" + TIMES * (begin + b"Rj\1\0\0\0b") + b"e"
+
+
+def attributes() -> bytes:
+    """An ordered dict whose attributes are those of one large dict, again and again."""
+    names = b"".join(text(f"a{index}") + b"N" for index in range(50_000))
+    return call(name_of("collections", "OrderedDict")) + b"}(" + names + b"ur\1\0\0\0b" + 200 * b"j\1\0\0\0b"
+
+
+def arguments() -> bytes:
+    """Calls with the same very many arguments."""
+    many = b"(" + name_of("numpy", "ndarray") + 300_000 * b"N" + b"tr\1\0\0\0R"
+    return b"](" + BEGIN + b"r\2\0\0\0" + many + 100 * b"j\2\0\0\0j\1\0\0\0R" + b"e"
 
 
 def expanded(kind: str, key: str, numel: int, *size: int) -> bytes:
@@ -85,10 +101,12 @@ EXPENSIVE = {
     "bytes": (copies(ENCODE, text("x" * 100_000), LATIN), COPIES),
     "a bytearray": (copies(name_of("builtins", "bytearray"), text("x" * 100_000), LATIN), COPIES),
     "an array": (array_copies(), COPIES),
-    "a set": (copies(name_of("builtins", "set"), b"](" + b"".join(map(number, range(2_000))) + b"e"), COPIES),
-    "a counter": (copies(name_of("collections", "Counter"), keys(*map(number, range(2_000)))), COPIES),
+    "attributes": (attributes(), COPIES),
+    "arguments": (arguments(), COPIES),
+    "a set": (copies(name_of("builtins", "set"), b"](" + b"".join(map(number, range(5_000))) + b"e"), COPIES),
+    "a counter": (copies(name_of("collections", "Counter"), keys(*map(number, range(5_000)))), COPIES),
     "an ordered dict": (
-        copies(name_of("collections", "OrderedDict"), b"](" + b"".join(2_000 * [b"K\1K\1\x86"]) + b"e"),
+        copies(name_of("collections", "OrderedDict"), b"](" + b"".join(5_000 * [b"K\1K\1\x86"]) + b"e"),
         COPIES,
     ),
     "an expanded tensor": (many_views(), COPIES),
@@ -105,6 +123,7 @@ EXPENSIVE = {
     ),
     "begun lists": (b"](" * 100_000, DEEP),
     "marks": (b"(" * 100_000, DEEP),
+    "tuples that double": (b"]" + 300 * b"q\1h\1\x86", DEEP),
     "nested lists": (b"]" * 300 + b"a" * 299, DEEP),
     "nested dicts": (b"}" + b"K\1}" * 300 + b"s" * 300, DEEP),
     "nested tuples": (b")" + b"\x85" * 300, DEEP),
@@ -118,10 +137,11 @@ def test_what_a_few_bytes_cannot_be_meant_to_hold_is_refused(name: str, old: boo
     pickled = b"\x80\x02}" + text("w") + (value.replace(b"tQ", b"NtQ") if old else value) + b"s."
     path = tmp_path / "state.pth"
     path.write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
-    with pytest.raises(errors.IncompleteCheckpointError, match=message):
+    with pytest.raises(errors.UnsafeCheckpointError, match=message):
         read_state(path)
 
 
+LAYER = torch.ones(1_000_000)
 ORDINARY: dict[str, Any] = {
     "shared": [[np.zeros(10)] * 1000, [b"x" * 1000] * 1000, ["x" * 5000] * 1000],
     "integers": {index: index for index in range(-5000, 5000)},
@@ -133,6 +153,11 @@ ORDINARY: dict[str, Any] = {
     "bytes": {b"": 1, b"a": 2},
     "nested": [[[[{"a": ({"b": [[1]]},)}]]]],
     "without elements": [b"", bytearray(), np.zeros(0), np.zeros((0, 3)), torch.zeros(0)],
+    "sets": [set(range(1000)) for _ in range(2000)],
+    "a large set": set(range(10**6, 2 * 10**6)),
+    "counters": [collections.Counter(range(1000)) for _ in range(1000)],
+    "a layer of many names": [LAYER.view(1000, 1000) for _ in range(100)],
+    "a row for many": LAYER.expand(100, -1),
     "expanded": [torch.ones(1).expand(1_000_000) for _ in range(10)],
     "sparse": [torch.eye(1000).to_sparse() for _ in range(10)],
     "quantized": [

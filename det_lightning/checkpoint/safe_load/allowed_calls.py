@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from det_lightning.checkpoint.safe_load.descriptions import (
+    BYTES_OF_VALUE,
     MAX_NUMEL,
     CheckedElsewhere,
     DescribedDict,
@@ -45,9 +46,7 @@ _MANY_ELEMENTS = 2**24
 _MAX_EXPANSION = 1000
 
 # So much less than a copy counts another view of a storage: nothing is copied yet, but later code does copy it.
-_VIEWS = 4
-# What a value in a container takes, in memory and, compared with bytes that are copied, in time.
-_BYTES_OF_VALUE = 64
+_VIEWS = 16
 
 #: Classes and constants that may be named.
 NAMES = frozenset({*_QSCHEMES, *_TENSOR_CLASSES})
@@ -64,6 +63,7 @@ def _are_counts(value: Any) -> bool:
 def _are_flags(value: Any) -> bool:
     return value is None or (
         isinstance(value, DescribedDict)
+        and len(value.items) <= 4
         and all(name in ("conj", "neg") for name in value.items[::2])
         and all(isinstance(flag, bool) for flag in value.items[1::2])
     )
@@ -144,19 +144,19 @@ def _check(parameters: str, describe: Callable[..., Any], interpreter: Interpret
 
 
 def _ordered_dict(interpreter: Interpreter, pairs: Any = ()) -> DescribedDict:
-    interpreter.charge(_BYTES_OF_VALUE * len(pairs))
+    interpreter.charge(2 * BYTES_OF_VALUE * len(pairs))
     for key, _ in pairs:
         require_key(key)
     return DescribedDict([part for pair in pairs for part in pair], ordered=True)
 
 
 def _counter(interpreter: Interpreter, counts: DescribedDict) -> DescribedDict:
-    interpreter.charge(_BYTES_OF_VALUE * len(counts.items))
+    interpreter.charge(BYTES_OF_VALUE * len(counts.items))
     return DescribedDict(list(counts.items))
 
 
 def _set(interpreter: Interpreter, items: list[Any]) -> CheckedElsewhere:
-    interpreter.charge(_BYTES_OF_VALUE * len(items))
+    interpreter.charge(BYTES_OF_VALUE * len(items))
     for item in items:
         require_key(item)
     require_fast_keys(items)
@@ -194,6 +194,7 @@ def _strided(
     if quantizer is not None:
         _require(count * itemsize <= storage.nbytes, "a quantized tensor reaches beyond its storage")
         _charge(interpreter, quantizer)
+        interpreter.charge(sum(BYTES_OF_VALUE * len(part) for part in quantizer if isinstance(part, list)))
     interpreter.charge(count * itemsize // _VIEWS)
     return DescribedTensor(nbytes=count * itemsize)
 
@@ -215,8 +216,14 @@ def _sparse(interpreter: Interpreter, layout: NamedGlobal, parts: tuple[Any, ...
     return DescribedTensor(nbytes=sum(tensor.nbytes for tensor in tensors))
 
 
-def _parameter(_interpreter: Interpreter, tensor: DescribedTensor, attributes: Any = None, **_: Any) -> DescribedTensor:
+def _parameter(interpreter: Interpreter, tensor: DescribedTensor, attributes: Any = None, **_: Any) -> DescribedTensor:
+    _charge_attributes(interpreter, attributes)
     return DescribedTensor((tensor, attributes), tensor.nbytes)
+
+
+def _charge_attributes(interpreter: Interpreter, state: Any) -> None:
+    dicts = [part for part in (state if type(state) is tuple else (state,)) if isinstance(part, DescribedDict)]
+    interpreter.charge(BYTES_OF_VALUE * sum(len(part.items) for part in dicts))
 
 
 def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args: Any, state: Any) -> Any:
@@ -227,6 +234,7 @@ def _from_type(interpreter: Interpreter, function: Any, kind: NamedGlobal, args:
         return CheckedElsewhere()
     _require(isinstance(made, DescribedTensor), "tensor")
     _require(_are_attributes(state), "attributes")
+    _charge_attributes(interpreter, state)
     return DescribedTensor((made, state), made.nbytes)
 
 

@@ -11,6 +11,9 @@ import numpy as np
 
 #: No tensor has so many elements.
 MAX_NUMEL = 2**60
+#: What a value in a container, or an argument, takes of the bytes that calls may copy. A file earns as much by the
+#: least value in it, so it is refused only if the same values are used many times.
+BYTES_OF_VALUE = 16
 
 # Walking this many values takes no time.
 _MAX_VALUES = 1_000_000
@@ -20,6 +23,10 @@ _MAX_DEPTH = 150
 _MAX_KEY_PARTS = 256
 # A dict compares keys that have the same hash one by one.
 _MAX_SAME_HASH = 100
+
+
+class CostlyError(ValueError):
+    """Reading a file would take memory or time out of proportion to its size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,17 +105,17 @@ def require_key(key: Any) -> None:
         if type(part) is tuple:
             parts += len(part)
             if parts > _MAX_KEY_PARTS:
-                raise ValueError("a key of a dict has too many parts")
+                raise CostlyError("a key of a dict has too many parts")
             pending.extend(part)
         elif not isinstance(part, _KEYS):
             raise ValueError(f"{shown(part)} cannot be a key of a dict")
 
 
 def require_fast_keys(keys: Iterable[Any]) -> None:
-    """Raise a ``ValueError`` if many keys have the same hash, which only numbers and tuples of numbers can have."""
+    """Raise a ``CostlyError`` if many keys have the same hash, which only numbers and tuples of numbers can have."""
     counts = Counter(map(hash, keys))
     if counts and max(counts.values()) > _MAX_SAME_HASH:
-        raise ValueError("the keys of a dict are made to be slow")
+        raise CostlyError("the keys of a dict are made to be slow")
 
 
 def shown(value: Any) -> str:
@@ -119,7 +126,7 @@ def shown(value: Any) -> str:
 
 
 def require_bounded(root: Any) -> None:
-    """Raise a ``ValueError`` if walking a value, as optimizers do, may never end, or needs too many nested calls.
+    """Raise a ``CostlyError`` if walking a value, as optimizers do, may never end, or needs too many nested calls.
 
     A list that holds another list twice, which holds another list twice, and so on, takes few bytes.
     """
@@ -137,18 +144,18 @@ def require_bounded(root: Any) -> None:
             distinct += 1 + len(parts)
             inner = [part for part in parts if isinstance(part, _CONTAINERS)]
             if any(counts.get(id(part)) == 0 for part in inner):
-                raise ValueError("it holds a value that holds itself")
+                raise CostlyError("it holds a value that holds itself")
             pending += [part for part in inner if id(part) not in counts]
             continue
         if counts[id(value)] == 0:
             counts[id(value)] = 1 + sum(counts.get(id(part), 1) for part in parts)
             if any(isinstance(part, _CONTAINERS) for part in parts):
                 depths[id(value)] = 1 + max(depths.get(id(part), 0) for part in parts)
+            if depths.get(id(value), 0) > _MAX_DEPTH:
+                raise CostlyError(f"its values are nested more than {_MAX_DEPTH} levels deep")
         pending.pop()
     if counts[id(root)] > _MAX_VALUES + 10 * distinct:
-        raise ValueError("it holds the same values too often to be walked")
-    if max(depths.values(), default=0) > _MAX_DEPTH:
-        raise ValueError(f"its values are nested over {_MAX_DEPTH} deep")
+        raise CostlyError("it holds the same values too often to be walked")
 
 
 def _parts(value: Any) -> list[Any] | tuple[Any, ...]:

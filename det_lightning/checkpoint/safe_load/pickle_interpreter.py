@@ -8,13 +8,15 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
 from det_lightning.checkpoint.safe_load.descriptions import (
+    BYTES_OF_VALUE,
     CheckedElsewhere,
+    CostlyError,
     DescribedDict,
     DescribedStorage,
     LongText,
@@ -85,6 +87,8 @@ class Interpreter:
         while True:
             code = self.read(1)
             if code == pickle.STOP:
+                if len(self.stack) != 1 or self._outer:
+                    raise ValueError("it holds more than one value")
                 for described in self._dicts:
                     require_fast_keys(described.items[::2])
                 return self.stack.pop()
@@ -136,7 +140,7 @@ class Interpreter:
 
     def mark(self) -> None:
         if len(self._outer) > _MAX_MARKS:
-            raise ValueError("its values are nested too deeply")
+            raise CostlyError("its values are nested too deeply")
         self._outer.append(self.stack)
         self.stack = []
 
@@ -178,13 +182,12 @@ class Interpreter:
     def call(self, function: Any, args: Any) -> Any:
         if not isinstance(function, NamedGlobal) or type(args) is not tuple:
             raise ValueError(f"{shown(function)} cannot be called with {shown(args)}")
+        self._charge_all(args)
         if function.full in self.safe_names:
-            self.charge(sum(map(weight, args)))
             return CheckedElsewhere()
         check = self._calls.get(function.full)
         if check is None:
             raise ValueError(f"torch.save does not write a call of {function.full}")
-        self.charge(sum(map(weight, args)))
         described = check(self, *args)
         if isinstance(described, DescribedDict):
             self._dicts.append(described)
@@ -194,7 +197,11 @@ class Interpreter:
         """Raise if calls copy more than a file of this size can be meant to hold."""
         self._room -= size
         if self._room < 0:
-            raise ValueError("it asks for copies of the same values too often")
+            raise CostlyError("it asks for copies of the same values too often")
+
+    def _charge_all(self, values: Sequence[Any]) -> None:
+        self.charge(BYTES_OF_VALUE * len(values))  # first, because they may be many
+        self.charge(sum(map(weight, values)))
 
     def new(self) -> None:
         _args = self.stack.pop()
@@ -212,10 +219,11 @@ class Interpreter:
             target.__setstate__(state)
             return
         if isinstance(target, CheckedElsewhere):
-            self.charge(sum(map(weight, state)) if type(state) is tuple else weight(state))
+            self._charge_all(state if type(state) is tuple else (state,))
             return
         if not isinstance(target, DescribedDict) or not target.ordered or not isinstance(state, DescribedDict):
             raise ValueError(f"torch.save does not write attributes of {shown(target)}")
+        self.charge(BYTES_OF_VALUE * len(state.items))
         names = state.items[::2]
         # An attribute with the name of a method would hide it.
         wrong = [name for name in names if not isinstance(name, str) or hasattr(OrderedDict, name)]

@@ -26,7 +26,9 @@ class DataType:
         self.dtype = _plain_dtype(code)
 
     def __setstate__(self, state: Any) -> None:
-        _version, byte_order, subtype, names, fields, *_ = state
+        if type(state) is not tuple or not 5 <= len(state) <= 9:
+            raise ValueError("the state of a numpy data type has other parts")
+        byte_order, subtype, names, fields = state[1:5]
         if byte_order not in ("<", ">", "=", "|") or (subtype, names, fields) != (None, None, None):
             raise ValueError("only plain numpy data types can be read; got one of another kind")
         self.dtype = self.dtype.newbyteorder(byte_order)
@@ -39,6 +41,8 @@ class _Array:
         self.array: np.ndarray[Any, Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
+        if type(state) is not tuple:
+            raise ValueError("the state of a numpy array has other parts")
         _version, shape, data_type, is_fortran, content = state
         dtype = _dtype_of(data_type)
         shape = [_count(length) for length in shape]

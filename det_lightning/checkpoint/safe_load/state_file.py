@@ -24,7 +24,7 @@ from zlib_ng import zlib_ng
 from det_lightning import errors, garbage_collection
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
-from det_lightning.checkpoint.safe_load.descriptions import require_bounded
+from det_lightning.checkpoint.safe_load.descriptions import CostlyError, require_bounded
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
 from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, Stream, UnknownOrderError
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, allow_safe_values, finish
@@ -265,6 +265,11 @@ def _explaining(where: object) -> Iterator[None]:
 
 
 def _explain(error: Exception, source: str) -> errors.CheckpointError:
+    if isinstance(error, CostlyError):
+        return errors.UnsafeCheckpointError(
+            f"{source} is refused, because reading it could take far more memory or time than its size suggests: "
+            f"{error}. If you know where the file comes from, pass trusted=True."
+        )
     unsafe = _UNSAFE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
     if unsafe is not None:
         name = unsafe["name"] or unsafe["blocked"] or unsafe["called"]
