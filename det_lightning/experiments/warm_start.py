@@ -20,7 +20,7 @@ def require_source(checkpoint: str | None, storage: Mapping[str, Any] | None) ->
         storage: where to look for an id; None if the experiment stores its checkpoints in its own new directory.
 
     Raises:
-        ExperimentError: it does not exist, is an id without a storage, or is a relative path.
+        ExperimentError: it does not exist, is an id without a storage that exists already, or is a relative path.
     """
     if checkpoint is None:
         return
@@ -28,6 +28,12 @@ def require_source(checkpoint: str | None, storage: Mapping[str, Any] | None) ->
         raise errors.ExperimentError(
             f"{_FIELD} is the id {checkpoint!r}, but the configuration names no checkpoint_storage to look for it in. "
             "Add one, or write the checkpoint's absolute path or URL."
+        )
+    path = storage.get("container_path") if storage is not None and storage["type"] == "directory" else None
+    if "/" not in checkpoint and path is not None and not Path(path).is_absolute():
+        raise errors.ExperimentError(
+            f"{_FIELD} is the id {checkpoint!r}, but checkpoint_storage.container_path is the relative path {path!r}, "
+            "which is one in the experiment's own new directory. Write the checkpoint's absolute path or URL."
         )
     if "/" in checkpoint and "://" not in checkpoint and not Path(checkpoint).expanduser().is_absolute():
         raise errors.ExperimentError(

@@ -264,17 +264,21 @@ def test_ray_that_is_not_installed_is_named_and_nothing_is_created(tmp_path: Pat
         ("checkpoints/abc", None, ["the relative path 'checkpoints/abc'", "an absolute path, such as"]),
         ("abc", None, ["the id 'abc'", "names no checkpoint_storage"]),
         ("abc", "there", ["There is no checkpoint 'abc'"]),
+        ("abc", Path("there"), ["the id 'abc'", "the relative path 'there'", "absolute path or URL"]),
         ("/nowhere/abc", None, ["There is no checkpoint '/nowhere/abc'"]),
     ],
 )
 def test_a_missing_checkpoint_to_start_from_is_an_error_before_anything_is_created(
-    checkpoint: str, storage: str | None, says: list[str], tmp_path: Path
+    checkpoint: str, storage: str | Path | None, says: list[str], tmp_path: Path
 ) -> None:
     searcher = {"name": "single", "metric": "loss", "source_checkpoint_uuid": checkpoint}
     sections: dict[str, object] = {"searcher": searcher}
     if storage is not None:
         (tmp_path / storage).mkdir()
-        sections["checkpoint_storage"] = {"type": "directory", "container_path": str(tmp_path / storage)}
+        sections["checkpoint_storage"] = {
+            "type": "directory",
+            "container_path": str(storage if isinstance(storage, Path) else tmp_path / storage),
+        }
     config = write_project(tmp_path / "project", **sections)
     result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=2)
     assert "searcher.source_checkpoint_uuid" in result.stderr
