@@ -32,10 +32,7 @@ _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
     """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
 
-    A warning says if that was not known after ``limit_s``.
-
-    Raises:
-        OSError: the log cannot be read.
+    A warning says if that is not known: the log cannot be searched, or not within ``limit_s``.
     """
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])
@@ -52,13 +49,19 @@ def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _
             capture_output=True,
             text=True,
             timeout=limit_s,
+            check=True,
+            start_new_session=True,  # Ctrl-C pauses the experiment, and must not end the search
         )
     except subprocess.TimeoutExpired:
         names = name_some([escape(name) for name in patterns.values()])
         logger.warning("Searching %s for the log policies takes over %g s: %s. None is applied.", log, limit_s, names)
         return None
-    if search.returncode != 0:
-        raise OSError(f"{log} cannot be searched for log policies: {escape(search.stderr.strip()[-500:])}")
+    except subprocess.CalledProcessError as e:
+        said = escape(e.stderr.strip()[-500:])
+        logger.warning(
+            "Searching %s for the log policies ended with status %d: %s. None is applied.", log, e.returncode, said
+        )
+        return None
     found: str | None = json.loads(search.stdout)
     return found
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -45,3 +49,36 @@ def test_a_pattern_that_takes_too_long_is_given_up_with_a_warning(
     log.write_text("a" * 100 + "!\n")
     assert found(log, "(a+)+$", limit_s=0.5) is None
     assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. None is applied."]
+
+
+def test_a_log_that_cannot_be_searched_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert found(tmp_path, "a") is None
+    (warning,) = caplog.messages
+    assert warning.startswith(f"Searching {tmp_path} for the log policies ended with status 1: ")
+    assert warning.endswith("None is applied.")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="it has no process groups with signals")
+def test_ctrl_c_does_not_end_a_search(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("a" * 100 + "!\n")
+    code = f"""
+import pathlib, signal
+from det_lightning.experiments.log_policies import policy_against_retries
+signal.signal(signal.SIGINT, lambda *_: print("pausing", flush=True))
+policy = {{"pattern": "(a+)+$", "action": "cancel_retries"}}
+print("searching", flush=True)
+policy_against_retries({{"log_policies": [policy]}}, pathlib.Path({str(log)!r}), limit_s=3)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "searching\n"
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        output, error = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "pausing\n")
+    assert "takes over 3 s: (a+)+$. None is applied." in error
