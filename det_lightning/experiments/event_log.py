@@ -15,7 +15,7 @@ from det_lightning.checkpoint.storage.leases import try_to_lock
 from det_lightning.escaping import escape
 from det_lightning.experiments.event_forms import find_mistake
 
-# Several hundred trials with a thousand validations each have a tenth of it.
+# Of a log that may come from elsewhere. Several hundred trials with a thousand validations each have a tenth of it.
 _MOST_BYTES = 2**30
 
 
@@ -64,9 +64,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, which may be in use.
 
     Raises:
-        DamagedExperiment: a line other than the last is not an event.
+        DamagedExperiment: a line other than the last is not an event, or the log is too large to be shown.
         OSError: the file cannot be read.
     """
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise errors.DamagedExperiment(
+            f"{escape(path)} has {size:,} bytes; only logs of at most {_MOST_BYTES:,} are shown. Either it is damaged, "
+            "or another file; or the experiment is very large, and can still be resumed."
+        )
     return list(_parse(_complete_part(path), path))
 
 
@@ -98,10 +103,6 @@ def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
 
 
 def _complete_part(path: Path) -> bytes:
-    if (size := path.stat().st_size) > _MOST_BYTES:
-        raise errors.DamagedExperiment(
-            f"{escape(path)} has {size:,} bytes, more than the log of an experiment. It is damaged, or another file."
-        )
     content = path.read_bytes()
     return content[: content.rfind(b"\n") + 1]
 

@@ -52,6 +52,19 @@ def test_a_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
     EventLog(tmp_path / "events.jsonl").close()
 
 
+def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = made_experiment(tmp_path)
+    size = directory.events.stat().st_size
+    monkeypatch.setattr("det_lightning.experiments.event_log._MOST_BYTES", size - 1)
+    with pytest.raises(errors.DamagedExperiment, match=rf"events\.jsonl has {size:,} bytes; .* can still be resumed"):
+        summary_of(directory)
+    log = EventLog(directory.events)
+    assert log.events[-1]["type"] == "experiment_ended"
+    log.close()
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
