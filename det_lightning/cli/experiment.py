@@ -216,13 +216,15 @@ def logs(
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
 ) -> None:
     """Print what a trial wrote to its standard output and error."""
+    from det_lightning.escaping import escape
     from det_lightning.experiments.directory import ExperimentDirectory
 
     log = ExperimentDirectory.existing(directory).trial(trial) / "log.txt"
     if not log.is_file():
         raise ValueError(f"There is no log of trial {trial} in {directory}.")
     with log.open(encoding="utf-8", errors="replace") as lines:
-        print_lines(line.rstrip("\n") for line in lines)
+        for line in lines:  # as the trial wrote it: its words may look like secrets
+            typer.echo(escape(line.rstrip("\n")))
 
 
 @report_errors()

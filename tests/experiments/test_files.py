@@ -65,6 +65,14 @@ def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
     log.close()
 
 
+@pytest.mark.slow
+def test_the_log_of_a_trial_is_printed_as_it_was_written_without_control_characters(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    directory.trial(1).mkdir(parents=True)
+    (directory.trial(1) / "log.txt").write_text("token: hello\n\x1b[31mred\n")
+    assert run("experiment", "logs", directory.path, 1).stdout == "token: hello\n\\x1b[31mred\n"
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
