@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_lightning import errors
+from det_lightning.escaping import escape, name_some
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.machines import Demand
@@ -21,8 +22,9 @@ from det_lightning.experiments.trial_start import TrialPreparation
 
 # A line of nvidia-smi -L, with the UUID.
 _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
-# How CUDA_VISIBLE_DEVICES begins the name of a part of a GPU.
+# How the UUID of a part of a GPU begins.
 _PART = "MIG-"
+_PART_LISTED = re.compile(rf"\(UUID: ({_PART}\S+)\)")
 
 
 class Gpu(NamedTuple):
@@ -149,7 +151,8 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
     """Return the devices of this machine that trials with this many slots can use.
 
     Raises:
-        ExperimentError: there are too few GPUs, or only parts of them for trials of several processes.
+        ExperimentError: there are too few GPUs, or only parts of them for trials of several processes, or a part that
+            is named does not exist.
     """
     gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
@@ -173,6 +176,9 @@ def visible_gpus() -> dict[int, Gpu]:
     """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
 
     The slot of a whole GPU is its index.
+
+    Raises:
+        ExperimentError: ``CUDA_VISIBLE_DEVICES`` names a part of a GPU that this machine does not have.
     """
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -182,13 +188,24 @@ def visible_gpus() -> dict[int, Gpu]:
     if allowed is None:
         return {index: Gpu(str(index), uuid) for index, uuid in enumerate(ids)}
     names = [name.strip() for name in allowed.split(",") if name.strip()]
-    parts = [name for name in names if name.startswith(_PART) and f"(UUID: {name}" in listed]
+    parts = [_part_named(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
     if parts:
-        return {slot: Gpu(name, name) for slot, name in enumerate(dict.fromkeys(parts))}
+        return {slot: Gpu(part, part) for slot, part in enumerate(dict.fromkeys(parts))}
     # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
     indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
     chosen = (indices[name] for name in names if name in indices)
     return {index: Gpu(str(index), ids[index]) for index in chosen}
+
+
+def _part_named(name: str, parts: list[str]) -> str:
+    """Return the part of a GPU that a name stands for, of which it may be the beginning."""
+    found = [part for part in parts if part.startswith(name)]
+    if len(found) != 1:
+        raise errors.ExperimentError(
+            f"CUDA_VISIBLE_DEVICES names {escape(name)}, which stands for {len(found) or 'none'} of the parts of GPUs "
+            f"(MIG) that nvidia-smi -L lists: {name_some(parts) or 'none'}. Name one of them, or train with --cpu."
+        )
+    return found[0]
 
 
 def _named(names: list[str], gpu: str) -> list[str]:

@@ -53,10 +53,20 @@ def test_gpus_are_allowed_by_index_or_uuid(
 
 
 def test_parts_of_gpus_are_given_to_trials_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78,MIG-0,MIG-77")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
     devices = devices_of(Demand(slots_per_trial=1))
     gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
     assert devices == Devices((0, 1), are_gpus=True, gpus=gpus)
+
+
+@pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
+def test_a_part_that_is_not_there_or_not_the_only_one_is_named(
+    name: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-77,{name}")
+    with pytest.raises(ExperimentError, match=rf"names {name}, which stands for {found} of .* lists: MIG-77, MIG-78\."):
+        devices_of(Demand(slots_per_trial=1))
+    assert not devices_of(Demand(slots_per_trial=1, on_cpu=True)).are_gpus
 
 
 def test_a_trial_of_several_processes_gets_no_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
