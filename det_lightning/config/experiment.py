@@ -15,7 +15,7 @@ from det_lightning.config.hyperparameters import Hyperparameters
 from det_lightning.config.key_paths import KeyPath, SourceLines
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.config.section import Count, Integer, Positive, Section, refuse, shown
+from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, shown
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask
@@ -118,7 +118,7 @@ class ExperimentConfig(Section):
     workspace: str = ""
     project: str = ""
     entrypoint: Annotated[str | list[str] | None, BeforeValidator(_entrypoint)] = None
-    data: dict[str, Any] = {}
+    data: Annotated[dict[str, Any], UNTYPED] = {}
     hyperparameters: Hyperparameters = Field(default_factory=dict)
     searcher: AnySearcher = SingleSearcher()
     max_restarts: Count = 5

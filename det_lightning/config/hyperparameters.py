@@ -17,7 +17,17 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType
 
-from det_lightning.config.section import Integer, Mistakes, Positive, Section, read_variant, refuse, shown, variants
+from det_lightning.config.section import (
+    UNTYPED,
+    Integer,
+    Mistakes,
+    Positive,
+    Section,
+    read_variant,
+    refuse,
+    shown,
+    variants,
+)
 
 # All values that a grid takes from a range are held in memory.
 _MOST_VALUES = 1_000_000
@@ -31,14 +41,14 @@ class Const(Section):
     """One value; a bare value in a file means the same."""
 
     type: Literal["const"] = "const"
-    val: Any
+    val: Annotated[Any, UNTYPED]
 
 
 class Categorical(Section):
     """One of several values, which may be anything that JSON can hold."""
 
     type: Literal["categorical"] = "categorical"
-    vals: Annotated[list[Any], Field(min_length=1)]
+    vals: Annotated[list[Any], Field(min_length=1), UNTYPED]
 
 
 class _Range(Section):

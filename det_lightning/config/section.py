@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,6 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.key_paths import KeyPath
+from det_lightning.hyperparameters import as_passed_on
 from det_lightning.masking import mask
 from det_lightning.secret_names import is_secret_name
 
@@ -113,6 +115,8 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+#: For what may be anything that JSON can hold, of which Determined's master knew no types.
+UNTYPED = AfterValidator(as_passed_on)
 #: Larger integers do not fit into those of Determined's master.
 INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".

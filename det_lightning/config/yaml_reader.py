@@ -172,7 +172,7 @@ class YamlDocument:
             return self._wrong(node, path, f"not of the type {node.tag}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
-        return as_passed_on(value)
+        return as_passed_on(value) if isinstance(value, float) else value
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:
         """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""

@@ -31,12 +31,31 @@ def hyperparameters_of(text: str) -> dict[str, Any]:
         ("{type: double, minval: 0, maxval: 0.5, count: null}", Double(minval=0, maxval=0.5)),
         ("{type: log, minval: -4, maxval: -1, base: 10}", Log(minval=-4, maxval=-1, base=10)),
         ("{type: categorical, vals: [a, 1, null, [2], {b: 3}]}", Categorical(vals=["a", 1, None, [2], {"b": 3}])),
+        ("9007199254740993", Const(val=2**53)),
+        ("{type: int, minval: 0, maxval: 9223372036854775807}", Int(minval=0, maxval=2**63 - 1)),
         ("{}", {}),
         ("{b: {c: 1}, d: {}}", {"b": {"c": Const(val=1)}, "d": {}}),
     ],
 )
 def test_an_entry_is_what_it_was_on_the_platform(text: str, entry: Any) -> None:
     assert hyperparameters_of(f"{{a: {text}}}") == {"a": entry}
+
+
+def test_large_integers_have_the_precision_of_floats_where_their_type_is_not_known() -> None:
+    values = "[9007199254740992, 9007199254740993, 1234567890123456789, 1000000000000000000001]"
+    expected = [2**53, 2**53, 1234567890123456800, 1e21]
+    config = read_part(f"""
+        hyperparameters: {{a: {values}, b: {{type: categorical, vals: {values}}}, c: {{d: 9007199254740993}}}}
+        data: {{values: {values}}}
+        max_restarts: 9007199254740993
+        min_validation_period: {{batches: 9223372036854775807}}
+    """)
+    plain = config.as_dict()
+    assert plain["hyperparameters"]["a"]["val"] == plain["hyperparameters"]["b"]["vals"] == expected
+    assert type(plain["hyperparameters"]["a"]["val"][-1]) is float
+    assert plain["hyperparameters"]["c"]["d"]["val"] == 2**53
+    assert plain["data"] == {"values": expected}
+    assert (config.max_restarts, config.min_validation_period.units) == (2**53 + 1, 2**63 - 1)
 
 
 @pytest.mark.parametrize(
