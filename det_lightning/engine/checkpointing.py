@@ -173,7 +173,7 @@ class RunCheckpoints:
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
         if self._distributed.rank == 0:
-            run.exchange.has_completed_checkpoint = lambda: bool(self._unreported) and not self._saver.is_under_way()
+            run.exchange.has_completed_checkpoint = self._has_news
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the previous one is written."""
@@ -243,14 +243,25 @@ class RunCheckpoints:
     def report_complete(self) -> None:
         """Notify the trial of newly completed checkpoints; raise on every rank if one has failed.
 
-        The other ranks wait for the chief only if it has already told them that there is one.
+        This is also when the run's claims are renewed; that another run has taken one is raised on every rank, too.
+        The other ranks wait for the chief only if it has already told them that there is a reason.
         """
+        if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
+            if self._distributed.size > 1 or self._must_renew():
+                _on_chief(self._distributed, self._renew)
+            self._report_complete()
+
+    def _has_news(self) -> bool:
+        return (bool(self._unreported) and not self._saver.is_under_way()) or self._must_renew()
+
+    def _must_renew(self) -> bool:
         run_storage = self._plan.run_storage
         # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
-        if self._distributed.rank == 0 and (not self._unreported or run_storage.storage.root.is_object_store):
-            run_storage.claims.renew()
-        if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
-            self._report_complete()
+        return (not self._unreported or run_storage.storage.root.is_object_store) and run_storage.claims.are_due()
+
+    def _renew(self) -> None:
+        if self._must_renew():
+            self._plan.run_storage.claims.renew()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
