@@ -15,7 +15,6 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.background import tensors_in
-from det_lightning.engine.events import overrides
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -94,8 +93,6 @@ class TrialData:
             return loader
         initial_batch = self._context.position.initial_batch
         shares = {"num_replicas": self._replicas, "rank": self._rank}
-        if overrides(loader, DataLoader, "get_data_loader"):
-            return loader.get_data_loader(repeat=True, skip=initial_batch, **shares)
         self.copies_aside = loader.copies_aside(self._context.device) and self._context.experimental.auto_to_device
         return loader.get_resumable_loader(self.journal, initial_batch, **shares, pins=self.copies_aside)
 

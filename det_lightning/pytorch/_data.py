@@ -59,6 +59,10 @@ class DataLoader:
         [[2, 3]]
     """
 
+    # Of the run that is building its loader.
+    _journal: PassJournal | None = None
+    _pins = False
+
     def __init__(
         self,
         dataset: data.Dataset[Any],
@@ -127,7 +131,13 @@ class DataLoader:
             num_replicas: number of ranks that share the batches.
             rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
         """
-        return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
+        if self._journal is None or not repeat:
+            return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
+        # Prefetching workers may be this many batches ahead of training, and each may begin a new pass.
+        self._journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
+        endless = ResumableBatchSampler(self.batch_sampler, self._journal, skip * num_replicas)
+        sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
+        return self._build(self._pins, batch_sampler=sampler)
 
     def copies_aside(self, device: torch.device) -> bool:
         """Return whether training batches are copied to ``device`` while it works on earlier ones."""
@@ -139,13 +149,14 @@ class DataLoader:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
         ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`. With ``pins``, batches
-        are in pinned memory, whatever ``pin_memory`` says.
+        are in pinned memory, whatever ``pin_memory`` says. A subclass may override :meth:`get_data_loader`: what it
+        gets from ``super()`` with ``repeat`` is that loader.
         """
-        # Prefetching workers may be this many batches ahead of training, and each may begin a new pass.
-        journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
-        endless = ResumableBatchSampler(self.batch_sampler, journal, first_batch * num_replicas)
-        sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
-        return self._build(pins, batch_sampler=sampler)
+        self._journal, self._pins = journal, pins
+        try:
+            return self.get_data_loader(repeat=True, skip=first_batch, num_replicas=num_replicas, rank=rank)
+        finally:
+            self._journal = None
 
     def _build(self, pins: bool = False, **batching: Any) -> data.DataLoader[Any]:
         return data.DataLoader(

@@ -111,6 +111,22 @@ def test_a_run_whose_validation_workers_live_on_resumes_bit_equal(part: dict[str
     assert_same_state(resumed, straight)
 
 
+@pytest.mark.parametrize("stop_after", [3, 16])
+def test_a_run_whose_loader_comes_from_super_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
+    class Later(pytorch.DataLoader):
+        def get_data_loader(self, repeat: bool = False, skip: int = 0, **shares: Any) -> Any:
+            return super().get_data_loader(repeat, skip + 1, **shares)
+
+    class OwnLoader(SmallTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return Later(super().build_training_data_loader().dataset, batch_size=8, shuffle=True)
+
+    straight = train(tmp_path / "straight", OwnLoader)
+    train(tmp_path / "parts", OwnLoader, stop_after=stop_after)
+    resumed = train(tmp_path / "parts", OwnLoader, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
+    assert_same_state(resumed, straight)
+
+
 @pytest.mark.parametrize("aggregation_frequency", [2, 5])
 @pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
 def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(
