@@ -87,9 +87,9 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
     }
     if trains:
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
-    for name in ("training_step", "validation_step"):
-        if "dataloader_iter" not in inspect.signature(getattr(module, name)).parameters:
-            wrong[name] = f"{needed[name].instead}; an override takes dataloader_iter, and passes it to super()"
+        for name in ("training_step", "validation_step"):
+            if "dataloader_iter" not in inspect.signature(getattr(module, name)).parameters:
+                wrong[name] = f"{needed[name].instead}; an override takes dataloader_iter, and passes it to super()"
     if wrong:
         raise errors.InvalidExperimentException(
             f"{type(module).__name__} has methods that a trial cannot be trained with: "

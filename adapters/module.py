@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
@@ -153,7 +154,11 @@ class TrialModule(InferenceModule):
         lightning_loops.use_trial_loops(self.trainer)
         self._taken = flags.TakenFlags(self.trainer)
         self._forget_run()
-        return [_RunGuard()]
+        callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        if not any(isinstance(callback, _RunGuard) for callback in callbacks):
+            # Here, and not by the result, so that it is there whatever an override returns; before the checkpoints.
+            callbacks.insert(sum(not isinstance(callback, Checkpoint) for callback in callbacks), _RunGuard())
+        return []
 
     @needed()
     def setup(self, stage: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -68,19 +69,17 @@ def _completed(override: Any, hook: Any) -> Callable[..., Any]:
     @functools.wraps(override)
     def completed(self: DrivenModule, *args: Any, **kwargs: Any) -> Any:
         self.called_hooks.discard(name)
-        result = override.__get__(self, type(self))(*args, **kwargs)
+        method = override.__get__(self, type(self)) if hasattr(override, "__get__") else override
+        result = method(*args, **kwargs)
         if name in self.called_hooks:
             return result
         if hook.instead:
             raise errors.InvalidExperimentException(
                 f"{type(self).__name__}.{name}() does not call super().{name}(), which a trial needs: {hook.instead}."
             )
-        added = hook(self, *args, **kwargs)
-        return result if added is None else [*_listed(result), *added]
+        hook(self, *args, **kwargs)
+        return result
 
+    # Lightning looks for a step's parameters below one decorator, not below those of the override.
+    completed.__wrapped__ = inspect.unwrap(override)
     return completed
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    """Return what an override of ``configure_callbacks`` returned, as a list."""
-    return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]

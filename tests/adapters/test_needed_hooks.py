@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,56 @@ def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
     assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
 
 
+@pytest.mark.parametrize("calls_super", [False, True])
+def test_a_module_that_configures_no_callbacks_is_ended_after_an_exception(calls_super: bool) -> None:
+    class Failing(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            raise ZeroDivisionError
+
+    class Module(TrialModule):
+        def configure_callbacks(self) -> Any:
+            if calls_super:
+                super().configure_callbacks()
+
+    fitting = trainer(enable_checkpointing=False, gradient_clip_val=0.5)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fitting.fit(Module(Failing))
+        assert fitting.gradient_clip_val == 0.5
+
+
+@pytest.mark.parametrize("stage", ["training", "validation"])
+def test_a_step_with_decorators_is_called(stage: str) -> None:
+    calls: list[Any] = []
+
+    def counted(step: Any) -> Any:
+        @functools.wraps(step)
+        def counting(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(keywords)
+            return step(*arguments, **keywords)
+
+        return counting
+
+    def override(self: TrialModule, dataloader_iter: Any) -> Any:
+        return getattr(TrialModule, f"{stage}_step")(self, dataloader_iter)
+
+    module = type("Module", (TrialModule,), {f"{stage}_step": counted(counted(override))})
+    trainer(enable_checkpointing=False).fit(module(SmallTrial))
+    assert calls
+
+
+def test_a_hook_may_be_a_callable_that_is_no_method() -> None:
+    calls: list[str] = []
+
+    class Module(TrialModule):
+        on_train_start = functools.partial(calls.append, "begun")
+
+    module = Module(SmallTrial)
+    trainer(enable_checkpointing=False).fit(module)
+    assert calls == ["begun"]
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
+
+
 @pytest.mark.parametrize("stage", ["training", "validation"])
 def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
     class Module(TrialModule):
@@ -139,6 +190,7 @@ def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
     refusal = rf"Module has .* {stage}_step\(\): put it in the trial's .*; an override takes dataloader_iter"
     with pytest.raises(errors.InvalidExperimentException, match=refusal):
         trainer(enable_checkpointing=False).fit(Module(SmallTrial))
+    assert trainer().predict(Module(Predicting), torch.utils.data.DataLoader(make_data(), batch_size=25))
 
 
 @pytest.mark.parametrize(
