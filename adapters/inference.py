@@ -13,10 +13,9 @@ from typing_extensions import Self
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.loading import SavedTrial
+from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.needed_hooks import DrivenModule, needed
 from det_lightning.adapters.reporting import as_tensors
-from det_lightning.checkpoint.format.lightning_file import split_models
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.metrics import to_numpy
@@ -150,7 +149,7 @@ class InferenceModule(DrivenModule):
             weights_only = not kwargs.get("trusted", False)
         saved = SavedTrial(checkpoint_path, map_location, weights_only, kwargs.get("storage_options"))
         module: Self = cls(**saved.arguments(cls, kwargs, hparams_file))
-        module.build_from(saved, strict is not False)
+        module.build_from(saved, module.strict_loading if strict is None else strict)
         return module
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
@@ -177,17 +176,19 @@ class InferenceModule(DrivenModule):
         """Load weights, also under the names that they have in distributed training.
 
         If the trial is not built yet, as where Lightning returns the weights of processes that it has started, it is
-        built first, without a trainer.
+        built first, without a trainer. Raise an InvalidCheckpointException if they do not fit.
         """
         if self.context is None:
             runnable, context = self.builder.build_alone(torch.device("cpu"))
             self.adopt(runnable, context)
             self._loaded = context
-        if not state_dict.keys() <= self.state_dict().keys():
-            models, rest = split_models(state_dict)
-            load_models(self.built()[1], {"models_state_dict": models}, "The state dict", strict=strict)
-            state_dict = {**self.state_dict(), **rest}
-        return super().load_state_dict(state_dict, strict, assign)
+        try:
+            return super().load_state_dict(rename_models(state_dict, self.state_dict()), strict, assign)
+        except RuntimeError as e:
+            raise errors.InvalidCheckpointException(
+                f"The weights do not fit the module: {e}\nWith strict=False, or with strict_loading = False in the "
+                "module, what only one side has is left out."
+            ) from e
 
     def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Container, Mapping
 from typing import IO, Any
 
 import torch
@@ -19,9 +21,13 @@ from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.location import Location
+from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.masking import is_masked
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
+
+# A model of the trial in the state dict of a module.
+_MODEL = re.compile(r"models\.\d+")
 
 
 class SavedTrial:
@@ -76,14 +82,18 @@ class SavedTrial:
         taken = {
             name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)
         }
-        return {**self._kept_arguments(module_class, parameters), **taken, **given}
+        kept = self._kept_arguments() if hparams_file is None else hparams
+        # Only what a subclass adds: no file may say that it is to be trusted.
+        base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
+        own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]
+        return {**{name: kept[name] for name in own if not is_masked(kept[name])}, **taken, **given}
 
-    def _kept_arguments(self, module_class: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    def _kept_arguments(self) -> dict[str, Any]:
         """Return what ``save_hyperparameters()`` has kept of the arguments of a subclass."""
-        if module_class.__init__.__module__.startswith("det_lightning."):
-            return {}  # whose hyperparameters are the trial's
-        kept = (self._content.lightning or {}).get("hyper_parameters") or {}
-        return {name: kept[name] for name in parameters if name in kept and not is_masked(kept[name])}
+        lightning = self._content.lightning or {}
+        # Otherwise these are the hyperparameters of the trial, as TrialModule itself keeps them.
+        has_arguments = lightning.get("hparams_name") == "kwargs"
+        return dict(lightning.get("hyper_parameters") or {}) if has_arguments else {}
 
     def device(self) -> torch.device:
         if isinstance(self._map_location, str | torch.device):
@@ -99,6 +109,26 @@ class SavedTrial:
     def rest_of_module(self) -> dict[str, Any]:
         """Return the weights of the module that belong to no model of its trial."""
         return dict((self._content.lightning or {}).get("state_dict", {}))
+
+
+def rename_models(weights: Mapping[str, Any], expected: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return the state dict of a module with the names of the ``expected`` one, which DDP prefixes, or does not."""
+    renamed = OrderedDict((_name_in(expected, name), value) for name, value in weights.items())
+    versions = getattr(weights, "_metadata", {})  # of modules, which torch attaches to a state dict
+    known = getattr(expected, "_metadata", {})
+    renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
+        (_name_in(known, name), version) for name, version in versions.items()
+    )
+    return renamed
+
+
+def _name_in(known: Container[str], name: str) -> str:
+    match = _MODEL.match(name)
+    if name in known or match is None:
+        return name
+    model, rest = name[: match.end()], name[match.end() :]
+    wrapped = f".{DDP_PREFIX}".removesuffix(".")
+    return next((one for one in (model + wrapped + rest, model + rest.removeprefix(wrapped)) if one in known), name)
 
 
 def _where_it_was(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

@@ -17,6 +17,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.core._topology import free_port
 from tests.adapters.test_ckpt_files import fit, older_file, trainer
 from tests.trials import SmallTrial, make_data, weights_of
@@ -159,6 +160,25 @@ def test_a_subclass_is_loaded_with_the_arguments_that_it_has_saved(tmp_path: Pat
     assert Module.load_from_checkpoint(tmp_path / "saved.ckpt", name="other").name == "other"
 
 
+class Adjustable(TrialModule):
+    """A module that takes arguments of TrialModule, and one of its own with the name of a hyperparameter."""
+
+    def __init__(self, width: int = 1, trusted: bool = False, keeps: bool = False) -> None:
+        super().__init__(OneModel, {"width": 3}, trusted=trusted)
+        self.given = width, trusted
+        if keeps:
+            self.save_hyperparameters(ignore=["keeps"])
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(False, 1), (True, 7)])
+def test_a_file_supplies_only_what_a_subclass_has_added_and_saved(keeps: bool, expected: int, tmp_path: Path) -> None:
+    fit(Adjustable(7, trusted=True, keeps=keeps), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    assert Adjustable.load_from_checkpoint(tmp_path / "saved.ckpt").given == (expected, False)
+    (tmp_path / "hparams.yaml").write_text("{width: 9, trusted: true}")
+    loaded = Adjustable.load_from_checkpoint(tmp_path / "saved.ckpt", hparams_file=tmp_path / "hparams.yaml")
+    assert loaded.given == (9, False)
+
+
 class WithScale(TrialModule):
     """A module with a parameter that is not the trial's."""
 
@@ -175,6 +195,41 @@ def test_parameters_of_a_subclass_come_back(plugins: list[Any], tmp_path: Path) 
     trainer().validate(validated, ckpt_path=tmp_path / "saved.ckpt", verbose=False)
     loaded = WithScale.load_from_checkpoint(tmp_path / "saved.ckpt")
     assert [module.scale.item() for module in (resumed, validated, loaded)] == [2.0, 2.0, 2.0]
+
+
+def test_parameters_of_a_subclass_are_exported() -> None:
+    module = WithScale(2.0)
+    content = from_lightning(fit(module, max_epochs=1)._checkpoint_connector.dump_checkpoint())
+    assert {name: value.tolist() for name, value in to_lightning(content)["state_dict"].items()} == {
+        name: value.tolist() for name, value in module.state_dict().items()
+    }
+
+
+def test_parameters_that_a_module_does_not_have_are_refused_unless_it_is_not_strict(tmp_path: Path) -> None:
+    fit(WithScale(2.0), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    module = TrialModule(OneModel, {"width": 3})
+    refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or with strict_loading = False'
+    with pytest.raises(errors.InvalidCheckpointException, match=refusal):
+        TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
+    with pytest.raises(errors.InvalidCheckpointException, match=refusal):
+        trainer(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
+    TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel, strict=False)
+    module.strict_loading = False
+    trainer(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
+
+
+def test_weights_of_distributed_training_are_checked_and_assigned() -> None:
+    module = WithScale(2.0)
+    fit(module, max_epochs=1)
+    weights = {name.replace("models.0.", "models.0.module."): value for name, value in module.state_dict().items()}
+    del weights["scale"]
+    with pytest.raises(errors.InvalidCheckpointException, match=r'Missing key.*"scale"'):
+        WithScale().load_state_dict(weights)
+    other = WithScale()
+    assert other.load_state_dict({**weights, "more": weights}, strict=False) == (["scale"], ["more"])
+    other.load_state_dict(weights, strict=False, assign=True)
+    first = "models.0.module.0.weight"
+    assert other.trial.model[0].weight.data_ptr() == weights[first].data_ptr()
 
 
 def test_a_module_whose_trial_is_not_built_takes_weights() -> None:

@@ -91,14 +91,17 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
     load_data = mask(content.load_data)
     hparams = mask(read_settings(resume, load_data)["hparams"])
     batches = content.trial_state.batches_trained
+    lightning = dict(content.lightning or {})
+    weights = join_models(models)
+    weights.update(lightning.pop("state_dict", {}))
     return {
         **({} if hparams is None else {"hparams_name": "hparams", "hyper_parameters": hparams}),
         "callbacks": {},
-        **(content.lightning or {}),
+        **lightning,
         "pytorch-lightning_version": importlib.metadata.version("pytorch-lightning"),
         "epoch": content.trial_state.epochs_trained,
         "global_step": batches if resume is None else resume.optimizer_steps,
-        "state_dict": join_models(models),
+        "state_dict": weights,
         "optimizer_states": with_plain_numbers(optimizers),
         # Lightning counts torch's schedulers only. A TrialModule loads all of them, from its own entry.
         "lr_schedulers": with_plain_numbers([copy.deepcopy(one) for one in state[_SCHEDULERS] if "last_epoch" in one]),
