@@ -43,14 +43,16 @@ class GivenEvaluation:
                 f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
                 f"process; this run has {context.distributed.size}."
             )
+        self._loaders = loaders
+        self._has_begun = False
         context.reducers.reset_reducers()
-        if not self._evaluation.by_batch:
-            self._evaluation.evaluate_full_dataset(loaders)
-        #: Whether there was a batch, or a full dataset.
-        self.has_begun = not self._evaluation.by_batch
+
+    def has_begun(self) -> bool:
+        """Return whether any rank was given a batch; all ranks must call it."""
+        return any(self._context.distributed.allgather(self._has_begun))
 
     def evaluate(self, batch: Any) -> None:
-        self.has_begun = True
+        self._has_begun = True
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
@@ -61,6 +63,7 @@ class GivenEvaluation:
             reducer = self._trial.evaluation_reducer()
             metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
         else:
+            self._evaluation.evaluate_full_dataset(self._loaders)
             metrics = self._evaluation.full_metrics
         metrics.update(
             to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
@@ -256,7 +259,7 @@ class InferenceModule(DrivenModule):
         if predict_batch is None:
             return self(batch[0] if isinstance(batch, list | tuple) and batch else batch)
         takes_batch_idx = "batch_idx" in inspect.signature(predict_batch).parameters
-        return self(batch, batch_idx=batch_idx) if takes_batch_idx else self(batch)
+        return predict_batch(batch, batch_idx=batch_idx) if takes_batch_idx else predict_batch(batch)
 
     @needed()
     def on_predict_end(self) -> None:
@@ -277,7 +280,7 @@ class InferenceModule(DrivenModule):
     @needed()
     def on_test_epoch_end(self) -> None:
         assert self._tested is not None
-        if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun:
+        if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun():
             return  # a subclass evaluates the data itself
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
 

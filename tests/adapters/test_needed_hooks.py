@@ -243,3 +243,29 @@ def test_a_subclass_predicts_and_tests_in_its_own_way() -> None:
     data = torch.utils.data.DataLoader(make_data(), batch_size=25)
     assert [len(prediction) for prediction in trainer().predict(module, data) or []] == [25, 25]
     assert trainer().test(module, data, verbose=False) == [{"samples": 50.0}]
+
+
+def test_a_trial_with_a_predict_batch_predicts_with_it_whatever_the_module_computes() -> None:
+    class Module(TrialModule):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return -inputs
+
+    module = Module(Predicting)
+    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
+    assert [prediction.shape for prediction in trainer().predict(module, data) or []] == [(25, 1), (25, 1)]
+    assert module(torch.ones(1)) == -1
+
+
+def test_a_full_dataset_that_a_subclass_evaluates_is_not_evaluated_by_the_trial() -> None:
+    class Trial(SmallTrial):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            raise NotImplementedError
+
+    class Module(TrialModule):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("samples", float(len(batch[0])), batch_size=1, reduce_fx="sum")
+
+    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
+    assert trainer().test(Module(Trial), data, verbose=False) == [{"samples": 50.0}]
