@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins import Precision
-from pytorch_lightning.strategies import Strategy
+from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
@@ -84,23 +84,25 @@ class TrialBuilder:
         self._own_aggregation: int | None = None
 
     def build(
-        self, strategy: Strategy, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
+        self, trainer: pl.Trainer, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; they are built on the first call.
 
-        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches.
+        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches. Where nothing is
+        trained, weights that were cast for a training stay so unless there is another ``precision``.
 
         Raises:
             InvalidExperimentException: the trial was built for fewer processes, so that ranks would train alone.
         """
-        processes_now = getattr(strategy, "world_size", 1)
-        if self._context is not None and self._context.distributed.size < processes_now:
+        fn = trainer.state.fn
+        exchanges = fn is not TrainerFn.PREDICTING
+        if exchanges and self._context is not None and self._context.distributed.size < trainer.world_size:
             raise errors.InvalidExperimentException(
                 f"The trial was built for {self._context.distributed.size} process(es), and this trainer has "
-                f"{processes_now}: give it a new TrialModule, with the class of the trial."
+                f"{trainer.world_size}: give it a new TrialModule, with the class of the trial."
             )
         if self._context is None:
-            processes = TrainingProcesses.of_trainer(strategy)
+            processes = TrainingProcesses.of_trainer(trainer.strategy)
             self._context = PyTorchTrialContext(
                 **self._context_kwargs, backend=processes.backend, distributed=processes.distributed
             )
@@ -109,7 +111,8 @@ class TrialBuilder:
         self._context.settings.aggregate_over(
             self._own_aggregation if accumulated_batches == 1 else accumulated_batches
         )
-        self._context.precision.use_whole_model_precision(precision)
+        if precision is not None or fn is TrainerFn.FITTING or not self._context.precision.has_cast_weights:
+            self._context.precision.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)
         trial = self._build_in(self._context)
         if is_new:

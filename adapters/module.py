@@ -172,7 +172,7 @@ class TrialModule(InferenceModule):
     def configure_model(self) -> None:
         assert self._taken is not None
         taken = self._taken
-        runnable, context = self.builder.build(self.trainer.strategy, taken.precision, taken.accumulated_batches)
+        runnable, context = self.builder.build(self.trainer, taken.precision, taken.accumulated_batches)
         self.adopt(runnable, context)
         if context.distributed.rank == 0:
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()

@@ -157,6 +157,10 @@ class ChosenPrecision:
             self.scaler = make_scaler(precision.scaler)
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
 
+    @property
+    def has_cast_weights(self) -> bool:
+        return self._whole_models is not None and self._whole_models.casts_weights
+
     def batch_cast(self) -> Callable[[Any], Any] | None:
         """Return a function that casts the floats of a batch on the device, or None if batches stay as they are."""
         return None if self._whole_models is None else self._whole_models.batch_cast()

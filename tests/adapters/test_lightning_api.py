@@ -451,9 +451,9 @@ def test_a_module_can_be_fitted_again() -> None:
 def test_a_trial_that_was_built_for_one_process_is_refused_by_several() -> None:
     module = TrialModule(SmallTrial)
     fit(module, max_epochs=1)
-    strategy = trainer(strategy=PerModelDDPStrategy(), devices=2).strategy
+    several = trainer(strategy=PerModelDDPStrategy(), devices=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"built for 1 process\(es\), and this trainer has 2"):
-        module.builder.build(strategy)
+        module.builder.build(several)
 
 
 def test_a_trainers_flags_are_left_as_they_were() -> None:

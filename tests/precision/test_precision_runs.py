@@ -378,6 +378,9 @@ def test_weights_that_were_cast_cannot_go_on_in_another_precision() -> None:
     plain = pl.Trainer(accelerator="cpu", devices=1, **off)
     with pytest.raises(errors.InvalidExperimentException, match=r"'bf16-true'.* cannot change to float32"):
         plain.fit(module)
+    flags: dict[str, Any] = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
+    (expected,) = pl.Trainer(precision="bf16-true", **flags).validate(module, verbose=False)
+    assert plain.validate(module, verbose=False) == [expected]  # where nothing is trained they may
 
 
 def test_determineds_trainer_accepts_lightnings_precision(tmp_path: Path) -> None:
