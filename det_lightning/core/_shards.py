@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import pathlib
 import shutil
@@ -151,7 +152,7 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
     """Copy files and directories of a checkpoint into a directory, which is created if needed."""
     directory.mkdir(parents=True, exist_ok=True)
     if source.is_local:
-        _copy(source.local_path, names, directory)
+        storage.retry.call("reading", functools.partial(_copy, source.local_path, names, directory), where=source)
     else:
         download(source, names, directory, storage.retry)
 

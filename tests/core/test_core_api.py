@@ -110,6 +110,14 @@ def test_a_link_in_a_checkpoint_on_a_disk_is_not_followed_when_it_is_downloaded(
     assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
 
 
+def test_a_copy_of_a_checkpoint_on_a_disk_that_cannot_be_written_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
+    storage_id = checkpoint.upload(make_files(tmp_path / "own", part__data="more"))
+    make_files(tmp_path / "copy", part="a file")
+    with pytest.raises(errors.StorageError, match=storage_id):
+        checkpoint.download(storage_id, tmp_path / "copy")
+
+
 @pytest.mark.parametrize("name", ["../evil/file", "part/../../evil/file", "/evil/file"])
 def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://bucket/checkpoints")
