@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
-from det_lightning.adapters.reporting import BarRefresh
+from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -61,11 +61,13 @@ class RunDriver:
         run: TrialRun,
         checkpoints: RunCheckpoints | None,
         hooks: WatchedHooks,
+        reporter: LightningReporter,
         validation_timer: ValidationTimer | None = None,
     ) -> None:
         self.run = run
         self._validation_timer = validation_timer
         self._hooks = hooks
+        self._reporter = reporter
         self._shows_each_training_batch = hooks.needs_each_batch("train")
         self._shows_each_validation_batch = hooks.needs_each_batch("validation")
         self._trainer = trainer
@@ -290,3 +292,4 @@ class RunDriver:
         if self._checkpoints is not None:
             self._checkpoints.close()
         self.run.shut_down()
+        self._reporter.log_initial()

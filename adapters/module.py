@@ -301,10 +301,11 @@ class TrialModule(InferenceModule):
         schedule = flags.complete_schedule(
             self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
         )
-        reporters = [LightningReporter(self, TrialModule, self._training_names), *self.reporters]
-        run = TrialRun(trial, context, schedule, reporters, self.resume_content, self.stop_request)
+        reporter = LightningReporter(self, TrialModule, self._training_names)
+        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        self.driver = RunDriver(self.trainer, run, None if plan is None else RunCheckpoints(run, plan), hooks, timer)
+        checkpoints = None if plan is None else RunCheckpoints(run, plan)
+        self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
         self.driver.start_up()
         self._latest_run = run
 

@@ -37,11 +37,14 @@ class LightningReporter:
         scalars = scalars_of(avg_metrics)
         self._training_names.update(scalars)
         lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
-        self._log_initial()
+        self.log_initial()
         self._log(scalars, steps_completed)
 
-    def _log_initial(self) -> None:
-        """Log the metrics of a validation before the first batch, whose names are known now."""
+    def log_initial(self) -> None:
+        """Log the metrics of a validation before the first batch, if the names of training metrics are known now.
+
+        Or if the run ends, so that there are none.
+        """
         for name in self._initial.keys() - self._training_names:
             self._module.trainer.callback_metrics.pop(f"val_{name}", None)
         if self._initial:

@@ -194,6 +194,20 @@ def test_a_validation_before_the_first_batch_has_the_names_of_those_that_follow(
     assert [row["step"] for row in rows if "accuracy" in row] == ["0", "7"]
 
 
+def test_a_validation_before_the_first_batch_is_logged_if_no_batch_follows(tmp_path: Path) -> None:
+    class Failing(SameName):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            raise ZeroDivisionError
+
+    logger = CSVLogger(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fit(TrialModule(Failing, step_zero_validation=True), max_epochs=1, logger=logger)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row.keys() == {"step", "epoch", "loss", "accuracy"}
+    assert (row["step"], row["accuracy"]) == ("0", "0.5")
+
+
 def test_callbacks_see_the_same_metrics_of_a_validation_whether_there_is_a_logger_or_not(tmp_path: Path) -> None:
     class Seen(pl.Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
