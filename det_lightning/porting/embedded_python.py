@@ -18,11 +18,14 @@ _PIPED = rf"\|[ \t]*{_INTERPRETER}(?:[ \t]+-\w*)*[ \t\r]*(?:$|[;&|>)])"
 _TO_FILE = r"(?:>|\btee\b(?:[ \t]+-a)?)[ \t]*[\"']?[^\s\"';&|<>]{0,200}\.py\b"
 _WRITTEN = rf"\b(?=cat\b|tee\b)(?=[^\n]{{0,300}}?(?:{_TO_FILE}|{_PIPED}))[^\n<|;&]{{0,300}}"
 _READ = rf"{_INTERPRETER}(?:[ \t]+-\w+)*(?:[ \t]+-(?:[ \t][^\n<|;&]{{0,300}})?)?"
+# What the shell removes before the code begins.
+_JOINED = r"(?:[ \t]*\\\r?\n)*"
 _PARTS = re.compile(
     r"(?P<comment>^[ \t]*#[^\n]*\n?)"
     rf"|(?:{_READ}|{_WRITTEN})[ \t]*<<-?[ \t]*['\"\\]?(?P<end>\w+)['\"]?[^\n]*\n"
     r"(?P<document>(?:[^\n]*\n){0,1000}?)(?=[ \t]*(?P=end)[ \t\r]*$)"
-    rf"|{_OPTION}(?:'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\\"(?P<escaped>[^\"\\\n]*)\\\")",
+    rf"|{_OPTION}(?:'{_JOINED}(?P<single>[^']*)'|\"{_JOINED}(?P<double>(?:\\.|[^\"\\])*)\""
+    r"|\\\"(?P<escaped>[^\"\\\n]*)\\\")",
     re.MULTILINE | re.DOTALL,
 )
 # What the shell or make puts in, which is a name while the code is ported.

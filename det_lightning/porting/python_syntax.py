@@ -17,6 +17,8 @@ Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
+# A line with nothing but a backslash, which libcst loses where a statement begins with it.
+_JOINED = re.compile(r"^[ \t]*\\\r?$", re.MULTILINE)
 # Trials of other frameworks, which train differently.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
@@ -44,11 +46,21 @@ class _Walk(cst.CSTVisitor):
         self.ranges[original_node] = (first, len(self.nodes))
 
 
+def _parsed(code: str) -> cst.Module:
+    module = cst.parse_module(code)
+    joined = _JOINED.search(code)
+    if joined is not None and module.code != code:  # its positions are those in another text
+        line = code.count("\n", 0, joined.start()) + 1
+        message = "a statement begins with a backslash"
+        raise cst.ParserSyntaxError(message, lines=code.splitlines(), raw_line=line, raw_column=0)
+    return module
+
+
 class PythonFile:
-    """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not Python 3."""
+    """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not read as Python 3."""
 
     def __init__(self, text: str) -> None:
-        self._wrapper = metadata.MetadataWrapper(cst.parse_module(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
+        self._wrapper = metadata.MetadataWrapper(_parsed(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
         self._positions = self._wrapper.resolve(metadata.PositionProvider)
         self.module = self._wrapper.module
         self._walk = _Walk(self.module)

@@ -48,6 +48,8 @@ def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ci.yml", "run: |\n  python -c 'from determined import core; x = ${{ env.X }}'\n"),
         ("Makefile", "check:\n\t$(PYTHON) -c \"from determined import core; print('$$HOME')\"; \\\n\tls $$(pwd)\n"),
         ("Dockerfile", "RUN ls && \\\n  python \\\n  -c 'from determined import core'\nRUN <<E\npython -c ''\nE\n"),
+        ("Makefile", 'a:\n\tpython -c "\\\n\timport determined as d; \\\n\tprint(d.__version__)"\n'),
+        ("Dockerfile", "RUN python -c ' \\\n  import determined as d; \\\n  \\\n  print(d)' \\\r\n  && ls\n"),
         ("Dockerfile", "RUN python3 <<E\nfrom determined import core\nE\n"),
         ("ci.yml", 'run: "python -c \\"from determined import core\\""\n'),
         ("ci.yml", "run: >-\n  python -c 'from determined import core'\n  || exit 1\n"),

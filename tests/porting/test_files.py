@@ -255,6 +255,7 @@ def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | 
             "2: Determined is required by a table",
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
+        ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
         ("a.yaml", "entrypoint: {determined\n", "0: not ported: while parsing a flow mapping"),
         ("a.ipynb", "determined", "0: not ported: not JSON"),
     ],
