@@ -148,11 +148,11 @@ def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: dict[s
 
 def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
     """Return ``train_batch``, and the methods that it calls, directly or indirectly."""
-    methods = {method.name.value: method for method in methods_of(trial)}
-    found = [methods[name] for name in ("train_batch",) if name in methods]
+    methods = {f"self.{method.name.value}": method for method in methods_of(trial)}
+    found = [methods[name] for name in ("self.train_batch",) if name in methods]
     for method in found:  # which grows
         called = [
-            dotted_name(call.func).removeprefix("self.")
+            dotted_name(call.func)
             for call in file.find(cst.Call, within=method.body)
             if not _is_passed(file, call, method)
         ]
@@ -231,7 +231,10 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
         if last_name(call.func) == "from_deepspeed":
             # One of several ways to start is not missed by those who take another one.
             around = [outer for outer in file.ancestors(call) if isinstance(outer, cst.If | cst.IfExp)]
-            is_choice = any("__name__" not in file.source(outer.test) for outer in around)
+            is_choice = any(
+                "__name__" not in file.source(outer.test) and (outer.orelse or file.find(cst.Return, within=outer))
+                for outer in around
+            )
             file.note(call, Severity.check if is_choice else Severity.problem, *_DEEPSPEED)
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value

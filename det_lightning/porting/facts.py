@@ -21,7 +21,8 @@ _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|\"']*/bin/)?det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
+_DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|(`@!\"']{0,200}/bin/)?det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
+_FOR_TYPES = re.compile(r"(?:\w+\.)*TYPE_CHECKING")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
 # The package may be imported as such, and used as det.pytorch.
@@ -101,7 +102,7 @@ def _executed(tree: ast.Module) -> Iterator[ast.AST]:
     left: list[ast.AST] = [tree]
     for node in left:  # which grows
         yield node
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and _FOR_TYPES.fullmatch(ast.unparse(node.test)):
             left += node.orelse
         else:
             left += ast.iter_child_nodes(node)

@@ -121,7 +121,7 @@ class ImportRewriter:
         around = [outer for outer in self.file.ancestors(binding.statement) if isinstance(outer, cst.If)]
         return counterpart(binding.path) is None and any(
             last_name(outer.test) == "TYPE_CHECKING"
-            and binding.statement in self.file.find(cst.ImportFrom, within=outer.body)
+            and binding.statement in self.file.find(cst.Import, cst.ImportFrom, within=outer.body)
             for outer in around
         )
 

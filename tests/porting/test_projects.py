@@ -414,6 +414,15 @@ def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_
     assert sentences(project) == {"const.yaml": "runs with `det-lightning run const.yaml`"}
 
 
+@pytest.mark.parametrize(
+    ("condition", "stays"), [("TYPE_CHECKING", False), ("not typing.TYPE_CHECKING", True), ("X or TYPE_CHECKING", True)]
+)
+def test_what_is_imported_for_types_only_is_not_reached(condition: str, stays: bool) -> None:
+    train = f"from determined import core\nif {condition}:\n    import sdk\ncore.init()\n"
+    project = made(train_py=train, sdk_py=SDK)
+    assert sentences(project)["train.py"].startswith("still needs Determined" if stays else "runs with")
+
+
 def test_what_a_configuration_starts_on_determined_is_left_for_it() -> None:
     commands = "det checkpoint download abc\npython -m determined.launch.torch_distributed train.py\n"
     project = made(const_yaml=CONFIG.format("bash run.sh"), run_sh=commands, train_py=REPORTS, other_py=REPORTS)

@@ -241,14 +241,19 @@ def test_what_is_missing_and_imported_for_types_only_keeps_nothing_on_determined
         if {test}:
             from determined.experimental.client import Experiment
             from determined.pytorch import PyTorchTrialContext
-        def f(e: "Experiment", c: "PyTorchTrialContext"): det.core.init()
+            import determined.keras as k
+        def f(e: "Experiment", c: "PyTorchTrialContext", t: "k.TFKerasTrial"): det.core.init()
         """
     after = ported(before)
     assert "from determined.experimental.client import Experiment\n    from det_lightning.pytorch import" in after
     assert "import det_lightning as det\n" in after
     assert findings_of(before) == []
-    (note,) = findings_of(before, Severity.note)
-    assert note.startswith("4: determined.experimental.client.Experiment is imported for type checkers only")
+    assert [
+        note.partition(" is imported for type checkers only")[0] for note in findings_of(before, Severity.note)
+    ] == [
+        "4: determined.experimental.client.Experiment",
+        "6: determined.keras",
+    ]
 
 
 def test_a_script_without_a_trial_does_not_import_what_is_missing_and_not_used() -> None:
@@ -428,7 +433,7 @@ def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
 
 
 def test_methods_that_train_batch_calls_must_not_bypass_the_context_either() -> None:
-    text = trial(in_train="self.step(batch, clip=lambda p: self.clip(p))").replace(
+    text = trial(in_train="self.step(sum(batch), clip=lambda p: self.clip(p))").replace(
         "class C(",
         """\
     def step(self, batch, clip):
@@ -440,6 +445,8 @@ def test_methods_that_train_batch_calls_must_not_bypass_the_context_either() -> 
         torch.nn.utils.clip_grad_norm_(params, 1)
     def pretrain(self):
         loss.backward()
+    def sum(self, losses):
+        losses.backward()
 class C(""",
     )
     assert [found.partition(" ")[2] for found in findings_of(text, Severity.check)] == [
@@ -697,6 +704,8 @@ def test_the_address_of_the_chief_is_known_without_a_private_name() -> None:
     [
         ("x = DistributedContext.from_deepspeed()", Severity.problem),
         ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed()", Severity.problem),
+        ("if info is not None:\n    x = DistributedContext.from_deepspeed()", Severity.problem),
+        ("def f():\n    if A:\n        return DistributedContext.from_deepspeed()\n    return None", Severity.check),
         ("if A:\n    x = DistributedContext.from_deepspeed()\nelse:\n    x = None", Severity.check),
         ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed() if A else None", Severity.check),
     ],
