@@ -46,6 +46,7 @@ class Facts:
 
     kind: Kind = Kind.other
     imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
+    in_programs: tuple[str, ...] = ()  # of the imports, those that only Python within commands names
     starts: tuple[str, ...] = ()  # files that commands in it name
     uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
     apis: frozenset[str] = frozenset()  # of Determined, or of ours, that it uses, or is passed parts of: pytorch, core
@@ -78,10 +79,10 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
     return Facts(
         kind if kind is Kind.notebook or any(map(_does_something, tree.body)) else Kind.other,
         tuple(name for name in imported if name not in ours),
-        starts,
-        bool(ours or starts),
-        frozenset(apis),
-        any(name.split(".")[0] == "determined" for name in ours),
+        starts=starts,
+        uses_determined=bool(ours or starts),
+        apis=frozenset(apis),
+        imports_determined=any(name.split(".")[0] == "determined" for name in ours),
         names=tuple(sorted(set(_bound(tree.body)))),
     )
 
@@ -192,7 +193,9 @@ def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
     named = [*modules, *(word.partition(":")[0] for word in classes)]
     own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
     starts = [word for word in words if _FILE.fullmatch(word)]
-    own += [name for code in codes for name in code.imports]
+    in_programs = tuple(name for code in codes for name in code.imports if name not in own)
     uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
     uses = uses or any(code.uses_determined for code in codes)
-    return Facts(kind, tuple(own), tuple(starts), uses, modules=tuple(modules), classes=tuple(classes))
+    return Facts(
+        kind, (*own, *in_programs), in_programs, tuple(starts), uses, modules=tuple(modules), classes=tuple(classes)
+    )

@@ -95,7 +95,7 @@ def install_both(old: str, new: str) -> str | None:
     """
     words = old.split(" ")
     ours = new.split(" ")
-    if len(words) != len(ours) or not re.search(_INSTALLER, old):
+    if len(words) != len(ours) or not is_install(old):
         return None
     changed = [index for index, word in enumerate(words) if word != ours[index]]
     for index in changed:
@@ -107,6 +107,11 @@ def install_both(old: str, new: str) -> str | None:
         else:
             words[index] = f"{found.group()} {words[index]}"
     return " ".join(words)
+
+
+def is_install(text: str) -> bool:
+    """Return whether commands, or their words in a list, install packages."""
+    return re.search(_INSTALLER, text) is not None
 
 
 def installs(words: Collection[str | None]) -> bool:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from det_lightning.porting.embedded_python import programs_in
 from det_lightning.porting.entry_points import Reason, needs_around, needs_of
-from det_lightning.porting.facts import Kind
+from det_lightning.porting.facts import Kind, facts_of_commands
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
-from det_lightning.porting.requirements import install_both
+from det_lightning.porting.requirements import install_both, is_install
 
 # Not an image, whose Python may be too old for det_lightning.
 _INSTALL_BOTH = (Kind.commands, Kind.notebook)
@@ -75,40 +75,45 @@ def _kept(
     if not port.changed:
         return _unchecked(port) if port.path in why else port
     staying = {name: file for name, file in graph.named_by(port).items() if file.path in why}
+    is_notebook = port.facts.kind is Kind.notebook
     is_python = port.path.suffix == ".py"
+    before = _lines(port.before, port.facts.kind)
+    after = _lines(port.after, port.facts.kind)
     # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
-    is_whole = is_python or port.is_configuration
-    if is_whole or (port.facts.kind is Kind.notebook and port.facts.apis):
+    is_whole = is_python or port.is_configuration or (is_notebook and (port.facts.apis or len(before) != len(after)))
+    if is_whole:
         for file in (port, *staying.values()):
             if file.path in why:
                 return _restored(port, why[file.path])
-    if is_python and port.path.name != "setup.py":
-        return port
     directory = project_directory(port.path)
     needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
-    return _kept_by_line(port, list(staying), needed, any(path.is_relative_to(directory) for path in ours))
+    needs_ours = any(path.is_relative_to(directory) for path in ours)
+    if len(before) == len(after):
+        return _kept_by_line(port, before, after, list(staying), needed, needs_ours)
+    if needed is None or is_notebook or _is_code(port):
+        return port
+    # Lines were removed, such as a source of Determined's package.
+    left = [*port.findings, _to_require(needed, 0)] if needs_ours else port.findings
+    return dataclasses.replace(port, after=port.before, findings=sorted(left))
 
 
-def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None, needs_ours: bool) -> FilePort:
+def _kept_by_line(
+    port: FilePort, before: list[str], after: list[str], staying: list[str], needed: Reason | None, needs_ours: bool
+) -> FilePort:
     """Restore the lines that start what stays, and require Determined, or both, where that is needed."""
-    before = _lines(port.before, port.facts.kind)
-    after = _lines(port.after, port.facts.kind)
-    if len(before) != len(after):
-        if needed is None:
-            return port
-        # Lines were removed, such as a source of Determined's package.
-        left = [*port.findings, _to_require(needed, 0)] if needs_ours else port.findings
-        return dataclasses.replace(port, after=port.before, findings=sorted(left))
     stripped = {line.strip() for line in before}
-    may_have_both = port.facts.kind in _INSTALL_BOTH or not set(OF_CI).isdisjoint(port.path.parts)
+    is_code = _is_code(port)
+    of_ci = not set(OF_CI).isdisjoint(port.path.parts)
+    has_both = needs_ours and (is_code or of_ci or port.facts.kind in _INSTALL_BOTH)
     lines = []
     findings = []
     line = 1
     for old, new in zip(before, after, strict=True):
-        starts_staying = any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", old) for name in staying)
-        both = install_both(old, new) if needed and needs_ours and may_have_both else None
-        if old == new or starts_staying or not _OURS.search(new):
-            lines.append(old if starts_staying else new)
+        # Where det_lightning is not installed, or not by these lines, a program stays with what installs Determined.
+        stays = _starts(old, staying, port.facts.in_programs) or (needed and not has_both and bool(programs_in(old)))
+        both = install_both(old, new) if needed and has_both else None
+        if old == new or stays or not _OURS.search(new) or (is_code and not is_install(old)):
+            lines.append(old if stays else new)
         elif both is not None and not _OURS.search(old):
             lines.append(both)
         else:
@@ -120,6 +125,20 @@ def _kept_by_line(port: FilePort, staying: list[str], needed: Reason | None, nee
             findings += found
         line = line_at(old, len(old), line)
     return dataclasses.replace(port, after="".join(lines), findings=sorted([*port.findings, *findings]))
+
+
+def _is_code(port: FilePort) -> bool:
+    """Return whether a file is Python that lists no requirements."""
+    return port.path.suffix == ".py" and port.path.name != "setup.py"
+
+
+def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bool:
+    """Return whether commands name one of several files, or programs in them import one of ``in_programs``."""
+    commands = [name for name in names if name not in in_programs]
+    if any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", text) for name in commands):
+        return True
+    programs = set(names).intersection(in_programs)
+    return bool(programs) and not programs.isdisjoint(facts_of_commands(text).imports)
 
 
 def _restored(port: FilePort, why: Reason) -> FilePort:
@@ -142,7 +161,7 @@ def _lines(text: str, kind: Kind) -> list[str]:
     start = 0
     for found in _LOGICAL_LINE.finditer(text):
         end = found.end()
-        while programs and programs[0][1] <= end:
+        while programs and programs[0][1] < end:  # a here-document ends before the line that ends it
             programs.pop(0)
         if start < end and not (programs and programs[0][0] <= end):
             lines.append(text[start:end])

@@ -124,6 +124,7 @@ def test_a_program_that_imports_what_stays_is_left_as_a_whole(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
     stays = "python - <<E\nfrom determined import core\nimport sdk\nE\n"
+    Path("train.py").write_text("from determined import core\ncore.init()\n")
     Path("run.sh").write_text(stays + stays.replace("sdk", "os"))
     (port,) = [port for port in port_project([Path()]).files if port.path.name == "run.sh"]
     assert port.after == stays + stays.replace("sdk", "os").replace("determined", "det_lightning")

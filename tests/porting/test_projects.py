@@ -452,6 +452,52 @@ def test_determined_alone_is_required_where_nothing_was_ported() -> None:
     assert [finding.reason for finding in found.findings] == ["determined-cli: it talks to a Determined master"]
 
 
+def test_programs_stay_where_only_determined_is_installed() -> None:
+    image = "FROM python:3.10\nRUN pip install determined==0.20\nRUN python -c 'import determined; print(1)'\n"
+    hook = "pip install -r requirements.txt\npython -c 'import determined'\npython sdk.py\n"
+    Path("Dockerfile").write_text(image)
+    made(sdk_py=SDK, run_sh=hook, requirements_txt="determined\n")
+    assert Path("Dockerfile").read_text() == image
+    assert Path("run.sh").read_text() == hook
+    assert Path("requirements.txt").read_text() == "determined\n"
+    # An image whose Python may be too old does not get both.
+    project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
+    assert Path("Dockerfile").read_text() == image
+    assert Path("requirements.txt").read_text() == "determined\ndet-lightning\n"
+    (found,) = [port for port in project.files if port.path.name == "Dockerfile"]
+    assert [finding.advice for finding in found.findings] == ["require det-lightning beside it"]
+
+
+@pytest.mark.parametrize(
+    ("install", "ours"),
+    [
+        ('subprocess.run([sys.executable, "-m", "pip", "install", "determined==0.20"])', None),
+        ("os.system('pip install determined==0.20')", "os.system('pip install det-lightning~=0.1 determined==0.20')"),
+    ],
+)
+def test_what_python_installs_is_required_for_as_long_as_a_file_imports_it(install: str, ours: str | None) -> None:
+    made(install_py=f"import os, subprocess, sys\n{install}\n", sdk_py=SDK)
+    assert Path("install.py").read_text().endswith(f"\n{install}\n")
+    project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
+    assert Path("install.py").read_text().endswith(f"\n{ours or install}\n")
+    findings = [finding.advice for port in project.files if port.path.name == "install.py" for finding in port.findings]
+    assert findings == ([] if ours else ["require det-lightning beside it"])
+
+
+def test_a_notebook_that_gets_longer_moves_beside_what_stays() -> None:
+    source = ["!pip install determined\n", "from determined.pytorch import Trainer, _load"]
+    cell = {"cell_type": "code", "source": source}
+    made(a_ipynb=json.dumps({"cells": [cell]}, indent=1), sdk_py=SDK)
+    assert "from det_lightning.pytorch import Trainer" in Path("a.ipynb").read_text()
+
+
+def test_a_command_is_not_kept_because_it_contains_the_name_of_a_module() -> None:
+    imports = "python -c 'import determined, sdk'\n"
+    script = f"{imports}echo 'sdk is there' && det experiment create const.yaml .\n"
+    made(run_sh=script, sdk_py=SDK, model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
+    assert Path("run.sh").read_text() == f"{imports}echo 'sdk is there' && det-lightning run const.yaml .\n"
+
+
 def test_a_workflow_installs_what_its_repository_needs() -> None:
     installs = "run: pip install {} && python -c 'import determined'\n"
     workflow = Path(".github/workflows/ci.yml")
