@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import libcst as cst
 
-from det_lightning.porting import commands, det_program
+from det_lightning.porting import commands, det_program, embedded_python
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.findings import Need, Severity
+from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -40,6 +41,11 @@ _START = {
 }  # fmt: skip
 _Strings = cst.SimpleString | cst.FormattedString
 _READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
+_IMPORTED = re.compile(r"(?:\b|\\n)(?:import|from)\s+determined\b")
+_PROGRAM = (
+    "Python that imports determined, in a string that starts it",
+    "port it by hand, or keep it in a file of its own",
+)
 _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
@@ -192,6 +198,8 @@ def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     ported = port_installs(ported)
+    if any(_IMPORTED.search(code) for code in embedded_python.codes_in(quoted["text"])):
+        file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     file.findings += [
         dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
     ]
@@ -210,6 +218,9 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
         for node, value in zip(nodes, values, strict=True):
             if value is not None and (required := port_requirement(value)) is not None:
                 _put(file, node, required)
+    for option, code in itertools.pairwise(nodes):
+        if string_of(option) == "-c" and _IMPORTED.search(file.source(code)):
+            file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
     if not values or not det_program.is_det(values[0] or ""):
         return
     sources = [file.source(node) for node in nodes]

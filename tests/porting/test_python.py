@@ -432,6 +432,19 @@ def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
     assert findings_of(text) == []
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "subprocess.run('pip install determined; python -c \"import determined\"', shell=True)",
+        'os.system("python -c \\"from determined import core\\"")',
+        "subprocess.run([sys.executable, '-c', 'import determined.core'])",
+        "run('python', '-c', 'import os, sys\\nimport determined')",
+    ],
+)
+def test_a_program_in_a_string_is_left_and_said_to_be(start: str) -> None:
+    assert findings_of(f"import os\n{start}\n") == ["2: Python that imports determined, in a string that starts it"]
+
+
 def test_methods_that_train_batch_calls_must_not_bypass_the_context_either() -> None:
     text = trial(in_train="self.step(sum(batch), clip=lambda p: self.clip(p))").replace(
         "class C(",
