@@ -9,7 +9,7 @@ from det_lightning.porting.findings import Finding, Need, Premise, Severity, lin
 # No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
 _WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
-_PROGRAM = r"(?:[^\s;&|<>#`()\"'\\]*/bin/)?det"
+_PROGRAM = r"(?:[^\s;&|<>#`()@!\"'\\]{0,200}/bin/)?det"
 # A line of a Makefile may begin with a sign.
 _BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
 _COMMAND = re.compile(rf"{_BEFORE}(?P<command>{_PROGRAM}(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)

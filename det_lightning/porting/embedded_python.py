@@ -29,7 +29,7 @@ _PARTS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # What the shell or make puts in, which is a name while the code is ported.
-_EXPANSION = re.compile(r"\$\$?(?:\w+|\{\{[^}\n]*\}\}|\{[^{}\n]*\}|\([^()\n]*\))")
+_EXPANSION = re.compile(r"\$\$?(?:\w+|\{\{[^}\n]{0,200}\}\}|\{[^{}\n]*\}|\([^()\n]*\))")
 EXPANDED = "_expanded_by_the_shell_"
 _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import hypothesis
@@ -128,6 +129,13 @@ def test_a_program_that_imports_what_stays_is_left_as_a_whole(tmp_path: Path, mo
     Path("run.sh").write_text(stays + stays.replace("sdk", "os"))
     (port,) = [port for port in port_project([Path()]).files if port.path.name == "run.sh"]
     assert port.after == stays + stays.replace("sdk", "os").replace("determined", "det_lightning")
+
+
+@pytest.mark.parametrize("text", ["@", "!", "(", "python -c '", "${{", "pip -", "a/"])
+def test_a_long_line_is_read_in_a_time_in_proportion(text: str, tmp_path: Path) -> None:
+    start = time.process_time()
+    port_text(tmp_path, "startup-hook.sh", f"python -c '{text * (30_000 // len(text))}'\n")
+    assert time.process_time() - start < 5
 
 
 PARTS = [
