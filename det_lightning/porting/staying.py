@@ -109,10 +109,11 @@ def _kept_by_line(
     findings = []
     line = 1
     for old, new in zip(before, after, strict=True):
+        starts_staying = _starts(old, staying, port.facts.in_programs)
         # Where det_lightning is not installed, or not by these lines, a program stays with what installs Determined.
-        stays = _starts(old, staying, port.facts.in_programs) or (needed and not has_both and bool(programs_in(old)))
+        stays = starts_staying or (needed and not has_both and bool(programs_in(old)))
         both = install_both(old, new) if needed and has_both else None
-        if old == new or stays or not _OURS.search(new) or (is_code and not is_install(old)):
+        if old == new or starts_staying or not _OURS.search(new) or (is_code and not is_install(old)):
             lines.append(old if stays else new)
         elif both is not None and not _OURS.search(old):
             lines.append(both)

@@ -453,7 +453,10 @@ def test_determined_alone_is_required_where_nothing_was_ported() -> None:
 
 
 def test_programs_stay_where_only_determined_is_installed() -> None:
-    image = "FROM python:3.10\nRUN pip install determined==0.20\nRUN python -c 'import determined; print(1)'\n"
+    image = (
+        "FROM python:3.10\nRUN pip install determined==0.20 && python -c 'import determined'\n"
+        "RUN python -c 'import determined; print(1)'\n"
+    )
     hook = "pip install -r requirements.txt\npython -c 'import determined'\npython sdk.py\n"
     Path("Dockerfile").write_text(image)
     made(sdk_py=SDK, run_sh=hook, requirements_txt="determined\n")
