@@ -185,8 +185,11 @@ class InferenceModule(DrivenModule):
             runnable, context = self.builder.build_alone(torch.device("cpu"))
             self.adopt(runnable, context)
             self._loaded = context
+        expected = self.state_dict()
+        if not state_dict.keys() <= expected.keys():
+            state_dict = rename_models(state_dict, expected)
         try:
-            return super().load_state_dict(rename_models(state_dict, self.state_dict()), strict, assign)
+            return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as e:
             raise errors.InvalidCheckpointException(
                 f"The weights do not fit the module: {e}\nWith strict=False, or with strict_loading = False in the "

@@ -126,7 +126,8 @@ def _name_in(known: Container[str], name: str) -> str:
     match = _MODEL.match(name)
     if name in known or match is None:
         return name
-    model, rest = name[: match.end()], name[match.end() :]
+    model = match[0]
+    rest = name[match.end() :]
     wrapped = f".{DDP_PREFIX}".removesuffix(".")
     return next((one for one in (model + wrapped + rest, model + rest.removeprefix(wrapped)) if one in known), name)
 

@@ -152,7 +152,8 @@ class DataLoader:
         are in pinned memory, whatever ``pin_memory`` says. A subclass may override :meth:`get_data_loader`: what it
         gets from ``super()`` with ``repeat`` is that loader.
         """
-        self._journal, self._pins = journal, pins
+        self._journal = journal
+        self._pins = pins
         try:
             return self.get_data_loader(repeat=True, skip=first_batch, num_replicas=num_replicas, rank=rank)
         finally:

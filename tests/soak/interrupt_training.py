@@ -29,6 +29,8 @@ if __package__ in (None, ""):
 
 import torch
 
+# What init() imports: before Python 3.12, Ctrl-C in the middle of an import may raise another error.
+import det_lightning.config  # noqa: F401
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
