@@ -47,7 +47,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
             max_length=pytorch.Batch(1),
             step_zero_validation=False,
             test_mode=True,
-            checkpoint_policy="none",
+            checkpoint_policy="all",
             checkpoint_storage=storage,
         )
     logger.info("%s trains, validates and saves.", trial_class.__name__)
