@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from typing import Any
 
@@ -21,11 +20,9 @@ from pytorch_lightning.utilities.compile import to_uncompiled
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
-from det_lightning.adapters.needed_hooks import DrivenModule
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
-from det_lightning.engine.events import overrides
 from det_lightning.engine.schedule import Schedule
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -62,40 +59,6 @@ _OWN_DATA = {
         "from build_training_data_loader() and build_validation_data_loader()"
     ),
 }
-# Methods of modules that Lightning's own training calls, and a trial's does not.
-_UNUSED_METHODS = {
-    "backward": "use on_before_backward() and on_after_backward()",
-    "lr_scheduler_step": "wrap a scheduler in the trial, with wrap_lr_scheduler()",
-    "on_after_batch_transfer": "change the batch in the trial's train_batch(), or in on_train_batch_start()",
-    "on_before_batch_transfer": "change the batch in the trial's dataset, or in the collate_fn of its DataLoader",
-    "optimizer_step": "use on_before_optimizer_step(), or step_optimizer() in the trial's train_batch()",
-    "optimizer_zero_grad": "use on_before_zero_grad(), or step_optimizer(auto_zero_grads=False) in the trial",
-    "transfer_batch_to_device": "move the batch in the trial, after context.experimental.disable_auto_to_device()",
-}
-
-
-def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
-    """Raise an InvalidExperimentException that names each method of a subclass which cannot work, and the way out.
-
-    If it ``trains``, or validates, that includes overrides of what a trial does not call.
-    """
-    needed = module.needed_hooks()
-    wrong = {
-        name: hook.instead or "define it in a subclass, or in a callback, not on an instance"
-        for name, hook in needed.items()
-        if overrides(module, type(module), name)
-    }
-    if trains:
-        wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
-        for name in ("training_step", "validation_step"):
-            if "dataloader_iter" not in inspect.signature(getattr(module, name)).parameters:
-                wrong[name] = f"{needed[name].instead}; an override takes dataloader_iter, and passes it to super()"
-    if wrong:
-        raise errors.InvalidExperimentException(
-            f"{type(module).__name__} has methods that a trial cannot be trained with: "
-            + "; ".join(f"{name}(): {way}" for name, way in sorted(wrong.items()))
-            + "."
-        )
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:

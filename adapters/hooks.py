@@ -1,20 +1,36 @@
-"""Lightning's hooks that look at single batches, backward passes and optimizer steps of a trial."""
+"""Lightning's hooks: those in which a module drives its trial, and those that look at its batches and updates.
+
+The first work even if a subclass overrides them without ``super()``.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from pytorch_lightning.profilers import PassThroughProfiler
 
+from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
+# Methods of modules that Lightning's own training calls, and a trial's does not.
+_UNUSED_METHODS = {
+    "backward": "use on_before_backward() and on_after_backward()",
+    "lr_scheduler_step": "wrap a scheduler in the trial, with wrap_lr_scheduler()",
+    "on_after_batch_transfer": "change the batch in the trial's train_batch(), or in on_train_batch_start()",
+    "on_before_batch_transfer": "change the batch in the trial's dataset, or in the collate_fn of its DataLoader",
+    "optimizer_step": "use on_before_optimizer_step(), or step_optimizer() in the trial's train_batch()",
+    "optimizer_zero_grad": "use on_before_zero_grad(), or step_optimizer(auto_zero_grads=False) in the trial",
+    "transfer_batch_to_device": "move the batch in the trial, after context.experimental.disable_auto_to_device()",
+}
 # By Lightning's name of a hook, that of the list in which a context keeps it.
 _UPDATE_HOOKS = {
     "on_before_backward": "before_backward",
@@ -22,6 +38,103 @@ _UPDATE_HOOKS = {
     "on_before_optimizer_step": "before_step",
     "on_before_zero_grad": "before_zero_grad",
 }
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+def needed(instead: str = "") -> Callable[[_Hook], _Hook]:
+    """Mark a hook that a module cannot do without.
+
+    An override in a subclass that does not call it is followed by it; or an error says what to do ``instead``.
+    """
+
+    def mark(hook: _Hook) -> _Hook:
+        @functools.wraps(hook)
+        def noted(self: DrivenModule, *args: Any, **kwargs: Any) -> Any:
+            self.called_hooks.add(hook.__name__)
+            return hook(self, *args, **kwargs)
+
+        noted.instead = instead  # type: ignore[attr-defined]
+        return noted  # type: ignore[return-value]
+
+    return mark
+
+
+def _is_needed(attribute: Any) -> bool:
+    return hasattr(attribute, "instead")
+
+
+class DrivenModule(pl.LightningModule):
+    """A module with hooks that are :func:`needed`.
+
+    Attributes:
+        called_hooks: the names of the needed hooks that were called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called_hooks: set[str] = set()
+
+    @classmethod
+    def needed_hooks(cls) -> dict[str, Any]:
+        """Return the hooks that are needed, by name, as the class that drives the trial has them."""
+        return {name: hook for base in cls.__mro__[::-1] for name, hook in vars(base).items() if _is_needed(hook)}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Complete what the class, or a mixin that it derives from, overrides."""
+        super().__init_subclass__(**kwargs)
+        for name, hook in cls.needed_hooks().items():
+            owner = next(base for base in cls.__mro__ if name in vars(base))
+            is_new = owner is cls or not issubclass(owner, DrivenModule)
+            if is_new and not _is_needed(vars(owner)[name]):
+                setattr(cls, name, _completed(vars(owner)[name], hook))
+
+
+def _completed(override: Any, hook: Any) -> Callable[..., Any]:
+    """Return ``override``, followed by ``hook`` unless it has called that."""
+    name = hook.__name__
+
+    @functools.wraps(override)
+    def completed(self: DrivenModule, *args: Any, **kwargs: Any) -> Any:
+        self.called_hooks.discard(name)
+        method = override.__get__(self, type(self)) if hasattr(override, "__get__") else override
+        result = method(*args, **kwargs)
+        if name in self.called_hooks:
+            return result
+        if hook.instead:
+            raise errors.InvalidExperimentException(
+                f"{type(self).__name__}.{name}() does not call super().{name}(), which a trial needs: {hook.instead}."
+            )
+        hook(self, *args, **kwargs)
+        return result
+
+    # Lightning looks for a step's parameters below one decorator, not below those of the override.
+    completed.__wrapped__ = inspect.unwrap(override)
+    return completed
+
+
+def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
+    """Raise an InvalidExperimentException that names each method of a subclass which cannot work, and the way out.
+
+    If it ``trains``, or validates, that includes overrides of what a trial does not call.
+    """
+    needed = module.needed_hooks()
+    wrong = {
+        name: hook.instead or "define it in a subclass, or in a callback, not on an instance"
+        for name, hook in needed.items()
+        if overrides(module, type(module), name)
+    }
+    if trains:
+        wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
+        for name in ("training_step", "validation_step"):
+            if "dataloader_iter" not in inspect.signature(getattr(module, name)).parameters:
+                wrong[name] = f"{needed[name].instead}; an override takes dataloader_iter, and passes it to super()"
+    if wrong:
+        raise errors.InvalidExperimentException(
+            f"{type(module).__name__} has methods that a trial cannot be trained with: "
+            + "; ".join(f"{name}(): {way}" for name, way in sorted(wrong.items()))
+            + "."
+        )
 
 
 class WatchedHooks:

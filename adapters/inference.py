@@ -13,8 +13,8 @@ from typing_extensions import Self
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.hooks import DrivenModule, needed
 from det_lightning.adapters.loading import SavedTrial, rename_models
-from det_lightning.adapters.needed_hooks import DrivenModule, needed
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
 from det_lightning.distributed.rank_exchange import RankExchange

@@ -14,10 +14,9 @@ from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
-from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.hooks import WatchedHooks, needed, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
-from det_lightning.adapters.needed_hooks import needed
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -148,7 +147,7 @@ class TrialModule(InferenceModule):
     @needed()
     def configure_callbacks(self) -> list[pl.Callback]:
         flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
-        flags.refuse_unsupported_methods(self, trains=self.trainer.training or self.trainer.validating)
+        refuse_unsupported_methods(self, trains=self.trainer.training or self.trainer.validating)
         if self.trainer.world_size > 1:
             use_trial_strategy(self.trainer)
         lightning_loops.use_trial_loops(self.trainer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -93,8 +94,10 @@ class RunContent:
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
-        trial_class = type(original_trial(run.trial))
-        self._trial_cls_spec = f"{trial_class.__module__}:{trial_class.__qualname__}"
+        # The settings as they were when the next two were made of them.
+        self._described: str | None = None
+        self._settings: dict[str, Any] = {}
+        self._load_data: dict[str, Any] = {}
 
     def collect(self) -> CheckpointContent | None:
         """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
@@ -120,8 +123,8 @@ class RunContent:
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
-        load_data = self._load_data()
-        content = CheckpointContent(state, dataclasses.replace(run.state), load_data, resume, copies=copies)
+        self._follow_settings()
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
         content.shards = shards
         if isinstance(run.trial, SelfSavingTrial):
@@ -134,29 +137,34 @@ class RunContent:
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
-        load_data = self._load_data()
         resume = self._resume_state(rng)
-        return CheckpointContent(rest, dataclasses.replace(run.state), load_data, resume, has_weights=False)
+        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
 
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
         now = (rng, run.data.journal.positions(), run.has_validated)
         rng, positions, has_validated = run.before_final_validation or now
-        settings = run.context.settings.to_plain()  # which the trial may change while it trains
-        return collect_resume_state(run.context, run.state, rng, journal, positions, settings, has_validated)
+        self._follow_settings()
+        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
 
-    def _load_data(self) -> dict[str, Any]:
-        settings = self._run.context.settings.to_plain()
+    def _follow_settings(self) -> None:
+        """Describe the settings again if the trial has changed them, as it may while it trains."""
+        settings = self._run.context.settings
+        described = json.dumps([settings.hparams, settings.exp_conf], default=str)
+        if described == self._described:
+            return
+        self._described = described
+        self._settings = plain = settings.to_plain()
+        trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
-        complete = None not in settings.values()
-        load_data = make_load_data(
-            **(settings if complete else dict.fromkeys(settings)),
-            trial_cls_spec=self._trial_cls_spec,
+        complete = None not in plain.values()
+        self._load_data = make_load_data(
+            **(plain if complete else dict.fromkeys(plain)),
+            trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
         )
         if isinstance(self._run.trial, SelfSavingTrial):
-            load_data["trial_type"] = self._run.trial.trial_type
-        return load_data
+            self._load_data["trial_type"] = self._run.trial.trial_type
 
 
 class RunCheckpoints:

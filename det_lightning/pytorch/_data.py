@@ -13,7 +13,7 @@ import torch
 from torch.utils import data
 
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch._passes import ResumableBatchSampler
+from det_lightning.pytorch._position import ResumableBatchSampler
 from det_lightning.pytorch._random_state import PassJournal
 
 logger = logging.getLogger(__name__)

@@ -126,7 +126,8 @@ class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
     A secret that is masked in either is left out, and an error names it if the trial looks it up. ``slots`` processes
-    train together and share ``global_batch_size``. ``configuration`` supplies what calls leave out.
+    train together and share ``global_batch_size``. ``configuration`` supplies what calls leave out. ``hparams`` and
+    ``exp_conf`` are the trial's own dicts, which it may change, or None.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class TrialSettings:
         average_aggregated_gradients: bool = True,
         configuration: RunConfiguration | None = None,
     ) -> None:
-        self._hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
-        self._exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
+        self.hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
+        self.exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
         self.configuration = configuration or RunConfiguration()
         self._trial_seed = trial_seed
         self._global_batch_size: int | None = None
@@ -179,9 +180,9 @@ class TrialSettings:
 
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters; raise a ValueError if none were given."""
-        if self._hparams is None:
+        if self.hparams is None:
             raise ValueError("This trial has no hparams; pass hparams={...} to init() or to TrialModule.")
-        return self._hparams
+        return self.hparams
 
     def get_hparam(self, name: str) -> Any:
         """Return the hyperparameter ``name``; raise a ValueError if there is none, or it was masked."""
@@ -196,9 +197,9 @@ class TrialSettings:
 
     def get_experiment_config(self) -> dict[str, Any]:
         """Return the experiment configuration; raise a ValueError if none was given."""
-        if self._exp_conf is None:
+        if self.exp_conf is None:
             raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
-        return self._exp_conf
+        return self.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
         """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
@@ -207,7 +208,7 @@ class TrialSettings:
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a section of the experiment configuration; an empty dict if there is none."""
-        section: dict[str, Any] = (self._exp_conf or {}).get(name) or {}
+        section: dict[str, Any] = (self.exp_conf or {}).get(name) or {}
         return section
 
     def get_global_batch_size(self) -> int:
@@ -225,7 +226,7 @@ class TrialSettings:
 
     def to_plain(self) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for those not given."""
-        found = {"hparams": mask(self._hparams), "experiment_config": mask(self._exp_conf)}
+        found = {"hparams": mask(self.hparams), "experiment_config": mask(self.exp_conf)}
         plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
         return plain
 

@@ -14,10 +14,10 @@ from det_lightning.engine.checkpointing import RunCheckpoints
 from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
-MOST_CALLS = 103
-MOST_CALLS_INSIDE = 68
-MOST_FILES = 22
-MOST_FILES_OF_A_RESUME = 72
+MOST_CALLS = 97
+MOST_CALLS_INSIDE = 67
+MOST_FILES = 19
+MOST_FILES_OF_A_RESUME = 70
 MOST_FILES_INSIDE = 22
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, Sequ
 from det_lightning import errors
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
-from det_lightning.pytorch._passes import ResumableBatchSampler
+from det_lightning.pytorch._position import ResumableBatchSampler
 from det_lightning.pytorch._random_state import (
     PassJournal,
     SamplerStates,
