@@ -24,7 +24,7 @@ from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState
-from det_lightning.experiments.warm_start import require_source
+from det_lightning.experiments.warm_start import find_source
 
 Show = Callable[[ExperimentState], None]
 
@@ -82,7 +82,7 @@ def create(
         OSError: files cannot be written.
     """
     require_loggers(loggers)
-    require_source(config.searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()))
+    _find_source(config, parent)
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
@@ -120,7 +120,8 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
-        launcher = machines.launcher(directory, config.as_dict(), demand, searcher.source_checkpoint_uuid)
+        source = _find_source(config, directory.path.parent)
+        launcher = machines.launcher(directory, config.as_dict(), demand, source)
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:
@@ -136,6 +137,10 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
         return outcome
     finally:
         log.close()
+
+
+def _find_source(config: ExperimentConfig, experiments: Path) -> str | None:
+    return find_source(config.searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()), experiments)
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
