@@ -70,7 +70,7 @@ class LossScaler:
 
 
 class ApexScaling(LossScaling):
-    """What both kinds have in common: the losses of a batch are numbered.
+    """What both kinds have in common: the losses of a batch are numbered, and there is no scaler of torch.
 
     With ``after_each_pass``, gradients are exchanged after every backward pass.
     """
@@ -92,6 +92,19 @@ class ApexScaling(LossScaling):
                 return number
         self._losses.append(weakref.ref(loss))
         return len(self._losses) - 1
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
+        """Run one step of ``optimizer``, unless it is to be skipped; raise if there is a scaler of torch."""
+        if scaler is not None:
+            raise errors.InvalidExperimentException(
+                f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales "
+                "losses itself: use either torch.amp or apex levels, not both."
+            )
+        super().step(optimizer, self._skipping(optimizer))
+
+    def _skipping(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
+        """Return what skips the next step of ``optimizer`` after an overflow."""
+        return None  # apex patches the optimizer itself
 
 
 class ApexLevels(ApexScaling):
@@ -154,11 +167,12 @@ class ApexLevels(ApexScaling):
             super().synchronize(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, unless its gradients overflowed."""
-        refuse_scaler(scaler)
-        overflow = self._overflows.pop(optimizer, None)
-        super().step(optimizer, None if overflow is None else StepUnless(overflow))
+        super().step(optimizer, scaler)
         self._gradients.copy_to_halves(optimizer)
+
+    def _skipping(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
+        overflow = self._overflows.pop(optimizer, None)
+        return None if overflow is None else StepUnless(overflow)
 
     def state_dict(self) -> dict[str, Any]:
         """Return apex's own state, under Determined's key."""
@@ -197,15 +211,6 @@ class ApexLevels(ApexScaling):
             if overflow is not None:
                 self._overflows[optimizer] = torch.full((), overflow, device=self._device)
         self._gradients.load_masters(saved.get("masters", []))
-
-
-def refuse_scaler(scaler: Any | None) -> None:
-    """Raise if torch's scaler is used together with apex levels."""
-    if scaler is not None:
-        raise errors.InvalidExperimentException(
-            f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales losses "
-            "itself: use either torch.amp or apex levels, not both."
-        )
 
 
 def apex_is_wanted() -> bool:
@@ -259,11 +264,6 @@ class InstalledApex(ApexScaling):
         loss_id = 0 if self._count == 1 else self.number_of(loss)
         with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
             super().backward(scaled, gradient, retain_graph, create_graph)
-
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, which apex may have patched to skip it."""
-        refuse_scaler(scaler)
-        super().step(optimizer, None)
 
     def state_dict(self) -> dict[str, Any]:
         return {"amp_state": self._amp.state_dict()}

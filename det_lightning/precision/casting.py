@@ -127,8 +127,3 @@ class WholeModelPrecision:
         inputs = floats_of(self.dtype) if self.casts_weights else None
         autocast = None if self.casts_weights else (device.type, self.dtype)
         model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)
-
-    def release(self, model: torch.nn.Module) -> None:
-        """Undo :meth:`surround`."""
-        surrounding: Any = model.forward
-        model.forward = surrounding.forward

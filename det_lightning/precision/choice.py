@@ -32,13 +32,16 @@ class ChosenPrecision:
         self._loading_only = loading_only
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.path: GradientExchange | LossScaling = backend.gradients
-        self.scaling = LossScaling(backend.gradients)
-        self.scales_losses = False
-        self._scaler: Any = None
+        self._stop_scaling()
         self._whole_models: WholeModelPrecision | None = None
         self._chosen_by: str | None = None
         self._autocasts = False
+
+    def _stop_scaling(self) -> None:
+        self.path: GradientExchange | LossScaling = self._backend.gradients
+        self.scaling = LossScaling(self._backend.gradients)
+        self.scales_losses = False
+        self._scaler: Any = None
 
     def use_scaling(self, scaling: LossScaling) -> None:
         """Scale losses from now on."""
@@ -87,7 +90,7 @@ class ChosenPrecision:
         scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
         self._autocasts = True
-        self.use_scaling(TorchAmp(scaler, self._backend.gradients))
+        self.scaler = scaler
 
     @property
     def scaler(self) -> Any:
@@ -148,7 +151,13 @@ class ChosenPrecision:
             self._leave(self._whole_models, "float32" if precision is None else precision.name)
         if precision is None:
             return
-        self._require_changeable(precision)
+        if chosen_by := "configure_apex_amp()" if self._has_levels else self._chosen_by:
+            raise _two_precisions(chosen_by, precision)
+        if self.models and precision.casts_weights and self._processes > 1:
+            raise errors.InvalidExperimentException(
+                f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
+                "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
+            )
         self._whole_models = precision
         for model in self.models:
             precision.cast(model)
@@ -167,29 +176,17 @@ class ChosenPrecision:
 
     def _leave(self, before: WholeModelPrecision, wanted: str) -> None:
         """Let models compute in float32 again."""
-        if before.casts_weights or not all(isinstance(model.forward, CastingForward) for model in self.models):
+        forwards: list[Any] = [model.forward for model in self.models]
+        if before.casts_weights or not all(isinstance(forward, CastingForward) for forward in forwards):
             raise errors.InvalidExperimentException(
                 f"The trial was trained with {before.name}, and cannot change to {wanted}. Build it again, with the "
                 "weights of a checkpoint."
             )
-        for model in self.models:
-            before.release(model)
+        for model, surrounded in zip(self.models, forwards, strict=True):
+            model.forward = surrounded.forward
         if before.scales:
-            self.scaler = None
-            self.use_scaling(LossScaling(self._backend.gradients))
-            self.path = self._backend.gradients
-            self.scales_losses = False
+            self._stop_scaling()
         self._whole_models = None
-
-    def _require_changeable(self, precision: WholeModelPrecision) -> None:
-        chosen_by = "configure_apex_amp()" if self._has_levels else self._chosen_by
-        if chosen_by is not None:
-            raise _two_precisions(chosen_by, precision)
-        if self.models and precision.casts_weights and self._processes > 1:
-            raise errors.InvalidExperimentException(
-                f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
-                "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
-            )
 
     def _refuse_two_precisions(self, call: str) -> None:
         if self._whole_models is not None:

@@ -9,7 +9,7 @@ import torch
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.weight_cast import WeightCast, named_tensors
-from det_lightning.precision.casting import CastingForward, TensorCast, floats_of, halves_to_float
+from det_lightning.precision.casting import CastingForward, floats_of, halves_to_float
 from det_lightning.precision.levels import HALF_TYPES, Level
 
 _T = TypeVar("_T")
@@ -78,25 +78,25 @@ def apply_level(
 ) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
     """Cast models, and their inputs and outputs.
 
-    Return the replacement of each model that has one, and the float32 master of each parameter in half precision.
+    Return for each model the one to train in its place, and the float32 master of each parameter in half precision.
     """
-    changed: dict[torch.nn.Module, torch.nn.Module] = {}
+    changed = models
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    if level.cast_model_type is not None and level.casts_weights:
-        casting = WeightCast(level.cast_model_type, bool(level.keep_batchnorm_fp32))
-        changed = {model: backend.placement.cast_weights(model, casting) for model in models}
+    if level.weights_type is not None:
+        casting = WeightCast(level.weights_type, bool(level.keep_batchnorm_fp32))
+        changed = [backend.placement.cast_weights(model, casting) for model in models]
         halves = casting.halves
     masters = {}
     if level.master_weights:
         masters = {half: master for master, half in halves.items()}
-        for model in models:
-            _keep_masters(changed.get(model, model), masters)
+        for model in changed:
+            _keep_masters(model, masters)
     elif halves:
         for optimizer in optimizers:
             backend.placement.replace_parameters(optimizer, halves)
-    for model in models:
-        _surround(changed.get(model, model), level, backend.device)
-    return changed, masters
+    for model in changed:
+        _surround(model, level, backend.device)
+    return dict(zip(models, changed, strict=True)), masters
 
 
 def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
@@ -124,14 +124,10 @@ def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torc
 
 
 def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
-    inputs: TensorCast | None = None
-    outputs: TensorCast | None = None
+    inputs = None if level.weights_type is None else floats_of(level.weights_type)
+    outputs = halves_to_float if level.uses_half_precision else None
     if level.cast_model_outputs is not None:
         outputs = floats_of(level.cast_model_outputs)
-    elif level.uses_half_precision:
-        outputs = halves_to_float
-    if level.casts_weights and level.cast_model_type is not None:
-        inputs = floats_of(level.cast_model_type)
     half = torch.bfloat16 if device.type == "cpu" else torch.float16
     autocast = (device.type, half) if level.patch_torch_functions else None
     if inputs or outputs or autocast:
@@ -143,7 +139,7 @@ def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.
     alone = isinstance(given, torch.nn.Module)
     results = []
     for model, inner in zip([given] if alone else given, wrapped, strict=True):
-        outer = changed.get(inner, inner)
+        outer = changed[inner]
         if model is not inner and outer is not inner:
             raise errors.InvalidExperimentException(
                 f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and it was compiled "

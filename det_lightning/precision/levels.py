@@ -52,14 +52,13 @@ class Level:
     max_loss_scale: float | None = None
 
     @property
-    def casts_weights(self) -> bool:
-        """Whether weights become anything other than float32."""
-        return self.cast_model_type not in (None, torch.float32)
+    def weights_type(self) -> torch.dtype | None:
+        """The type that weights are cast to, or None if they stay in float32."""
+        return None if self.cast_model_type is torch.float32 else self.cast_model_type
 
     @property
     def uses_half_precision(self) -> bool:
-        """Whether anything is computed in half precision."""
-        return self.patch_torch_functions or self.casts_weights
+        return self.patch_torch_functions or self.weights_type is not None
 
     @property
     def scales(self) -> bool:

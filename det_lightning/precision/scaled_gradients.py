@@ -80,19 +80,17 @@ class ScaledGradients:
         """Move the gradients of weights in half precision to their masters."""
         pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
         self._exchange.average_rest(half for half, _ in pairs)
-        if not pairs:
-            return
-        gradients: list[Any] = [half.grad for half, _ in pairs]
-        wide = [
-            torch.empty_like(m) if g.layout is torch.strided else g.to(m.dtype)
-            for g, (_, m) in zip(gradients, pairs, strict=True)
-        ]
-        dense = [(to, of) for to, of in zip(wide, gradients, strict=True) if of.layout is torch.strided]
-        if dense:
-            _copy([to for to, _ in dense], [of for _, of in dense])
-        for (half, master), gradient in zip(pairs, wide, strict=True):
+        dense: dict[torch.Tensor, torch.Tensor] = {}
+        for half, master in pairs:
+            gradient: Any = half.grad
+            if gradient.layout is torch.strided:
+                master.grad = torch.empty_like(master)
+                dense[master.grad] = gradient
+            else:
+                master.grad = gradient.to(master.dtype)
             half.grad = None
-            master.grad = gradient
+        if dense:
+            _copy([*dense], [*dense.values()])
 
     def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
