@@ -9,14 +9,12 @@ import math
 import uuid
 import warnings
 from collections.abc import Mapping, Sized
-from typing import Any, cast
+from typing import Any
 
 from torch.utils import data
 
 from det_lightning.core._context import Context
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.errors import InvalidCheckpointException
-from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._reducer import ReducerRegistry
 
 logger = logging.getLogger(__name__)
@@ -27,70 +25,53 @@ _OUTPUT_ID = "default_output_uuid"
 _FILE = "batch_completed.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchLoading:
-    """How the batches of a dataset are built and shared among the ranks."""
-
-    dataset: data.Dataset[Any]
-    batch_size: int  # records per batch
-    max_batches: int | None  # number of batches of each rank; None: all
-    checkpoint_interval: int  # number of batches of each rank between checkpoints
-    options: dict[str, Any]  # further arguments of the loader
-
-    @classmethod
-    def of_call(
-        cls,
-        dataset: data.Dataset[Any],
-        batch_size: int | None,
-        max_batches: int | None,
-        checkpoint_interval: int,
-        dataloader_kwargs: Mapping[str, Any] | None,
-    ) -> BatchLoading:
-        """Return the loading that the arguments of ``torch_batch_process`` ask for."""
-        options = dict(dataloader_kwargs or {})
-        mistakes = [
-            f"dataloader_kwargs has {name}, and the batches are shared out in the order of the dataset: leave it out"
-            for name in ("sampler", "batch_sampler")
-            if name in options
-        ]
-        if options.pop("shuffle", False):
-            mistakes.append("dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out")
-        if batch_size is not None and "batch_size" in options:
+def loader_options(
+    dataset: data.Dataset[Any],
+    batch_size: int | None,
+    checkpoint_interval: int,
+    dataloader_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the arguments of the loader, with ``batch_size``; raise if those of ``torch_batch_process`` are wrong."""
+    options = dict(dataloader_kwargs or {})
+    mistakes = [
+        f"dataloader_kwargs has {name}, and the batches are shared out in the order of the dataset: leave it out"
+        for name in ("sampler", "batch_sampler")
+        if name in options
+    ]
+    if options.pop("shuffle", False):
+        mistakes.append("dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out")
+    if batch_size is not None:
+        if "batch_size" in options:
             mistakes.append("batch_size is given twice, as an argument and in dataloader_kwargs: leave one out")
-        in_options = options.pop("batch_size", 1)
-        size = in_options if batch_size is None else batch_size
-        named = {"batch_size": size, "checkpoint_interval": checkpoint_interval}
-        mistakes += [f"{name} must be at least 1; got {value!r}" for name, value in named.items() if value < 1]
-        if mistakes:
-            raise ValueError(f"torch_batch_process() cannot use its arguments: {'; '.join(mistakes)}.")
-        if not isinstance(dataset, Sized):
-            raise TypeError(
-                f"torch_batch_process() takes a dataset with a length; {type(dataset).__name__} has no __len__()."
-            )
-        return cls(cast("data.Dataset[Any]", dataset), size, max_batches, checkpoint_interval, options)
-
-    def length(self, ranks: int) -> int:
-        """Return the number of batches that each of ``ranks`` ranks processes; some may have one fewer."""
-        length = math.ceil(len(cast("Sized", self.dataset)) / self.batch_size / ranks)
-        if self.max_batches is None:
-            return length
-        if 0 < self.max_batches <= length:
-            return self.max_batches
-        warnings.warn(
-            f"max_batches={self.max_batches} has no effect: each rank processes all its {length} batches.",
-            stacklevel=2,
+        options["batch_size"] = batch_size
+    size = options.setdefault("batch_size", 1)
+    counts = {"batch_size": size, "checkpoint_interval": checkpoint_interval}
+    mistakes += [f"{name} must be at least 1; got {value!r}" for name, value in counts.items() if value < 1]
+    if mistakes:
+        raise ValueError(f"torch_batch_process() cannot use its arguments: {'; '.join(mistakes)}.")
+    if not isinstance(dataset, Sized):
+        raise TypeError(
+            f"torch_batch_process() takes a dataset with a length; {type(dataset).__name__} has no __len__()."
         )
-        return length
+    return options
 
-    def loader(self, first_batch: int, ranks: DistributedContext) -> data.DataLoader[Any]:
-        """Return the loader of this rank, from its batch ``first_batch`` on."""
-        loader = DataLoader(self.dataset, batch_size=self.batch_size, shuffle=False, **self.options)
-        return loader.get_data_loader(skip=first_batch, num_replicas=ranks.size, rank=ranks.rank)
+
+def batches_of_each_rank(records: int, batch_size: int, ranks: int, max_batches: int | None) -> int:
+    """Return the number of batches that each rank processes; some may have one fewer."""
+    length = math.ceil(records / batch_size / ranks)
+    if max_batches is None:
+        return length
+    if 0 < max_batches <= length:
+        return max_batches
+    warnings.warn(
+        f"max_batches={max_batches} has no effect: each rank processes all its {length} batches.", stacklevel=2
+    )
+    return length
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchProgress:
-    """The progress of all ranks."""
+    """The progress of all ranks. All of them call its methods together."""
 
     core_context: Context
     steps_completed: int  # number of batches that each rank has processed in earlier runs
@@ -98,7 +79,7 @@ class BatchProgress:
 
     @classmethod
     def begin(cls, core_context: Context, latest_checkpoint: str | None) -> BatchProgress:
-        """Return the progress in a checkpoint, or of a new run; all ranks call this."""
+        """Return the progress in a checkpoint, or of a new run."""
         output_id = core_context.distributed.broadcast(str(uuid.uuid4()))
         if latest_checkpoint is None:
             return cls(core_context, 0, output_id)
@@ -113,7 +94,7 @@ class BatchProgress:
         return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
 
     def save(self, steps_completed: int) -> None:
-        """Write a checkpoint with the number of batches that each rank has processed; all ranks call this."""
+        """Write a checkpoint with the number of batches that each rank has processed."""
         of_ranks = self.core_context.distributed.gather(steps_completed)
         if of_ranks is None:
             return
@@ -123,13 +104,13 @@ class BatchProgress:
             (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
 
     def is_preempted(self, fraction: float) -> bool:
-        """Report the fraction of batches processed; return whether the run is to end. All ranks call this."""
+        """Report the fraction of batches processed; return whether the run is to end."""
         if self.core_context.distributed.rank == 0:
             self.core_context.train.report_progress(fraction)
         return self.core_context.preempt.should_preempt()
 
     def report_metrics(self, reducers: ReducerRegistry, steps_completed: int) -> None:
-        """Reduce and report the metrics of all ranks, if there are any; all ranks call this."""
+        """Reduce and report the metrics of all ranks, if there are any."""
         metrics = reducers.reduce_on_chief(self.core_context.distributed.gather)
         if metrics is not None:
             self.core_context.train.report_validation_metrics(steps_completed, metrics)

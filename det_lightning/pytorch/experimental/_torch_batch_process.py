@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils import data
@@ -12,8 +12,9 @@ from torch.utils import data
 from det_lightning.core._context import init
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.processes import is_one_of_several, torchrun_context
+from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch.experimental._batch_context import TorchBatchProcessorContext
-from det_lightning.pytorch.experimental._batch_progress import BatchLoading, BatchProgress
+from det_lightning.pytorch.experimental._batch_progress import BatchProgress, batches_of_each_rank, loader_options
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def torch_batch_process(
         >>> torch_batch_process(Total, list(range(10)), batch_size=4, checkpoint_storage="checkpoints")
         45
     """
-    loading = BatchLoading.of_call(dataset, batch_size, max_batches, checkpoint_interval, dataloader_kwargs)
+    options = loader_options(dataset, batch_size, checkpoint_interval, dataloader_kwargs)
     if distributed_context is None and is_one_of_several():
         distributed_context = torchrun_context()
     with init(distributed=distributed_context, checkpoint_storage=checkpoint_storage) as core_context:
@@ -123,7 +124,11 @@ def torch_batch_process(
         ranks = core_context.distributed
         context = TorchBatchProcessorContext(core_context, f"{progress.output_id}/rank_{ranks.rank}")
         processor = batch_processor_cls(context=context)
-        if not _process_batches(processor, loading, progress, context):
+        loader = DataLoader(dataset, **options)
+        batches = iter(loader.get_data_loader(False, progress.steps_completed, ranks.size, ranks.rank))
+        records = len(dataset)  # type: ignore[arg-type]
+        length = batches_of_each_rank(records, options["batch_size"], ranks.size, max_batches)
+        if not _process_batches(processor, context, progress, batches, length, checkpoint_interval):
             return
         processor.on_finish()
         if ranks.rank == 0 and context.has_output:
@@ -136,22 +141,22 @@ def torch_batch_process(
 
 def _process_batches(
     processor: TorchBatchProcessor,
-    loading: BatchLoading,
-    progress: BatchProgress,
     context: TorchBatchProcessorContext,
+    progress: BatchProgress,
+    batches: Iterator[Any],
+    length: int,
+    checkpoint_interval: int,
 ) -> bool:
     """Process the batches of this rank; return whether all are done, rather than the run preempted."""
-    first = steps_completed = progress.steps_completed
-    batches = iter(loading.loader(first, context.distributed))
-    length = loading.length(context.distributed.size)
+    steps_completed = progress.steps_completed
     saved_at: int | None = None
-    for batch_idx in range(first, length):
+    for batch_idx in range(steps_completed, length):
         # A rank may have one batch fewer than others; it still takes part in their exchanges.
         batch = next(batches, None)
         if batch is not None:
             processor.process_batch(batch=batch, batch_idx=batch_idx)
         steps_completed = batch_idx + 1
-        if steps_completed % loading.checkpoint_interval == 0:
+        if steps_completed % checkpoint_interval == 0:
             processor.on_checkpoint_start()
             progress.save(steps_completed)
             saved_at = steps_completed
