@@ -77,7 +77,7 @@ class ResumableBatchSampler(BatchSampler):
         journal.samplers = SamplerStates(batch_sampler)
         if journal.recorded and not journal.resumed_at:
             # The first releases noted no position. A pass is recorded once its first batch is asked for.
-            drawn = max(first_batch, journal.recorded[-1].first_batch + 1)
+            drawn = max(first_batch, journal.recorded[-1]["first_batch"] + 1)
             journal.resumed_at = {"drawn": drawn, "samplers": []}
 
     def __len__(self) -> int:
@@ -126,13 +126,13 @@ class ResumableBatchSampler(BatchSampler):
             )
         trained = min(self.first_batch, until)
         ready: list[Any] = []
-        index = recorded[0].first_batch
+        index = recorded[0]["first_batch"]
         with isolated_rng():
             for start in recorded:
-                if start.first_batch != index:  # the data or the batches have another size now
+                if start["first_batch"] != index:  # the data or the batches have another size now
                     break
-                samplers.restore(start.samplers)
-                restore_rng(start.rng)
+                samplers.restore(start["samplers"])
+                restore_rng(start["rng"])
                 begun_at = index
                 batches = iter(self.batch_sampler)
                 index += sum(1 for _ in itertools.islice(batches, max(trained - index, 0)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import dataclasses
 import operator
 import random
 import sys
@@ -159,7 +158,7 @@ class SamplerStates:
         states = []
         for sampler, built in zip(self._samplers, self._built, strict=True):
             state: dict[str, Any] = {}
-            for name, value in getattr(sampler, "__dict__", {}).items():
+            for name, value in _attributes_of(sampler).items():
                 if isinstance(value, GENERATORS):
                     state[name] = get_state(value)
                 elif isinstance(value, _PLAIN) and not (name in built and built[name] == value):
@@ -176,65 +175,48 @@ class SamplerStates:
 
 
 def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
-    current = _attributes_of(sampler)
     for name, value in state.items():
         try:
-            _restore_attribute(sampler, name, current.get(name), value)
+            _restore_attribute(sampler, name, value)
         except UNFIT as e:
             raise errors.InvalidCheckpointException(
                 f"The checkpoint has a state for {name!r:.100} of {type(sampler).__name__} that it does not take: {e}"
             ) from e
 
 
-def _restore_attribute(sampler: Any, name: str, holder: Any, value: Any) -> None:
-    if isinstance(holder, GENERATORS):
-        set_state(holder, value)
-    elif holder is None and isinstance(value, torch.Tensor | dict | tuple):
-        pass  # the state of a generator that the sampler no longer has
-    elif not isinstance(value, _PLAIN):
+def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
+    present = _attributes_of(sampler).get(name)
+    if isinstance(present, GENERATORS):
+        set_state(present, value)
+        return
+    if present is None and isinstance(value, torch.Tensor | dict | tuple):
+        return  # the state of a generator that the sampler no longer has
+    if not isinstance(value, _PLAIN):
         raise TypeError(f"a sampler's numbers and texts are kept; got a {type(value).__name__}")
-    elif holder is not None and not _are_alike(holder, value):
-        raise TypeError(f"it is {holder!r:.100} now; got {value!r:.100}")
-    else:
-        setattr(sampler, name, value)
-
-
-def _are_alike(one: Any, other: Any) -> bool:
-    return (
-        other is None or type(one) is type(other) or (isinstance(one, int | float) and isinstance(other, int | float))
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class PassStart:
-    """The random state just before a pass over the training sampler drew its first index.
-
-    ``first_batch`` counts batches over the whole run and all ranks, and so identifies the pass.
-    """
-
-    first_batch: int
-    rng: dict[str, Any]
-    samplers: list[dict[str, Any]]
+    are_numbers = isinstance(present, int | float) and isinstance(value, int | float)
+    if not (present is None or value is None or type(present) is type(value) or are_numbers):
+        raise TypeError(f"it is {present!r:.100} now; got {value!r:.100}")
+    setattr(sampler, name, value)
 
 
 class PassJournal:
     """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
 
-    ``starts`` is what :meth:`state_dict` returned for the checkpoint, and ``position`` the position in the training
-    data that :meth:`positions` did.
-    ``keep`` passes are remembered, because workers that prefetch may be passes ahead of training.
+    An entry has the number of the pass's ``first_batch``, counted over the whole run and all ranks, and the states
+    before it was drawn: ``rng`` of the global generators, and those of the ``samplers``. ``recorded`` is what
+    :meth:`state_dict` returned for the checkpoint, and ``resumed_at`` the position in the training data that
+    :meth:`positions` did. ``keep`` passes are remembered, because workers may be passes ahead of training.
     """
 
     def __init__(
-        self, starts: list[dict[str, Any]] | None = None, keep: int = 2, position: dict[str, Any] | None = None
+        self, recorded: list[dict[str, Any]] | None = None, keep: int = 2, position: dict[str, Any] | None = None
     ) -> None:
         self.keep = keep
-        self._starts = [PassStart(**start) for start in starts or []]
-        #: The passes of the checkpoint, and where its run was within them, if it is known.
-        self.recorded = [*self._starts]
+        self.recorded = recorded or []
         self.resumed_at = position or {}
         self.samplers = SamplerStates()
         self.validation_samplers = SamplerStates()
+        self._starts = [*self.recorded]
         self._numbers: Iterator[int] | None = None
 
     def count_from(self, batch: int) -> Iterator[int]:
@@ -244,15 +226,14 @@ class PassJournal:
 
     def begin_pass(self, first_batch: int) -> None:
         """Remember the current states of the global generators and the samplers as those in which a pass begins."""
-        self._starts = [start for start in self._starts if start.first_batch < first_batch]
-        self._starts.append(PassStart(first_batch, capture_rng(), self.samplers.capture()))
+        self._starts = [start for start in self._starts if start["first_batch"] < first_batch]
+        self._starts.append({"first_batch": first_batch, "rng": capture_rng(), "samplers": self.samplers.capture()})
         del self._starts[: -self.keep]
 
     def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
         """Return the passes that are needed to continue with batch ``next_batch`` (over all ranks)."""
-        following = bisect.bisect_right(self._starts, next_batch, key=operator.attrgetter("first_batch"))
-        # Only one level deep: asdict() would copy every tensor.
-        return [*map(dict, map(vars, self._starts[max(following - 1, 0) :]))]
+        following = bisect.bisect_right(self._starts, next_batch, key=operator.itemgetter("first_batch"))
+        return [dict(start) for start in self._starts[max(following - 1, 0) :]]
 
     def positions(self) -> dict[str, Any]:
         """Return how far the loaders have come, beyond the passes.

@@ -257,7 +257,7 @@ def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
     assert journal.recorded == []
     resumed = PassJournal(journal.state_dict(1))
     resumed.begin_pass(2)
-    assert [start.first_batch for start in resumed.recorded] == [0]
+    assert [start["first_batch"] for start in resumed.recorded] == [0]
 
 
 def test_a_checkpoint_without_positions_is_repeated_from_its_passes() -> None:
