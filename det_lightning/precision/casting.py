@@ -1,4 +1,4 @@
-"""Casting whole models and their inputs and outputs, in any nesting."""
+"""Casting models, and their inputs and outputs in any nesting: for a whole trial, or as an apex level requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from det_lightning.precision.levels import HALF_TYPES
+from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.weight_cast import WeightCast, named_tensors
+from det_lightning.precision.levels import HALF_TYPES, Level
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class WholeModelPrecision:
 
     ``name`` is for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``. With ``casts_weights``, weights are also
     cast to ``dtype``; otherwise models compute in it under autocast. float16 needs loss scaling for that: ``scales``,
-    with the settings of ``scaler`` or torch's defaults.
+    with the settings of ``scaler`` or torch's defaults. float32 changes nothing.
     """
 
     name: str
@@ -113,17 +115,80 @@ class WholeModelPrecision:
 
         In double precision losses and targets must be doubles too. In half precision losses are computed in float32.
         """
-        if self.dtype is not torch.float64:
-            return None
-        return functools.partial(cast_floats, cast=floats_of(self.dtype))
+        return functools.partial(cast_floats, cast=floats_of(self.dtype)) if self.dtype is torch.float64 else None
 
     def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of ``model`` in place, if ``casts_weights``."""
         if self.casts_weights:
             model.to(self.dtype)
 
     def surround(self, model: torch.nn.Module, device: torch.device) -> None:
         """Make the forward pass of ``model`` compute in this precision, and return float32, or doubles."""
+        if self.dtype is torch.float32:
+            return
         inputs = floats_of(self.dtype) if self.casts_weights else None
         autocast = None if self.casts_weights else (device.type, self.dtype)
         model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)
+
+
+FLOAT32 = WholeModelPrecision("float32", torch.float32)
+
+
+def apply_level(
+    level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
+    """Cast models, and their inputs and outputs.
+
+    Return for each model the one to train in its place, and the float32 master of each parameter in half precision.
+    """
+    changed = models
+    halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    if level.weights_type is not None:
+        casting = WeightCast(level.weights_type, bool(level.keep_batchnorm_fp32))
+        changed = [backend.placement.cast_weights(model, casting) for model in models]
+        halves = casting.halves
+    masters = {}
+    if level.master_weights:
+        masters = {half: master for master, half in halves.items()}
+        for model in changed:
+            _keep_masters(model, masters)
+    elif halves:
+        for optimizer in optimizers:
+            backend.placement.replace_parameters(optimizer, halves)
+    for model in changed:
+        _surround(model, level, backend.device)
+    return dict(zip(models, changed, strict=True)), masters
+
+
+def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Make ``model`` return a float32 state with the values of the masters, so that a checkpoint loses nothing.
+
+    Loading such a state, or that of a model in any precision, sets masters and weights. ``masters`` maps parameters in
+    half precision to float32 ones of the same shapes.
+    """
+
+    def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        for name, tensor in named_tensors(module):
+            if prefix + name in state and tensor.is_floating_point():
+                state[prefix + name] = masters.get(tensor, tensor).detach().float()  # type: ignore[call-overload]
+
+    def set_masters(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, tensor in named_tensors(module):
+            saved = state.get(prefix + name)
+            master = masters.get(tensor)  # type: ignore[call-overload]
+            if master is not None and saved is not None and saved.shape == master.shape:
+                with torch.no_grad():
+                    master.copy_(saved)
+
+    model.register_state_dict_post_hook(in_float32)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(set_masters)  # type: ignore[no-untyped-call]
+
+
+def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
+    inputs = None if level.weights_type is None else floats_of(level.weights_type)
+    outputs: TensorCast | None = halves_to_float if level.uses_half_precision else None
+    if level.cast_model_outputs is not None:
+        outputs = floats_of(level.cast_model_outputs)
+    half = torch.bfloat16 if device.type == "cpu" else torch.float16
+    autocast = (device.type, half) if level.patch_torch_functions else None
+    if inputs or outputs or autocast:
+        model.forward = CastingForward(model.forward, inputs, outputs, autocast)

@@ -11,9 +11,8 @@ import torch
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, apex_is_wanted
-from det_lightning.precision.casting import CastingForward, WholeModelPrecision, halves_to_float
-from det_lightning.precision.level_models import apply_level, check_parts, listed, put_back, wrapped_ones
-from det_lightning.precision.levels import resolve_level
+from det_lightning.precision.casting import FLOAT32, CastingForward, WholeModelPrecision, apply_level, halves_to_float
+from det_lightning.precision.levels import check_parts, listed, put_back, resolve_level, wrapped_ones
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class ChosenPrecision:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._stop_scaling()
-        self._whole_models: WholeModelPrecision | None = None
+        self._whole_models = FLOAT32
         self._chosen_by: str | None = None
         self._autocasts = False
 
@@ -55,14 +54,10 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
+        """Register torch's gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
 
-        Args:
-            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
-
-        Raises:
-            InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
-                was chosen outside of the trial.
+        Pass it to ``step_optimizer`` too. Raise an InvalidExperimentException if there already is a scaler or a wrapped
+        model, apex is in use, or the precision was chosen outside of the trial.
         """
         self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
         if self._has_levels:
@@ -124,16 +119,13 @@ class ChosenPrecision:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
     def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of a model that is about to be wrapped, if the precision asks for it."""
-        if self._whole_models is not None:
-            self._whole_models.cast(model)
+        self._whole_models.cast(model)
 
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the forward pass of a wrapped model compute in the precision; return the model."""
         if self._autocasts:
             return self.autocast_forward_pass(model)
-        if self._whole_models is not None:
-            self._whole_models.surround(model, self._backend.device)
+        self._whole_models.surround(model, self._backend.device)
         return model
 
     # Chosen outside of the trial
@@ -141,15 +133,15 @@ class ChosenPrecision:
     def use_whole_model_precision(self, precision: WholeModelPrecision | None) -> None:
         """Make all models compute in a precision, including those that are already wrapped; None means float32.
 
-        Raises:
-            InvalidExperimentException: the trial has chosen a precision itself, or was cast to another one before, or
-                wrapped models can no longer be cast.
+        Raise an InvalidExperimentException if the trial has chosen a precision itself, was cast to another one before,
+        or has wrapped models that can no longer be cast.
         """
+        precision = precision or FLOAT32
         if self._whole_models == precision:
             return
-        if self._whole_models is not None:
-            self._leave(self._whole_models, "float32" if precision is None else precision.name)
-        if precision is None:
+        if self._whole_models != FLOAT32:
+            self._leave(self._whole_models, precision.name)
+        if precision == FLOAT32:
             return
         if chosen_by := "configure_apex_amp()" if self._has_levels else self._chosen_by:
             raise _two_precisions(chosen_by, precision)
@@ -168,28 +160,28 @@ class ChosenPrecision:
 
     @property
     def has_cast_weights(self) -> bool:
-        return self._whole_models is not None and self._whole_models.casts_weights
+        return self._whole_models.casts_weights
 
     def batch_cast(self) -> Callable[[Any], Any] | None:
         """Return a function that casts the floats of a batch on the device, or None if batches stay as they are."""
-        return None if self._whole_models is None else self._whole_models.batch_cast()
+        return self._whole_models.batch_cast()
 
     def _leave(self, before: WholeModelPrecision, wanted: str) -> None:
         """Let models compute in float32 again."""
-        forwards: list[Any] = [model.forward for model in self.models]
-        if before.casts_weights or not all(isinstance(forward, CastingForward) for forward in forwards):
+        if before.casts_weights or not all(isinstance(model.forward, CastingForward) for model in self.models):
             raise errors.InvalidExperimentException(
                 f"The trial was trained with {before.name}, and cannot change to {wanted}. Build it again, with the "
                 "weights of a checkpoint."
             )
-        for model, surrounded in zip(self.models, forwards, strict=True):
-            model.forward = surrounded.forward
+        for model in self.models:
+            surrounding: Any = model.forward
+            model.forward = surrounding.forward
         if before.scales:
             self._stop_scaling()
-        self._whole_models = None
+        self._whole_models = FLOAT32
 
     def _refuse_two_precisions(self, call: str) -> None:
-        if self._whole_models is not None:
+        if self._whole_models != FLOAT32:
             raise _two_precisions(call, self._whole_models)
 
     # apex
@@ -216,8 +208,7 @@ class ChosenPrecision:
         Use what is returned. On the CPU bfloat16 is used instead of float16, with a warning.
 
         Args:
-            models: what ``wrap_model`` returned, one or a list.
-            optimizers: what ``wrap_optimizer`` returned, one or a list.
+            models, optimizers: what ``wrap_model`` and ``wrap_optimizer`` returned, each one or a list.
             enabled: if False, nothing is changed.
             opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
                 norms), ``"O3"`` (half precision).
@@ -229,8 +220,7 @@ class ChosenPrecision:
             cast_model_outputs: the type that outputs are cast to; float32 by default.
             num_losses: number of losses in a batch that each have their own scaler; 1 scales all losses alike.
             verbosity: 0 logs nothing.
-            min_loss_scale: a dynamic scale is never halved below this.
-            max_loss_scale: a dynamic scale is never doubled above this.
+            min_loss_scale, max_loss_scale: a dynamic scale is never halved below the one, or doubled above the other.
 
         Returns:
             Models and optimizers, each alone or as a list, as given.

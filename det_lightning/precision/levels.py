@@ -1,4 +1,4 @@
-"""apex's levels ``O0`` to ``O3``, and overriding their properties."""
+"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3``, their properties, models and optimizers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from det_lightning import errors
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -166,3 +168,76 @@ _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "min_loss_scale": (_positive, "a number above 0"),
     "max_loss_scale": (_positive, "a number above 0"),
 }
+
+
+def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
+    """Return as a list what was given as the argument ``name``, alone or in a list or tuple."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    if wrong := [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]:
+        raise errors.InvalidExperimentException(
+            f"configure_apex_amp({name}=...) takes a {kind.__module__}.{kind.__name__} or a list of them; got "
+            f"{', '.join(wrong)}."
+        )
+    return found
+
+
+def check_parts(
+    models: list[torch.nn.Module],
+    optimizers: list[torch.optim.Optimizer],
+    wrapped_models: list[torch.nn.Module],
+    wrapped_optimizers: list[torch.optim.Optimizer],
+) -> None:
+    """Raise if models and optimizers cannot be configured; the message names all reasons.
+
+    One of them is not wrapped, an optimizer has no parameters of the models, or a model is already in half precision.
+    """
+    mistakes = [
+        f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
+        for index, model in enumerate(models)
+        if uncompiled(model) not in map(uncompiled, wrapped_models)
+    ]
+    own = {parameter for model in models for parameter in model.parameters()}
+    for index, optimizer in enumerate(optimizers):
+        name = f"optimizer {index} ({type(optimizer).__name__})"
+        if optimizer not in wrapped_optimizers:
+            mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
+        elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
+            mistakes.append(
+                f"{name} has no parameters of the {len(own)} that the given models have: give the models that it "
+                "trains too, and make it from the parameters of what wrap_model() returned"
+            )
+    mistakes += [
+        f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "
+        "models in float32, and leave .half() to configure_apex_amp()"
+        for index, model in enumerate(models)
+        for name, parameter in [(n, p) for n, p in model.named_parameters() if p.dtype in HALF_TYPES][:1]
+    ]
+    if mistakes:
+        raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that ``torch.compile`` was given, or ``model`` itself."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name for it
+    return inner
+
+
+def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the models that were wrapped; the given ones may have been compiled since."""
+    by_inner = {uncompiled(model): model for model in wrapped}
+    return [by_inner[uncompiled(model)] for model in models]
+
+
+def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
+    """Return ``given``, a model or a container of models, with each ``wrapped`` one replaced as ``changed`` says."""
+    alone = isinstance(given, torch.nn.Module)
+    results = []
+    for model, inner in zip([given] if alone else given, wrapped, strict=True):
+        outer = changed[inner]
+        if model is not inner and outer is not inner:
+            raise errors.InvalidExperimentException(
+                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and it was compiled "
+                "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
+            )
+        results.append(outer if model is inner else model)
+    return results[0] if alone else type(given)(results)

@@ -34,7 +34,8 @@ class ScaledGradients:
     def begin_pass(self) -> None:
         """Set earlier gradients aside."""
         # Collected at each pass, because parameters may be added to an optimizer.
-        self._parameters = _distinct_parameters(self._optimizers)
+        parameters = [parameter for optimizer in self._optimizers for parameter in parameters_of(optimizer)]
+        self._parameters = parameters if len(self._optimizers) == 1 else list(dict.fromkeys(parameters))
         for parameter in self._parameters:
             if parameter.grad is not None:
                 self._earlier.append((parameter, parameter.grad))
@@ -132,11 +133,6 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
         parameter.grad = summed = gradient.coalesce()
         return summed.values()
     return gradient
-
-
-def _distinct_parameters(optimizers: list[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
-    return parameters if len(optimizers) == 1 else list(dict.fromkeys(parameters))
 
 
 def _pairs_of(

@@ -19,10 +19,7 @@ _warned: set[type] = set()
 
 
 class LossScaling:
-    """Scales losses between a context and the exchange of gradients, to which it forwards what is not overridden.
-
-    The methods that :class:`GradientExchange` has too do the same here.
-    """
+    """Scales losses between a context and a :class:`GradientExchange`, whose methods it has too, and forwards to."""
 
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
@@ -34,7 +31,6 @@ class LossScaling:
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward`` on the scaled loss."""
         self._exchange.backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
