@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["as_passed_on", "chosen_hparams", "flat", "ranges_in"]
@@ -58,7 +58,7 @@ def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
         if isinstance(value, Mapping):
             here = f"{where}[{name!r}]"
             kind = value.get("type")
-            is_range = isinstance(kind, str) and value.keys() >= _KEYS_OF.get(kind, {None})
+            is_range = isinstance(kind, str) and kind in _KINDS and value.keys() >= _KINDS[kind][0]
             found += [here] if is_range else ranges_in(value, here)
     return found
 
@@ -74,29 +74,26 @@ def _value(entry: Any, name: str, mistakes: list[str]) -> Any:
     if not isinstance(kind, str):
         return _values(entry, f"{name}.", mistakes)
     try:
-        return _VALUE_OF[kind](entry)
+        return _KINDS[kind][1](entry)
     except KeyError as e:
-        known = ", ".join(_VALUE_OF)
-        lacks = f"has the unknown type {kind!r} (known are {known})" if kind not in _VALUE_OF else f"lacks {e}"
+        known = ", ".join(_KINDS)
+        lacks = f"has the unknown type {kind!r} (known are {known})" if kind not in _KINDS else f"lacks {e}"
         mistakes.append(f"{name} {lacks}")
     except (TypeError, IndexError, ValueError, OverflowError) as e:
         mistakes.append(f"{name} cannot be read: {e}")
     return None
 
 
-_VALUE_OF: dict[str, Any] = {
-    "const": lambda entry: entry["val"],
-    "int": lambda entry: (int(entry["minval"]) + int(entry["maxval"])) // 2,
-    "double": lambda entry: (float(entry["minval"]) + float(entry["maxval"])) / 2,
-    "log": lambda entry: float(entry.get("base", 10.0)) ** ((float(entry["minval"]) + float(entry["maxval"])) / 2),
-    "categorical": lambda entry: entry["vals"][0],
-}
+def _middle(entry: Any) -> float:
+    return (float(entry["minval"]) + float(entry["maxval"])) / 2
 
-# The keys that tell an entry of a search space from nested hyperparameters that happen to have a "type".
-_KEYS_OF: dict[str, set[Any]] = {
-    "const": {"val"},
-    "int": {"minval", "maxval"},
-    "double": {"minval", "maxval"},
-    "log": {"minval", "maxval"},
-    "categorical": {"vals"},
+
+_RANGE = {"minval", "maxval"}
+# The keys that tell an entry of a search space from nested hyperparameters that happen to have a "type", and its value.
+_KINDS: dict[str, tuple[set[str], Callable[[Any], Any]]] = {
+    "const": ({"val"}, lambda entry: entry["val"]),
+    "int": (_RANGE, lambda entry: (int(entry["minval"]) + int(entry["maxval"])) // 2),
+    "double": (_RANGE, _middle),
+    "log": (_RANGE, lambda entry: float(entry.get("base", 10.0)) ** _middle(entry)),
+    "categorical": ({"vals"}, lambda entry: entry["vals"][0]),
 }
