@@ -30,10 +30,8 @@ _BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
 class DataLoader:
     """Takes the arguments of ``torch.utils.data.DataLoader``, and builds the real loader once the run is known.
 
-    The real loader also repeats the data, shards them over ranks and skips what a resumed run has already seen. Use
-    :meth:`get_data_loader`, or iterate over this object, to try it out on its own.
-
-    The arguments are also attributes, which may be changed until the real loader is built.
+    That also repeats the data, shards them over ranks and skips what a resumed run has already seen. Until it is built,
+    the arguments may be changed as attributes. To try it out, use :meth:`get_data_loader`, or iterate over this object.
 
     Args:
         dataset: a map-style dataset.
@@ -41,8 +39,8 @@ class DataLoader:
         shuffle: draw a new order for every epoch, from the global random state or ``generator``.
         sampler: determines the order instead of ``shuffle``.
         batch_sampler: determines the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        prefetch: when training on a GPU with workers, copy each batch to the GPU while it is still busy with the
-            previous one. Batches are put in pinned memory for this. ``False`` turns both off.
+        prefetch: when training on a GPU with workers, put batches in pinned memory, and copy each to the GPU while it
+            is still busy with the previous one.
         **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
 
     The others are as in torch.
@@ -123,13 +121,9 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
     ) -> data.DataLoader[Any]:
-        """Build torch's loader.
+        """Build torch's loader, of rank ``rank``'s share: batches ``rank``, ``rank + num_replicas``, ...
 
-        Args:
-            repeat: repeat the data endlessly.
-            skip: number of this rank's batches to skip at the beginning.
-            num_replicas: number of ranks that share the batches.
-            rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
+        It leaves out the first ``skip`` batches of that share, and repeats the data endlessly if ``repeat``.
         """
         if self._journal is None or not repeat:
             return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
@@ -148,9 +142,8 @@ class DataLoader:
     ) -> data.DataLoader[Any]:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
-        ``journal`` has the passes that an interrupted run had begun; see :class:`PassJournal`. With ``pins``, batches
-        are in pinned memory, whatever ``pin_memory`` says. A subclass may override :meth:`get_data_loader`: what it
-        gets from ``super()`` with ``repeat`` is that loader.
+        With ``pins``, batches are in pinned memory, whatever ``pin_memory`` says. A subclass may override
+        :meth:`get_data_loader`: what it gets from ``super()`` with ``repeat`` is this loader.
         """
         self._journal = journal
         self._pins = pins
@@ -197,10 +190,8 @@ def adapt_batch_sampler(
     """Wrap ``batch_sampler`` to repeat, shard and skip, in this order.
 
     Example:
-        >>> from torch.utils.data import BatchSampler
         >>> from det_lightning.pytorch import adapt_batch_sampler
-        >>> batches = BatchSampler(range(8), batch_size=2, drop_last=False)
-        >>> list(adapt_batch_sampler(batches, skip=1, num_replicas=2, rank=0))
+        >>> list(adapt_batch_sampler([[0, 1], [2, 3], [4, 5]], skip=1, num_replicas=2, rank=0))
         [[4, 5]]
     """
     if repeat:
@@ -243,12 +234,7 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     """Move a batch, with any nesting of dicts, lists and tuples, to ``device``; the structure is kept.
 
     numpy arrays of numbers become tensors, and any other object with a ``to`` method is moved by it. Anything else is
-    returned unchanged, with one warning for each type.
-
-    Args:
-        data: what to move.
-        device: where to move it.
-        warned_types: the types that a warning was already given for; new ones are added.
+    returned unchanged, with one warning for each type, which is then added to ``warned_types``.
 
     Example:
         >>> import numpy as np
@@ -265,19 +251,12 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
     # Most batches are containers of tensors, which often are on the device already; those are not moved one by one.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
-    if kind is list or kind is tuple:
-        parts = [*data]
-        for index, value in enumerate(parts):
+    if kind is list or kind is tuple or kind is dict:
+        parts = dict(data.items() if kind is dict else enumerate(data))
+        for key, value in parts.items():
             if type(value) is not torch.Tensor or value.device != device:
-                parts[index] = move(device, warned_types, value)
-        return parts if kind is list else tuple(parts)
-    if kind is dict:
-        entries = dict(data.items())
-        for key in entries:
-            value = entries[key]
-            if type(value) is not torch.Tensor or value.device != device:
-                entries[key] = move(device, warned_types, value)
-        return entries
+                parts[key] = move(device, warned_types, value)
+        return parts if kind is dict else kind(parts.values())
     if type(data) is torch.Tensor:
         # A copy to a device need not be waited for, since work on the device follows it anyway; one to the CPU must be.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class CheckpointLoadContext(PyTorchTrialContext):
     """A context for building a trial that only holds weights, outside of training.
 
-    Models stay on the device where the trial creates them; ``hparams`` and ``exp_conf`` are what the trial asks for.
+    Models stay where the trial creates them; ``hparams`` and ``exp_conf`` are what the trial asks for.
 
     Example:
         >>> import det_lightning as det
@@ -58,11 +58,9 @@ def load_trial_from_checkpoint_path(
 ) -> Any:
     """Build the trial of a checkpoint of any release since 0.12 and load its weights.
 
-    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in it.
-    Give ``trial_class=`` for a checkpoint whose code you do not trust; then none of its code is run.
-
-    If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there are not
-    imported. Links are never followed.
+    Without ``trial_class=`` this runs the code of the checkpoint; give it for one whose code you do not trust, and none
+    is run. If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there
+    are not imported. Links are never followed.
 
     Args:
         path: path or URL of the checkpoint's directory.
@@ -111,7 +109,12 @@ def load_trial_from_checkpoint_path(
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
-        load_data = _with_settings(read_load_data(directory), directory, hparams, exp_conf, trusted)
+        load_data = read_load_data(directory)
+        # Determined writes neither if one of them is missing.
+        if load_data["hparams"] is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
+            load_data = {**load_data, **read_settings(resume, None)}
+        hparams = load_data["hparams"] if hparams is None else hparams
+        exp_conf = load_data["experiment_config"] if exp_conf is None else exp_conf
         state, files_read = safe_load.read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
             require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])
@@ -119,30 +122,13 @@ def load_trial_from_checkpoint_path(
         safe_load.warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
-            context = CheckpointLoadContext(load_data["hparams"], load_data["experiment_config"])
+            context = CheckpointLoadContext(hparams, exp_conf)
             trial = chosen(context, **trial_kwargs or {})
         adapt_legacy_trial(trial, context)
         load_models(context, state, str(state_file), load_data["trial_cls_spec"])
     if may_be_functional and is_legacy_trial(trial):
         return context.models[0]
     return trial
-
-
-def _with_settings(
-    load_data: dict[str, Any],
-    directory: pathlib.Path,
-    hparams: dict[str, Any] | None,
-    exp_conf: dict[str, Any] | None,
-    trusted: bool,
-) -> dict[str, Any]:
-    """Fill in hyperparameters and configuration: the given ones, or those of ``load_data.json`` or ``resume.pth``.
-
-    Determined writes neither if one of them is missing.
-    """
-    if load_data["hparams"] is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
-        load_data = {**load_data, **read_settings(resume, None)}
-    given = {"hparams": hparams, "experiment_config": exp_conf}
-    return {**load_data, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trusted: bool) -> type[PyTorchTrial]:

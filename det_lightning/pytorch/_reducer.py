@@ -49,7 +49,7 @@ def simple_reduce(reducer: Reducer, metrics: Any, num_batches: list[int] | None 
 class MetricReducer(abc.ABC):
     """A metric that is not a mean of per-batch values: each rank collects values, and all ranks reduce them together.
 
-    Subclass it, call a collecting method of your own from ``train_batch`` or ``evaluate_batch``, and register it with
+    A subclass adds a collecting method, which ``train_batch`` or ``evaluate_batch`` calls, and is registered with
     ``context.wrap_reducer``.
 
     Example:
@@ -118,10 +118,7 @@ def _is_torchmetrics(reducer: Any) -> bool:
 
 
 class TorchMetricReducer(MetricReducer):
-    """Lets a torchmetrics metric, or a collection of them, serve as a reducer.
-
-    The metric itself updates, resets and synchronizes over ranks; ``compute`` runs on every rank.
-    """
+    """A torchmetrics metric, or a collection: it synchronizes over ranks itself, and ``compute`` runs on every rank."""
 
     def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection) -> None:
         self.metric = metric
@@ -152,9 +149,9 @@ class TorchMetricReducer(MetricReducer):
 
 @dataclasses.dataclass
 class _Registration:
-    """A reducer with the name and the workloads that it was registered for."""
+    """A reducer, what the trial updates in its place, and the name and the workloads that it was registered for."""
 
-    source: object
+    wrapped: object
     reducer: MetricReducer
     name: str | None
     training: bool
@@ -163,7 +160,7 @@ class _Registration:
     def describe(self) -> str:
         if isinstance(self.reducer, FunctionReducer):
             return f"reducer function {getattr(self.reducer.fn, '__name__', repr(self.reducer.fn))}()"
-        return f"reducer {type(self.source).__name__}"
+        return f"reducer {type(self.wrapped).__name__}"
 
     def run(self, method: str, *args: Any) -> Any:
         try:
@@ -187,7 +184,7 @@ class _Registration:
 
 
 class ReducerRegistry:
-    """The reducers of one trial, reset and reduced together.
+    """The reducers of one trial.
 
     ``allgather_fn`` returns, on each of ``size`` ranks, a list of what all ranks pass to it, in rank order. The states
     of torchmetrics metrics are moved to ``device``.
@@ -210,8 +207,7 @@ class ReducerRegistry:
             reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
                 torchmetrics ``Metric`` or ``MetricCollection``.
             name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training: reduce at the end of training workloads.
-            for_validation: reduce at the end of validations.
+            for_training, for_validation: reduce at the end of training workloads; of validations.
 
         Returns:
             The object to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
@@ -221,29 +217,27 @@ class ReducerRegistry:
         """
         if isinstance(reducer, torch.nn.Module) and self._device is not None:
             reducer.to(self._device)
-        # A function gets a new collector each time, so it may serve several metrics.
-        collectors = [known.reducer for known in self._registrations]
-        if any(reducer is (known.metric if isinstance(known, TorchMetricReducer) else known) for known in collectors):
+        if any(reducer is known.wrapped for known in self._registrations):
             raise AssertionError(
                 f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
                 "each reducer is wrapped once. Make a second object for a second metric."
             )
         wrapped: Any = reducer
+        registered: MetricReducer
         if _is_torchmetrics(reducer):
-            of_torch = TorchMetricReducer(reducer)
+            registered = of_torch = TorchMetricReducer(reducer)
             if self._size > 1 and not dist.is_initialized():
                 of_torch.exchange_through(self._allgather)
-            registered: MetricReducer = of_torch
         elif isinstance(reducer, MetricReducer):
             registered = reducer
         elif callable(reducer):
-            wrapped = registered = FunctionReducer(reducer)
+            wrapped = registered = FunctionReducer(reducer)  # a new one each time: a function may serve several metrics
         else:
             raise AssertionError(
                 "wrap_reducer() takes a function, a MetricReducer or a torchmetrics metric; got "
                 f"{reducer!r} of type {type(reducer).__name__} (name={name!r})."
             )
-        self._registrations.append(_Registration(reducer, registered, name, for_training, for_validation))
+        self._registrations.append(_Registration(wrapped, registered, name, for_training, for_validation))
         return wrapped
 
     def reset_reducers(self) -> None:
@@ -257,11 +251,9 @@ class ReducerRegistry:
         return any(registration.training for registration in self._registrations)
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
-        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
+        """Return the metrics of a training workload or of a validation, over all ranks; the training loop reports them.
 
-        Args:
-            for_training: whether to reduce the metrics of a training workload, or of a validation.
-            allgather_fn: used instead of the registry's own.
+        ``allgather_fn`` is used in place of the registry's own.
 
         Raises:
             ValueError: a reducer failed. The message names it, the method and what it was given.

@@ -34,12 +34,9 @@ class RunConfiguration:
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
-        """Return the configuration that a call was given, if any.
+        """Return the configuration that a call was given, if any; without ``hparams`` with those in it.
 
-        By default ``hparams`` are those of the configuration, with the middle of each range.
-
-        Raises:
-            ConfigError, InvalidExperimentException: an argument cannot be used; all mistakes are named.
+        Raise a ConfigError or InvalidExperimentException that names all mistakes.
         """
         require_usable(hparams, None if isinstance(exp_conf, str | os.PathLike) else exp_conf)
         if exp_conf is None:
@@ -72,8 +69,7 @@ class RunConfiguration:
     def complete(self, **said: Any) -> dict[str, Any]:
         """Return the arguments of a call that have a value, which comes from the configuration if the call gives None.
 
-        Raises:
-            ValueError: the configuration gives a length in records, and there is no ``global_batch_size``.
+        Raise a ValueError if the configuration gives a length in records, and there is no ``global_batch_size``.
         """
         return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
 
@@ -85,7 +81,7 @@ class RunConfiguration:
         return {name: value for name, value in found.items() if value is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
-        """Log, once, which fields of a call's configuration have no effect, and the notes from reading it.
+        """Log, once, the notes from reading a call's configuration, and which of its fields have no effect.
 
         ``idle`` sections are ignored by this call in addition to others, and ``read`` fields the trial itself reads.
         """
@@ -126,8 +122,8 @@ class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups that a context offers.
 
     A secret that is masked in either is left out, and an error names it if the trial looks it up. ``slots`` processes
-    train together and share ``global_batch_size``. ``configuration`` supplies what calls leave out. ``hparams`` and
-    ``exp_conf`` are the trial's own dicts, which it may change, or None.
+    share ``global_batch_size``. ``configuration`` supplies what calls leave out. ``hparams`` and ``exp_conf`` are the
+    trial's own dicts, which it may change, or None.
     """
 
     def __init__(
@@ -144,10 +140,9 @@ class TrialSettings:
         self.exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
         self.configuration = configuration or RunConfiguration()
         self._trial_seed = trial_seed
-        self._global_batch_size: int | None = None
-        self._per_slot_batch_size: int | None = None
-        if hparams and hparams.get("global_batch_size"):
-            self._split_batch(hparams["global_batch_size"], slots)
+        self._slots = slots
+        global_batch_size = (hparams or {}).get("global_batch_size")
+        self._per_slot_batch_size = _size_per_slot(global_batch_size, slots) if global_batch_size else None
         self.aggregate_over(aggregation_frequency)
         self.average_aggregated_gradients = average_aggregated_gradients
 
@@ -156,27 +151,6 @@ class TrialSettings:
         if batches < 1:
             raise ValueError(f"aggregation_frequency must be at least 1; got {batches}.")
         self.aggregation_frequency = batches
-
-    def _split_batch(self, global_batch_size: Any, slots: int) -> None:
-        if not isinstance(global_batch_size, int):
-            raise errors.InvalidExperimentException(
-                f"hparams['global_batch_size'] must be an integer value; got {global_batch_size!r} of type "
-                f"{type(global_batch_size).__name__}."
-            )
-        if global_batch_size < slots:
-            raise errors.InvalidExperimentException(
-                f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
-                "It must be greater or equal, because each slot needs at least one record per batch."
-            )
-        self._per_slot_batch_size = global_batch_size // slots
-        self._global_batch_size = self._per_slot_batch_size * slots
-        if self._global_batch_size != global_batch_size:
-            logger.warning(
-                "global_batch_size %d is not divisible by %d slots; %d is used.",
-                global_batch_size,
-                slots,
-                self._global_batch_size,
-            )
 
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters; raise a ValueError if none were given."""
@@ -213,16 +187,13 @@ class TrialSettings:
 
     def get_global_batch_size(self) -> int:
         """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""
-        return self._require_batch_size(self._global_batch_size)
+        return self.get_per_slot_batch_size() * self._slots
 
     def get_per_slot_batch_size(self) -> int:
         """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
-        return self._require_batch_size(self._per_slot_batch_size)
-
-    def _require_batch_size(self, size: int | None) -> int:
-        if size is None:
+        if self._per_slot_batch_size is None:
             raise ValueError("The batch size is not known; pass hparams={'global_batch_size': ...} to init().")
-        return size
+        return self._per_slot_batch_size
 
     def to_plain(self) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for those not given."""
@@ -235,3 +206,21 @@ class TrialSettings:
         if self._trial_seed is None:
             raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
         return self._trial_seed
+
+
+def _size_per_slot(global_batch_size: Any, slots: int) -> int:
+    if not isinstance(global_batch_size, int):
+        raise errors.InvalidExperimentException(
+            f"hparams['global_batch_size'] must be an integer value; got {global_batch_size!r} of type "
+            f"{type(global_batch_size).__name__}."
+        )
+    if global_batch_size < slots:
+        raise errors.InvalidExperimentException(
+            f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
+            "It must be greater or equal, because each slot needs at least one record per batch."
+        )
+    size, left_over = divmod(global_batch_size, slots)
+    if left_over:
+        used = size * slots
+        logger.warning("global_batch_size %d is not divisible by %d slots; %d is used.", global_batch_size, slots, used)
+    return size

@@ -88,7 +88,7 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
     rank = context.distributed.rank
     states = context.backend.states
     of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
-    with explaining(f"The gradients in {source}"):
+    with _explaining(f"The gradients in {source}"):
         gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
         for model, saved in zip(context.models, gradients[: len(context.models)], strict=True):
             states.load_gradients(model, saved)
@@ -136,11 +136,11 @@ def load_state(
             raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
         scheduler.load_state_dict(saved)
 
-    schedulers = context.lr_schedulers
     mismatches = []
     if with_weights:
         mismatches += _load_models(context, state)
         mismatches += _load_each("optimizer", context.optimizers, state, "optimizers_state_dict", load_optimizer)
+    schedulers = context.lr_schedulers
     mismatches += _load_each("learning rate scheduler", schedulers, state, "lr_schedulers_state_dict", load_scheduler)
     _raise_if_any(mismatches, source, trial_class)
     _load_rest(context, callbacks, state)
@@ -150,13 +150,13 @@ def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallbac
     """Load gradient and loss scalers and the callbacks; warn if a scaler or a callback's state is missing."""
     scaler = context.precision.scaler
     if scaler is not None and "scaler_state_dict" in state:
-        with explaining("The state of the gradient scaler"):
+        with _explaining("The state of the gradient scaler"):
             _require_scale(state["scaler_state_dict"])
             scaler.load_state_dict(state["scaler_state_dict"])
     elif (scaler is not None) != ("scaler_state_dict" in state):
         has, lacks = ("checkpoint", "trial") if scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
-    with explaining("The state of the precision"):
+    with _explaining("The state of the precision"):
         context.precision.scaling.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
@@ -207,10 +207,10 @@ def _load_each(
     As in Determined, the list may be longer than what the trial wraps.
     """
     states = state.get(key)
-    if isinstance(states, list) and not all(isinstance(one, dict) for one in states):
-        return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
     if not isinstance(states, list):
         return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
+    if not all(isinstance(one, dict) for one in states):
+        return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
     if len(targets) > len(states):
         return [f"the trial wraps {len(targets)} {what}(s), and {len(states)} are there"]
     if len(targets) < len(states):
@@ -227,18 +227,18 @@ def _load_each(
     return mismatches
 
 
-def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None = None) -> None:
+def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None) -> None:
     if mismatches:
         written_by = f" It was written by the trial {trial_class}." if trial_class else ""
+        listed = "\n- ".join(mismatches)
         raise errors.InvalidCheckpointException(
-            f"{source} does not fit the trial:\n- "
-            + "\n- ".join(mismatches)
-            + f"\nIt is a checkpoint of another trial, or the trial was changed.{written_by}"
+            f"{source} does not fit the trial:\n- {listed}\nIt is a checkpoint of another trial, or the trial was "
+            f"changed.{written_by}"
         )
 
 
 @contextlib.contextmanager
-def explaining(what: str) -> Iterator[None]:
+def _explaining(what: str) -> Iterator[None]:
     """Raise an InvalidCheckpointException that names the state instead of what loading it raises."""
     try:
         yield
@@ -270,6 +270,7 @@ def _require_scale(saved: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number, or a tensor with one."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
     try:
