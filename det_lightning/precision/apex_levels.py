@@ -32,8 +32,7 @@ class LossScaler:
     def __init__(self, device: torch.device, level: Level, growth_interval: int) -> None:
         self.dynamic = level.loss_scale == DYNAMIC
         self._growth_interval = growth_interval
-        bounds = {"min": level.min_loss_scale, "max": level.max_loss_scale}
-        self._bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+        self._bounds = (level.min_loss_scale, level.max_loss_scale)
         initial = 2.0**16 if self.dynamic else float(level.loss_scale)
         self._scale = torch.full((), initial, dtype=torch.float32, device=device)
         self._unskipped = torch.zeros((), dtype=torch.int32, device=device)
@@ -55,8 +54,8 @@ class LossScaler:
         self._bound()
 
     def _bound(self) -> None:
-        if self.dynamic and self._bounds:
-            self._scale.clamp_(**self._bounds)
+        if self.dynamic and self._bounds != (None, None):
+            self._scale.clamp_(*self._bounds)
 
     def state_dict(self) -> dict[str, Any]:
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}

@@ -54,8 +54,6 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
         return type(value)(*(cast_floats(item, cast) for item in value))
     if isinstance(value, list | tuple | set | frozenset):
         return type(value)(cast_floats(item, cast) for item in value)
-    if type(value) is dict:
-        return {key: cast_floats(item, cast) for key, item in value.items()}
     if isinstance(value, collections.abc.MutableMapping):
         mapping = copy.copy(value)
         for key, item in value.items():

@@ -10,6 +10,8 @@ import torch
 
 from det_lightning.distributed.backend import Backend, parameters_of
 
+_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
 
 class ScaledGradients:
     """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
@@ -27,7 +29,10 @@ class ScaledGradients:
         self._states = backend.states
         self._optimizers = optimizers
         self._pairs = list(masters.items())
-        self._pairs_of = {optimizer: _pairs_of(optimizer, masters) for optimizer in optimizers}
+        self._pairs_of: dict[torch.optim.Optimizer, _Pairs] = {}
+        for optimizer in optimizers:
+            own = set(parameters_of(optimizer))
+            self._pairs_of[optimizer] = [(half, master) for half, master in self._pairs if master in own]
         self._parameters: list[torch.nn.Parameter] = []
         self._earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
 
@@ -61,10 +66,9 @@ class ScaledGradients:
 
     def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
         """Round the masters that ``optimizer`` has updated into the weights that the models compute with."""
-        halves, masters = self._pairs_of[optimizer]
-        if halves:
+        if self._pairs_of[optimizer]:
             with torch.no_grad():
-                _copy(halves, masters)
+                _copy(self._pairs_of[optimizer])
 
     def of_masters(self) -> list[torch.Tensor | None]:
         """Return the whole gradient of each master; see ``ModelStates.is_sharded``."""
@@ -81,17 +85,17 @@ class ScaledGradients:
         """Move the gradients of weights in half precision to their masters."""
         pairs = [(half, master) for half, master in self._pairs if half.grad is not None]
         self._exchange.average_rest(half for half, _ in pairs)
-        dense: dict[torch.Tensor, torch.Tensor] = {}
+        dense: _Pairs = []
         for half, master in pairs:
             gradient: Any = half.grad
             if gradient.layout is torch.strided:
                 master.grad = torch.empty_like(master)
-                dense[master.grad] = gradient
+                dense.append((master.grad, gradient))
             else:
                 master.grad = gradient.to(master.dtype)
             half.grad = None
         if dense:
-            _copy([*dense], [*dense.values()])
+            _copy(dense)
 
     def _unscale(self, inverse: torch.Tensor) -> torch.Tensor:
         by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
@@ -109,9 +113,9 @@ class ScaledGradients:
         return overflow
 
 
-def _copy(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-    """Copy tensors in few kernels, rounding to the type of their targets."""
-    torch._foreach_copy_([_local(tensor) for tensor in to], [_local(tensor) for tensor in of])
+def _copy(pairs: _Pairs) -> None:
+    """Copy the second tensor of each pair into the first, in few kernels, rounding to its type."""
+    torch._foreach_copy_([_local(to) for to, _ in pairs], [_local(of) for _, of in pairs])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,12 +137,3 @@ def _values_of_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
         parameter.grad = summed = gradient.coalesce()
         return summed.values()
     return gradient
-
-
-def _pairs_of(
-    optimizer: torch.optim.Optimizer, masters: dict[torch.nn.Parameter, torch.nn.Parameter]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the weights in half precision whose masters ``optimizer`` has, and those masters."""
-    own = set(parameters_of(optimizer))
-    pairs = [(half, master) for half, master in masters.items() if master in own]
-    return [half for half, _ in pairs], [master for _, master in pairs]
