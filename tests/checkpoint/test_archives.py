@@ -16,8 +16,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.safe_load import read_state
-from det_lightning.checkpoint.safe_load.archive import read_entries
-from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, UnknownOrderError
+from det_lightning.checkpoint.safe_load.archive import PlainArchive, UnknownOrderError, read_entries
 from tests.soak import mutations
 from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
 

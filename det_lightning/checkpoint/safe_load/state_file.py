@@ -23,10 +23,9 @@ from zlib_ng import zlib_ng
 
 from det_lightning import errors, garbage_collection
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
-from det_lightning.checkpoint.safe_load.archive import Entry, read_entries
+from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, Stream, UnknownOrderError, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import CostlyError, require_bounded
 from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
-from det_lightning.checkpoint.safe_load.plain_archive import PlainArchive, Stream, UnknownOrderError
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, allow_safe_values, finish
 from det_lightning.escaping import escape, name_some
 
@@ -37,7 +36,7 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PROTOCOL = 1001
 
 
-def check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> bool:
+def _check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> bool:
     """Raise unless ``torch.save`` can have written the pickle of an archive, or it is harmless anyway.
 
     Return whether unpickling it may read the values of tensors. An ``UnpicklingError`` names a reference that is not
@@ -61,7 +60,7 @@ def _allowed_names() -> frozenset[str]:
     return frozenset(safe.union(STAND_INS)) - frozenset(CALLS)
 
 
-def check_old_format(file: IO[bytes], size: int) -> None:
+def _check_old_format(file: IO[bytes], size: int) -> None:
     """Check a file of ``torch.save`` before 1.6 in the same way; it has ``size`` bytes."""
     claimed: set[str] = set()
     left = size
@@ -197,16 +196,19 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Entry], kwargs: dict[str, Any]) -> Any:
-    """Read the format of torch since 1.6; checksums are compared here, because torch does not."""
+    """Read the format of torch since 1.6, and compare the checksums, which torch does not."""
     contents = {_PICKLE: _read_entry(file, entries, _PICKLE)}
     fills_later = False
     if kwargs["weights_only"]:
         storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
         sizes = {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()}
-        reads_values = check_archived_pickle(contents[_PICKLE], sizes)
+        reads_values = _check_archived_pickle(contents[_PICKLE], sizes)
         contents |= {name: _read_entry(file, entries, name) for name in _SMALL_ENTRIES if name in entries}
         entries = {name: entries[name] for name in contents} | storages
-        fills_later = not reads_values and _stays_as_it_is(contents, kwargs)
+        # torch loads the content of storages unchanged if they stay on the CPU.
+        is_native = contents.get("byteorder", b"little") == sys.byteorder.encode()
+        stays = is_native and not kwargs["mmap"] and kwargs["map_location"] in ("cpu", torch.device("cpu"))
+        fills_later = stays and not reads_values
     if fills_later:
         with PlainArchive(file, entries, contents, fills_later=True) as archive:
             try:
@@ -223,12 +225,6 @@ def _load_intact(archive: PlainArchive, source: Any, kwargs: dict[str, Any]) -> 
     if damaged := archive.find_damage():
         raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
     return state
-
-
-def _stays_as_it_is(contents: Mapping[str, bytes], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch loads the content of storages to the CPU unchanged."""
-    same_order = contents.get("byteorder", b"little") == sys.byteorder.encode()
-    return same_order and not kwargs["mmap"] and kwargs["map_location"] in ("cpu", torch.device("cpu"))
 
 
 def _read_entry(file: IO[bytes], entries: Mapping[str, Entry], name: str) -> bytes:
@@ -248,7 +244,7 @@ def _read_old_format(path: pathlib.Path, file: IO[bytes], kwargs: dict[str, Any]
         return _load(path, kwargs)
     # A stream without a descriptor: torch tries other formats on a real file.
     stream = io.BufferedReader(_FileSection(file, 0, path.stat().st_size))
-    check_old_format(stream, path.stat().st_size)
+    _check_old_format(stream, path.stat().st_size)
     stream.seek(0)
     return _load(stream, kwargs)
 
