@@ -135,11 +135,8 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     entry = with_numpy(entry)
     load_data = entry.get("load_data")
     trial_state, resume = _progress_in(entry)
-    wrong = [
-        f"{name!r} is {mask(one)!r:.99}"
-        for name, one in (("resume", resume), ("load_data", load_data))
-        if not isinstance(one, dict | None)
-    ]
+    dicts = {"resume": resume, "load_data": load_data}
+    wrong = [f"{name!r} is {mask(one)!r:.99}" for name, one in dicts.items() if not isinstance(one, dict | None)]
     if wrong:
         raise errors.InvalidCheckpointException(f"Values of {what} should be dicts: {'; '.join(wrong)}.")
     try:

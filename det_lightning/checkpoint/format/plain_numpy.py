@@ -30,46 +30,36 @@ def without_numpy(value: Any) -> Any:
 
     They are looked for in dicts, lists and tuples. Arrays of Python objects and of records are left as they are.
     """
-    return _Replacement(_describe).of(value)
+    return _replaced(value, _describe, {})
 
 
 def with_numpy(value: Any) -> Any:
     """Reverse :func:`without_numpy`; raise an ``InvalidCheckpointException`` if an array is damaged."""
-    return _Replacement(functools.partial(_rebuild, set())).of(value)
+    return _replaced(value, functools.partial(_rebuild, set()), {})
 
 
 def with_plain_numbers(value: Any) -> Any:
     """Return ``value`` with Python's numbers in place of numpy's scalars, in dicts, lists and tuples."""
-    return _Replacement(_as_number).of(value)
+    return _replaced(value, lambda one: one.item() if isinstance(one, np.bool_ | np.number) else one, {})
 
 
-class _Replacement:
-    """Replaces values in nested containers. A container in which nothing is replaced stays the same object."""
-
-    def __init__(self, replace: Callable[[Any], Any]) -> None:
-        self._replace = replace
-        self._done: dict[int, Any] = {}
-
-    def of(self, value: Any) -> Any:
-        """Return ``value``, or what takes its place."""
-        replaced = self._replace(value)
-        if replaced is not value or type(value) not in (*_MAPPINGS, list, tuple):
-            return replaced
-        if id(value) not in self._done:
-            self._done[id(value)] = value  # in case it contains itself
-            self._done[id(value)] = self._of_container(value)
-        return self._done[id(value)]
-
-    def _of_container(self, value: Any) -> Any:
+def _replaced(value: Any, replace: Callable[[Any], Any], done: dict[int, Any]) -> Any:
+    """Replace values in nested containers. A container in which nothing is replaced stays the same object."""
+    found = replace(value)
+    if found is not value or type(value) not in (*_MAPPINGS, list, tuple):
+        return found
+    if id(value) in done:
+        return done[id(value)]
+    done[id(value)] = value  # in case it contains itself
+    parts = list(value.values()) if isinstance(value, dict) else value
+    replaced = [_replaced(part, replace, done) for part in parts]
+    if any(one is not before for one, before in zip(replaced, parts, strict=True)):
         if isinstance(value, dict):
-            items = {key: self.of(item) for key, item in value.items()}
-            if all(items[key] is item for key, item in value.items()):
-                return value
-            changed = copy.copy(value)  # keeps the versions of modules that torch attaches to a state dict
-            changed.update(items)
-            return changed
-        parts = [self.of(item) for item in value]
-        return value if all(part is item for part, item in zip(parts, value, strict=True)) else type(value)(parts)
+            done[id(value)] = copy.copy(value)  # keeps the versions of modules that torch attaches to a state dict
+            done[id(value)].update(zip(value, replaced, strict=True))
+        else:
+            done[id(value)] = type(value)(replaced)
+    return done[id(value)]
 
 
 def _describe(value: Any) -> Any:
@@ -126,7 +116,3 @@ def _is_bytes(content: Any) -> bool:
         and not content.is_meta
         and content.is_contiguous()
     )
-
-
-def _as_number(value: Any) -> Any:
-    return value.item() if isinstance(value, np.bool_ | np.number) else value

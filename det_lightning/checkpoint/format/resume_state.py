@@ -154,10 +154,8 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     if wrong_counts is not None:
         mistakes.append(f"'trial_state' {wrong_counts}")
     world_size = values.get("world_size")
-    of_each_rank = ["rng_states", "journals"]
-    if values.get("positions"):  # the first releases wrote none
-        of_each_rank.append("positions")
-    for name in of_each_rank:
+    # The first releases wrote no positions.
+    for name in ("rng_states", "journals", *(["positions"] if values.get("positions") else [])):
         if world_size is not None and len(values[name]) != world_size:
             mistakes.append(f"{name!r} should have an entry for each of {world_size} ranks; got {len(values[name]):,}")
     return mistakes
@@ -210,14 +208,13 @@ def _is_of_model(value: Any) -> bool:
 
 
 def _is_position(value: Any) -> bool:
-    if not isinstance(value, dict) or value.keys() != {"training", "validation"}:
-        return False
-    training = value["training"]
     return (
-        isinstance(training, dict)
-        and training.keys() == {"drawn", "samplers"}
-        and _is_count(training["drawn"])
-        and _are_dicts(training["samplers"])
+        isinstance(value, dict)
+        and value.keys() == {"training", "validation"}
+        and isinstance(value["training"], dict)
+        and value["training"].keys() == {"drawn", "samplers"}
+        and _is_count(value["training"]["drawn"])
+        and _are_dicts(value["training"]["samplers"])
         and _are_dicts(value["validation"])
     )
 
@@ -225,14 +222,13 @@ def _is_position(value: Any) -> bool:
 _is_count = _is_integer(0, MAX_COUNT)
 _are_dicts = _is_list(_is(dict))
 _are_of_models = _is_list(_is_of_model)
-_are_of_ranks = _is_list(_are_of_models)
 
 _EXPECTED: dict[str, tuple[str, _Check]] = {
     "trial_state": ("a dict of counts", _is(dict)),
     "rng_states": ("a list with a dict of random states for each rank", _is_list(_is(dict), least=1)),
     "journals": ("a list of the starts of passes over the data for each rank", _is_list(_is_list(_is_start), least=1)),
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
-    "gradients": ("a list of dicts of tensors", lambda value: _are_of_models(value) or _are_of_ranks(value)),
+    "gradients": ("a list of dicts of tensors", lambda value: _are_of_models(value) or _is_list(_are_of_models)(value)),
     "precision": ("a dict", _is(dict)),
     "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_integer(1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
@@ -245,5 +241,5 @@ _EXPECTED: dict[str, tuple[str, _Check]] = {
 _EXPECTED_OF_START: dict[str, tuple[str, _Check]] = {
     "first_batch": ("an integer", _is_count),
     "rng": ("a dict", _is(dict)),
-    "samplers": ("a list of dicts", _is_list(_is(dict))),
+    "samplers": ("a list of dicts", _are_dicts),
 }

@@ -90,40 +90,36 @@ def _dtype_of(name: Any) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
+def _is(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
 # Which values the argument of each name may have.
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("text", "device", "code"), _is(str)),
+    **dict.fromkeys(("requires_grad", "align", "copy"), _is(bool)),
+    **dict.fromkeys(("real", "imaginary"), _is(int | float)),
+    **dict.fromkeys(("function", "kind"), _is(NamedGlobal)),
+    **dict.fromkeys(("size", "stride"), _are_counts),
+    **dict.fromkeys(("parts", "args"), lambda value: type(value) is tuple),
+    "content": _is(str | bytes | PlainValue),
+    "counts": _is(DescribedDict),
+    "storage": _is(DescribedStorage),
+    "tensor": _is(DescribedTensor),
+    "data_type": _is(DataType),
+    "state": _is(object),
     "pairs": _are_pairs,
-    "counts": lambda value: isinstance(value, DescribedDict),
     "items": lambda value: type(value) is list,
-    "text": lambda value: isinstance(value, str),
-    "content": lambda value: isinstance(value, str | bytes | PlainValue),
     "encoding": lambda value: value in ("latin1", "latin-1"),
-    "real": lambda value: isinstance(value, int | float),
-    "imaginary": lambda value: isinstance(value, int | float),
-    "device": lambda value: isinstance(value, str),
     "index": lambda value: value is None or is_count(value),
+    "offset": is_count,
     "layout_name": lambda value: isinstance(value, str) and value in _LAYOUTS,
     "layout": lambda value: isinstance(value, NamedGlobal) and _LAYOUTS.get(value.full, 0) > 0,
-    "parts": lambda value: type(value) is tuple,
-    "storage": lambda value: isinstance(value, DescribedStorage),
-    "offset": is_count,
-    "size": _are_counts,
-    "stride": _are_counts,
     "dtype": lambda value: _dtype_of(value) is not None,
     "quantizer": _is_quantizer,
-    "requires_grad": lambda value: isinstance(value, bool),
     "hooks": lambda value: value is None or (isinstance(value, DescribedDict) and not value.items),
     "flags": _are_flags,
-    "tensor": lambda value: isinstance(value, DescribedTensor),
     "attributes": _are_attributes,
-    "function": lambda value: isinstance(value, NamedGlobal),
-    "kind": lambda value: isinstance(value, NamedGlobal),
-    "args": lambda value: type(value) is tuple,
-    "state": lambda _: True,
-    "code": lambda value: isinstance(value, str),
-    "align": lambda value: isinstance(value, bool),
-    "copy": lambda value: isinstance(value, bool),
-    "data_type": lambda value: isinstance(value, DataType),
 }
 
 

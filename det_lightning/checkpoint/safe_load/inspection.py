@@ -48,7 +48,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
         if layout.is_sharded(directory, state_file):
             attempt(lambda: read_checkpoint(directory, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
-    attempt(lambda: _inspect_lightning(directory, trusted))
+    attempt(lambda: _has_lightning(directory, trusted))
     return verdict
 
 
@@ -93,36 +93,31 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: _inspect_completeness(directory),
-        lambda: _inspect_metadata(directory),
+        lambda: {"complete": layout.require_complete(directory) is None},
+        lambda: {"metadata": _inspect_metadata(directory)},
         lambda: {"load_data": mask(layout.read_load_data(directory))},
-        lambda: _inspect_trial_state(directory, trusted),
+        lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
-        lambda: _inspect_lightning(directory, trusted),
+        lambda: {"lightning": _has_lightning(directory, trusted)},
     )
     for read in reads:
         found.update(_attempt(problems, read) or {})
     return found
 
 
-def _inspect_completeness(directory: pathlib.Path) -> dict[str, Any]:
-    layout.require_complete(directory)
-    return {"complete": True}
-
-
-def _inspect_metadata(directory: pathlib.Path) -> dict[str, Any]:
+def _inspect_metadata(directory: pathlib.Path) -> Any:
     path = directory / layout.METADATA_FILE
     metadata = layout.read_json(path) if path.is_file() else {}
     if (damage := manifest.find_metadata_damage(metadata)) is not None:
         raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
     hidden = (manifest.MANIFEST_KEY, manifest.CHECKSUM_KEY)
-    return {"metadata": mask({name: value for name, value in metadata.items() if name not in hidden})}
+    return mask({name: value for name, value in metadata.items() if name not in hidden})
 
 
 def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     state, epochs_known = read_trial_state(directory, trusted=trusted)
-    return {"trial_state": {**vars(state), **({} if epochs_known else {"epochs_trained": None})}}
+    return {**vars(state), **({} if epochs_known else {"epochs_trained": None})}
 
 
 def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
@@ -130,9 +125,9 @@ def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, t
     return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
 
 
-def _inspect_lightning(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
+def _has_lightning(directory: pathlib.Path, trusted: bool) -> bool:
     path = directory / layout.LIGHTNING_FILE
-    return {"lightning": path.is_file() and read_state(path, trusted=trusted) is not None}
+    return path.is_file() and read_state(path, trusted=trusted) is not None
 
 
 def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:

@@ -55,13 +55,13 @@ class _Unpickler(pickle.Unpickler):
         self._known = known
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        found = self._known.get(f"{module_name}.{global_name}")
-        if found is None:
+        name = f"{module_name}.{global_name}"
+        if name not in self._known:
             raise errors.UnsafeCheckpointError(
-                f"{escape(self._path)} refers to {escape(f'{module_name}.{global_name}'):.200}, and reading that could "
-                "run code. If you know where the file comes from, pass trusted=True."
+                f"{escape(self._path)} refers to {escape(name):.200}, and reading that could run code. If you know "
+                "where the file comes from, pass trusted=True."
             )
-        return found
+        return self._known[name]
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:
@@ -210,8 +210,10 @@ def read_checkpoint(
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
-
-    state = _read_state(state_file, trusted)
+    if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
+        state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    else:
+        state = read_state(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
@@ -239,12 +241,6 @@ def read_checkpoint(
         differences = escape("; ".join(damage))
         logger.warning("The trusted checkpoint %s differs from its manifest: %s.", escape(directory), differences)
     return content
-
-
-def _read_state(state_file: pathlib.Path, trusted: bool) -> dict[str, Any]:
-    if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
-        return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
-    return read_state(state_file, trusted=trusted)
 
 
 def _with_stored(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:

@@ -45,7 +45,10 @@ class _Array:
             raise ValueError("the state of a numpy array has other parts")
         _version, shape, data_type, is_fortran, content = state
         dtype = _dtype_of(data_type)
-        shape = [_count(length) for length in shape]
+        for length in shape:
+            if not isinstance(length, int) or length < 0:
+                raise ValueError(f"expected a number of elements; got {_shown(length)}")
+        shape = list(shape)
         if not isinstance(content, bytes) or len(content) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its content")
         flat = np.frombuffer(bytearray(content), dtype)
@@ -72,12 +75,6 @@ def _dtype_of(described: Any) -> np.dtype[Any]:
     return described.dtype
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"expected a number of elements; got {_shown(value)}")
-    return value
-
-
 def _begin_array(kind: Any, *_: Any) -> _Array:
     if kind is not _Array:
         raise ValueError(f"only numpy arrays can be read as arrays; got {_shown(kind)}")
@@ -90,11 +87,6 @@ def make_scalar(data_type: Any, content: Any) -> Any:
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
         raise ValueError(f"a scalar of type {dtype} does not fit its content")
     return np.frombuffer(content, dtype)[0]
-
-
-def _no_bytes() -> bytes:
-    """Stand in for ``bytes``, with which ``b""`` and arrays without elements are pickled."""
-    return b""
 
 
 class _OneCycle:
@@ -114,7 +106,7 @@ STAND_INS: dict[str, Any] = {
     "numpy.dtype": DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": make_scalar for core in ("core", "_core")},
-    "builtins.bytes": _no_bytes,
+    "builtins.bytes": lambda: b"",  # with which b"" and arrays without elements are pickled
     "builtins.getattr": _attribute,
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
@@ -148,9 +140,8 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         return value
     if id(value) in done:
         return done[id(value)][1]
-    finished: Any = value
     # The original is kept alive with the result, so that no other object gets its id.
-    done[id(value)] = value, finished
+    done[id(value)] = value, value
     if isinstance(value, dict):
         for key in list(value):
             value[key] = _finish(value[key], done)
@@ -159,6 +150,5 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     elif type(value) is tuple:
         items = tuple(_finish(item, done) for item in value)
         if any(item is not before for item, before in zip(items, value, strict=True)):
-            finished = items
-    done[id(value)] = value, finished
-    return finished
+            done[id(value)] = value, items
+    return done[id(value)][1]
