@@ -30,6 +30,7 @@ SHARDED_RESUME_VALUES = ("gradients", "precision")
 
 _INDEX_VERSION = 1
 _INDEX_FILES = "index-*.json"
+_FILE_NAME = re.compile(r"__\d+_\d+\.distcp", re.ASCII)
 # The number of parts named in a message.
 _MOST_NAMED_PARTS = 5
 
@@ -129,22 +130,15 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
 
 
 def _parsed(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
-    if (
-        isinstance(row, list)
-        and len(row) == len(dataclasses.fields(StoredPart))
-        and all(type(value) is int and value >= 0 for index, value in enumerate(row) if index != _FILE)
-        and isinstance(row[_FILE], str)
-        and _FILE_NAME.fullmatch(row[_FILE]) is not None
-    ):
-        return StoredPart(*row)
-    raise errors.IncompleteCheckpointError(
-        f"{escape(path)} is damaged: the part of {tensor:.200} should be {_FORM}; got {short_text(row)}."
-    )
-
-
-_FORM = [field.name for field in dataclasses.fields(StoredPart)]
-_FILE = _FORM.index("file")
-_FILE_NAME = re.compile(r"__\d+_\d+\.distcp", re.ASCII)
+    form = [field.name for field in dataclasses.fields(StoredPart)]
+    found = dict(zip(form, row, strict=True)) if isinstance(row, list) and len(row) == len(form) else {}
+    file = found.pop("file", None)
+    is_file = isinstance(file, str) and _FILE_NAME.fullmatch(file) is not None
+    if not is_file or not all(type(number) is int and number >= 0 for number in found.values()):
+        raise errors.IncompleteCheckpointError(
+            f"{escape(path)} is damaged: the part of {tensor:.200} should be {form}; got {short_text(row)}."
+        )
+    return StoredPart(*row)
 
 
 def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) -> list[StoredPart]:

@@ -93,7 +93,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
-        lambda: {"complete": layout.require_complete(directory) is None},
+        lambda: {"complete": _is_complete(directory)},
         lambda: {"metadata": _inspect_metadata(directory)},
         lambda: {"load_data": mask(layout.read_load_data(directory))},
         lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
@@ -104,6 +104,11 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     for read in reads:
         found.update(_attempt(problems, read) or {})
     return found
+
+
+def _is_complete(directory: pathlib.Path) -> bool:
+    layout.require_complete(directory)
+    return True
 
 
 def _inspect_metadata(directory: pathlib.Path) -> Any:

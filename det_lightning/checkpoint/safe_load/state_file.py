@@ -15,7 +15,7 @@ import pathlib
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import torch
@@ -36,18 +36,14 @@ _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_PROTOCOL = 1001
 
 
-def _check_archived_pickle(pickled: bytes, storage_sizes: Mapping[str, int]) -> bool:
-    """Raise unless ``torch.save`` can have written the pickle of an archive, or it is harmless anyway.
+def _check_pickle(file: IO[bytes], size: int, claim: Callable[[str, int], bool]) -> bool:
+    """Raise unless ``torch.save`` can have written the pickle in a file, or it is harmless anyway; see ``Interpreter``.
 
     Return whether unpickling it may read the values of tensors. An ``UnpicklingError`` names a reference that is not
     known to be safe; any other error means damage.
     """
-
-    def claim(key: str, nbytes: int) -> bool:
-        return storage_sizes.get(key) == nbytes
-
     safe_names = _allowed_names()
-    interpreter = Interpreter(io.BytesIO(pickled), len(pickled), claim, safe_names, CALLS, NAMES)
+    interpreter = Interpreter(file, size, claim, safe_names, CALLS, NAMES)
     require_bounded(interpreter.run())
     return not interpreter.named.isdisjoint(READ_VALUES | (safe_names - STAND_INS.keys()))
 
@@ -61,7 +57,7 @@ def _allowed_names() -> frozenset[str]:
 
 
 def _check_old_format(file: IO[bytes], size: int) -> None:
-    """Check a file of ``torch.save`` before 1.6 in the same way; it has ``size`` bytes."""
+    """Check a file of ``torch.save`` before 1.6, which has ``size`` bytes; see :func:`_check_pickle`."""
     claimed: set[str] = set()
     left = size
 
@@ -74,7 +70,7 @@ def _check_old_format(file: IO[bytes], size: int) -> None:
     if Interpreter(file, size).run() != _OLD_MAGIC or Interpreter(file, size).run() != _OLD_PROTOCOL:
         raise ValueError("it does not begin like a file of torch.save")
     Interpreter(file, size).run()  # describes the machine that wrote it
-    require_bounded(Interpreter(file, size, claim, _allowed_names(), CALLS, NAMES).run())
+    _check_pickle(file, size, claim)
     keys = Interpreter(file, size).run()
     if type(keys) is not list or sorted(map(str, keys)) != sorted(claimed):
         raise ValueError("the tensors and their content do not belong together")
@@ -197,12 +193,13 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 
 def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Entry], kwargs: dict[str, Any]) -> Any:
     """Read the format of torch since 1.6, and compare the checksums, which torch does not."""
-    contents = {_PICKLE: _read_entry(file, entries, _PICKLE)}
+    pickled = _read_entry(file, entries, _PICKLE)
+    contents = {_PICKLE: pickled}
     fills_later = False
     if kwargs["weights_only"]:
         storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
         sizes = {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()}
-        reads_values = _check_archived_pickle(contents[_PICKLE], sizes)
+        reads_values = _check_pickle(io.BytesIO(pickled), len(pickled), lambda key, nbytes: sizes.get(key) == nbytes)
         contents |= {name: _read_entry(file, entries, name) for name in _SMALL_ENTRIES if name in entries}
         entries = {name: entries[name] for name in contents} | storages
         # torch loads the content of storages unchanged if they stay on the CPU.
