@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.saving import CheckpointSaver, RunStorage
+from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.checkpointing import CheckpointPlan
@@ -90,10 +90,9 @@ class DeterminedCheckpoint(pl.Callback):
         self._is_default = storage is None
         code = pathlib.Path(code_dir) if code_dir is not None else None
         writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
-        saver = CheckpointSaver(writer, not self.storage.is_local if async_write is None else async_write)
-        self._run_storage = RunStorage(
-            self.storage,
-            saver,
+        self._saver = CheckpointSaver(
+            writer,
+            not self.storage.is_local if async_write is None else async_write,
             metric=metric,
             smaller_is_better=smaller_is_better,
             retention=retention,
@@ -101,9 +100,7 @@ class DeterminedCheckpoint(pl.Callback):
             trial=trial,
             job=job,
         )
-        self._plan = CheckpointPlan(
-            self._run_storage, policy, period, best_elsewhere=best_elsewhere, on_complete=on_complete
-        )
+        self._plan = CheckpointPlan(self._saver, policy, period, best_elsewhere=best_elsewhere, on_complete=on_complete)
 
     @property
     def last_checkpoint_id(self) -> str | None:
@@ -151,7 +148,7 @@ class DeterminedCheckpoint(pl.Callback):
 
         Returns False if one is deleting it or already has; raises a StorageError if the storage refuses.
         """
-        return self._run_storage.claims.use(path)
+        return self._saver.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Claim the name of the trial, and begin to remove what killed runs left behind; say where checkpoints go.
@@ -168,18 +165,18 @@ class DeterminedCheckpoint(pl.Callback):
             asked = module.stop_request is not None and module.stop_request.requested
             return asked or trainer.received_sigterm
 
-        self._run_storage.limit_retries_when(is_ending)
+        self._saver.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
             else:
                 logger.info("Checkpoints go to %s.", escape(self.storage))
-            self._run_storage.begin(trainer.ckpt_path, resumed)
+            self._saver.begin(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         context = require_trial_module(self, pl_module).trial_run.context
         if trainer.is_global_zero and not context.backend.states.is_sharded:
-            self._run_storage.saver.reserve_memory(context.models, context.optimizers)
+            self._saver.reserve_memory(context.models, context.optimizers)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if require_trial_module(self, pl_module).driver is None:
@@ -190,4 +187,4 @@ class DeterminedCheckpoint(pl.Callback):
 
     def close(self) -> None:
         """Release the trial's name, and what keeps other runs from deleting checkpoints."""
-        self._run_storage.end()
+        self._saver.end()

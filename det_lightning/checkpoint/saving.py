@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
@@ -28,7 +27,6 @@ from det_lightning.checkpoint.storage.background import (
     signal_deferred,
     tensors_in,
 )
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
@@ -37,22 +35,77 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run, one after another, and deletes those that its ``retention`` does not keep.
+    """Claims the name of a trial; writes the checkpoints of its runs, one after another; deletes what need not be kept.
 
-    If ``in_background``, it copies the state and writes the copy in another thread, one checkpoint at a time.
+    If ``in_background``, it copies the state and writes the copy in another thread, one checkpoint at a time. The other
+    arguments are explained in ``DeterminedCheckpoint``.
     """
 
-    def __init__(self, writer: CheckpointWriter, in_background: bool = False) -> None:
-        self.retention: RunRetention | None = None
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        in_background: bool = False,
+        *,
+        metric: str | None = None,
+        smaller_is_better: bool = True,
+        retention: Retention | None = None,
+        experiment: str | None = None,
+        trial: str | None = None,
+        job: str | None = None,
+    ) -> None:
+        self.storage = writer.storage
+        self.metric = metric
+        self.smaller_is_better = smaller_is_better
+        self.claims = RunClaims(self.storage)
         self._writer = writer
         self._in_background = in_background
+        self._rule = retention
+        self._experiment = experiment
+        self._trial = trial
+        self._job = job
+        # What the metadata of a run's checkpoints say about the run; deletes the trial's superfluous checkpoints.
+        self._notes: dict[str, Any] = {}
+        self._retention: RunRetention | None = None
+        self._cleaning: BackgroundCleaning | None = None
         self._snapshotter = Snapshotter()
         self._is_reserved = False
         self._under_way: BackgroundTask[str] | None = None
+        self._hurries = False
         # Ids of complete checkpoints: not yet returned, still in the storage, vanished from it.
         self._complete: list[str] = []
         self._existing: list[str] = []
         self._vanished: list[str] = []
+
+    def begin(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
+        """Claim the trial's name, and start a background thread that removes what killed runs have left behind.
+
+        ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
+        """
+        self.storage.require_writable()
+        inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
+        trial = self.claims.claim_trial(self._experiment, self._trial, inherited)
+        parent = (resumed.name or None) if resumed is not None else None
+        experiment = self._experiment or trial
+        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
+        if self._job is not None:
+            self._notes["job"] = self._job
+        if self._rule is not None:
+            read = functools.partial(TrialIndex, self.storage.root, experiment, trial, self.metric, self.smaller_is_better)
+            index = self.storage.retry.call("reading", read, where=self.storage)
+            self._retention = RunRetention(self.storage, index, self._rule, self.claims.run_id)
+            self._retention.catch_up(parent)
+        self._cleaning = BackgroundCleaning(self.storage)
+
+    def end(self) -> None:
+        """Release the name of the trial, and whatever keeps others from deleting checkpoints."""
+        if self._cleaning is not None:
+            self._cleaning.end()
+            self._cleaning = None
+        self.claims.release()
+
+    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
+        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
+        self.storage.limit_retries_when(lambda: self._hurries or is_ending())
 
     def reserve_memory(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
@@ -92,24 +145,35 @@ class CheckpointSaver:
         self._collect(wait=True)
         self._report_vanished()
         new = checkpoint_id or new_id()
+        content.notes.update(self._notes)
+        if metric is not None:
+            content.notes["metric"] = {
+                "name": self.metric,
+                "value": metric,
+                "smaller_is_better": self.smaller_is_better,
+            }
+        if content.resume is not None:
+            content.resume.trial = self._notes.get("trial")
         with signal_deferred(WORKER_DIED):
             if self._in_background and report_written is None:
                 copied = self._copy(content, new)
-                self._begin(lambda: self._commit(copied, self._write_copied(copied, new), metric))
+                complete = functools.partial(self._write_copied, copied, new, metric)
             else:
                 staging = self._writer.write_files(content, new, report_written)
-                if self._in_background:
-                    self._begin(lambda: self._commit(content, staging, metric))
-                else:
-                    self._complete.append(self._commit(content, staging, metric))
+                complete = functools.partial(self._commit, content, staging, metric)
+            if self._in_background:
+                with all_signals_deferred():
+                    self._under_way = BackgroundTask(complete, name="checkpoint")
+            else:
+                self._complete.append(complete())
         return new
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
-        if self.retention is not None:
+        if self._retention is not None:
             self._collect(wait=True)
             with signal_deferred(WORKER_DIED):
-                self._forget(self.retention.note_metric(steps_completed, metric))
+                self._forget(self._retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
         """Return whether a checkpoint is being written in the background."""
@@ -137,6 +201,16 @@ class CheckpointSaver:
         self._complete = []
         return complete
 
+    def finish_in_a_hurry(self) -> list[str]:
+        """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
+        self._hurries = True
+        if self.is_under_way():
+            logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
+        try:
+            return self.take_complete(wait=True)
+        finally:
+            self._hurries = False  # the storage may be used by another run
+
     def _collect(self, wait: bool) -> None:
         under_way = self._under_way
         if under_way is None or not (wait or under_way.is_done()):
@@ -146,10 +220,6 @@ class CheckpointSaver:
             self._under_way = None
             self._complete.append(under_way.result())
 
-    def _begin(self, write: Callable[[], str]) -> None:
-        with all_signals_deferred():
-            self._under_way = BackgroundTask(write, name="checkpoint")
-
     def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
         try:
             return self._snapshotter.copy(content, content.copies)
@@ -158,16 +228,16 @@ class CheckpointSaver:
                 f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
             ) from e
 
-    def _write_copied(self, copied: CheckpointContent, checkpoint_id: str) -> StagingDirectory:
+    def _write_copied(self, copied: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
         self._snapshotter.wait_for_device()
-        return self._writer.write_files(copied, checkpoint_id)
+        return self._commit(copied, self._writer.write_files(copied, checkpoint_id), metric)
 
     def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
         self._writer.commit(content, staging)
         checkpoint_id = staging.directory.name
         self._existing.append(checkpoint_id)
-        if self.retention is not None:
-            deleted = self.retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
+        if self._retention is not None:
+            deleted = self._retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
             self._forget(deleted)
         return checkpoint_id
 
@@ -176,7 +246,7 @@ class CheckpointSaver:
 
     def _report_vanished(self) -> None:
         """Log an error that names the checkpoints that have vanished since the last call; training goes on."""
-        gone = self._writer.storage.find_missing(self._existing)
+        gone = self.storage.find_missing(self._existing)
         if gone:
             self._forget(gone)
             self._vanished += gone
@@ -184,92 +254,8 @@ class CheckpointSaver:
 
     def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
         return (
-            f"{len(checkpoint_ids)} checkpoints that this run has written to {self._writer.storage} no longer exist: "
+            f"{len(checkpoint_ids)} checkpoints that this run has written to {self.storage} no longer exist: "
             f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
             "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
             "have left over."
         )
-
-
-@dataclasses.dataclass(eq=False)
-class RunStorage:
-    """The storage of a trial's runs: claims the trial's name, and writes checkpoints that record what they belong to.
-
-    The arguments are explained in ``DeterminedCheckpoint``.
-    """
-
-    storage: CheckpointStorage
-    saver: CheckpointSaver
-    metric: str | None
-    smaller_is_better: bool
-    retention: Retention | None
-    experiment: str | None
-    trial: str | None
-    job: str | None
-
-    def __post_init__(self) -> None:
-        self.claims = RunClaims(self.storage)
-        self._claimed_trial = ""
-        self._notes: dict[str, Any] = {}
-        self._hurries = False
-        self._cleaning: BackgroundCleaning | None = None
-
-    def begin(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
-        """Claim the trial's name, and start a background thread that removes what killed runs have left behind.
-
-        ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
-        """
-        self.storage.require_writable()
-        inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
-        trial = self._claimed_trial = self.claims.claim_trial(self.experiment, self.trial, inherited)
-        parent = (resumed.name or None) if resumed is not None else None
-        experiment = self.experiment or trial
-        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
-        if self.job is not None:
-            self._notes["job"] = self.job
-        if self.retention is not None:
-            read = functools.partial(TrialIndex, self.storage.root, experiment, trial, self.metric)
-            index = self.storage.retry.call("reading", lambda: read(self.smaller_is_better), where=self.storage)
-            self.saver.retention = RunRetention(self.storage, index, self.retention, self.claims.run_id)
-            self.saver.retention.catch_up(parent)
-        self._cleaning = BackgroundCleaning(self.storage)
-
-    def end(self) -> None:
-        """Release the name of the trial, and whatever keeps others from deleting checkpoints."""
-        if self._cleaning is not None:
-            self._cleaning.end()
-            self._cleaning = None
-        self.claims.release()
-
-    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
-        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
-        self.storage.limit_retries_when(lambda: self._hurries or is_ending())
-
-    def save(
-        self,
-        content: CheckpointContent,
-        checkpoint_id: str,
-        metric: float | None,
-        report_written: Callable[[pathlib.Path], None] | None,
-    ) -> None:
-        """Write a checkpoint of the trial, or start writing it; see :meth:`CheckpointSaver.save`."""
-        content.notes.update(self._notes)
-        if metric is not None:
-            content.notes["metric"] = {
-                "name": self.metric,
-                "value": metric,
-                "smaller_is_better": self.smaller_is_better,
-            }
-        if content.resume is not None:
-            content.resume.trial = self._claimed_trial
-        self.saver.save(content, metric, report_written, checkpoint_id)
-
-    def finish_in_a_hurry(self) -> list[str]:
-        """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
-        self._hurries = True
-        if self.saver.is_under_way():
-            logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
-        try:
-            return self.saver.take_complete(wait=True)
-        finally:
-            self._hurries = False  # the storage may be used by another run

@@ -16,7 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.saving import RunStorage
+from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.core._distributed import DistributedContext
@@ -38,13 +38,13 @@ POLICIES = ("best", "all", "none")
 class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, known to every rank.
 
-    The policy ``"best"`` compares the metric named by ``run_storage``, also with what ``best_elsewhere`` returns on
+    The policy ``"best"`` compares the metric named by ``saver``, also with what ``best_elsewhere`` returns on
     the chief: the best value outside the run, or None. ``best_id`` is the checkpoint written after the best
     validation, ``last_id`` the one begun last, ``complete`` the latest complete one and its number of batches.
     ``on_complete`` is called on the chief for each complete checkpoint, with its id and number of batches.
     """
 
-    run_storage: RunStorage
+    saver: CheckpointSaver
     policy: str
     period: TrainUnit | None = None
     best_value: float | None = None
@@ -57,7 +57,7 @@ class CheckpointPlan:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
-        if self.policy == "best" and self.run_storage.metric is None:
+        if self.policy == "best" and self.saver.metric is None:
             raise ValueError(
                 "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
                 "policy='all'."
@@ -70,7 +70,7 @@ class CheckpointPlan:
 
     def value_in(self, metrics: dict[str, Any]) -> float | None:
         """Return the value of the metric to compare; None if there is none and the policy does not need it."""
-        metric = self.run_storage.metric
+        metric = self.saver.metric
         value = metrics.get(metric or "")
         number = as_float(value)
         if number is not None or self.policy != "best":
@@ -83,7 +83,7 @@ class CheckpointPlan:
     def improves(self, value: float) -> bool:
         """Return whether a value is the best so far; if so, remember it."""
         best = self.best_value
-        sign = 1 if self.run_storage.smaller_is_better else -1
+        sign = 1 if self.saver.smaller_is_better else -1
         if is_better := best is None or math.isnan(best) or sign * value < sign * best:
             self.best_value = value
         return is_better
@@ -175,7 +175,7 @@ class RunCheckpoints:
         self._plan = plan
         self._content = RunContent(run)
         self._distributed = run.context.distributed
-        self._saver = plan.run_storage.saver
+        self._saver = plan.saver
         # The metric of the latest validation, by the number of batches.
         self._metrics: dict[int, float] = {}
         self._unreported = 0
@@ -200,10 +200,10 @@ class RunCheckpoints:
         if content is not None:
             if content.resume is not None:
                 content.resume.best_value = self._plan.best_value
-            run_storage = self._plan.run_storage
-            save = functools.partial(run_storage.save, content, checkpoint_id, self._metrics.get(batches_trained))
+            metric = self._metrics.get(batches_trained)
+            save = functools.partial(self._saver.save, content, metric, checkpoint_id=checkpoint_id)
             if content.is_sharded:
-                shared = SharedCheckpoint(self._distributed, run_storage.storage, checkpoint_id, content)
+                shared = SharedCheckpoint(self._distributed, self._saver.storage, checkpoint_id, content)
                 shared.write(save, run.events.report_written)
             else:
                 save(run.events.report_written)
@@ -263,13 +263,13 @@ class RunCheckpoints:
         return (bool(self._unreported) and not self._saver.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:
-        run_storage = self._plan.run_storage
+        saver = self._saver
         # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
-        return (not self._unreported or run_storage.storage.root.is_object_store) and run_storage.claims.are_due()
+        return (not self._unreported or saver.storage.root.is_object_store) and saver.claims.are_due()
 
     def _renew(self) -> None:
         if self._must_renew():
-            self._plan.run_storage.claims.renew()
+            self._saver.claims.renew()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
@@ -289,7 +289,7 @@ class RunCheckpoints:
         """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
         self._unreported = 0
         try:
-            self._report(self._plan.run_storage.finish_in_a_hurry())
+            self._report(self._saver.finish_in_a_hurry())
         except errors.CheckpointError as e:
             # This failure must not hide the error that ended the run.
             if e is not exception:
@@ -297,7 +297,7 @@ class RunCheckpoints:
 
     def close(self) -> None:
         """Release the trial's name, and what keeps other runs from deleting checkpoints."""
-        self._plan.run_storage.end()
+        self._saver.end()
 
     def _report(self, complete: list[str]) -> None:
         for checkpoint_id in complete:

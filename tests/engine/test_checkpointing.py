@@ -11,16 +11,13 @@ import pytest
 
 from det_lightning.callbacks import checkpoint as callback_module
 from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
-from det_lightning.checkpoint.saving import CheckpointSaver, RunStorage
+from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.engine.checkpointing import CheckpointPlan
 
 
 def plan(folder: Path, policy: str = "best", metric: str | None = "loss", **options: Any) -> CheckpointPlan:
-    storage = CheckpointStorage(folder)
-    defaults = dict.fromkeys(("retention", "experiment", "trial", "job"))
-    arguments = {"metric": metric, "smaller_is_better": True, **defaults, **options}
-    saver = CheckpointSaver(CheckpointWriter(storage, folder))
-    return CheckpointPlan(RunStorage(storage, saver, **arguments), policy)
+    writer = CheckpointWriter(CheckpointStorage(folder), folder)
+    return CheckpointPlan(CheckpointSaver(writer, metric=metric, **options), policy)
 
 
 @pytest.mark.parametrize(
