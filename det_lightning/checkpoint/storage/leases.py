@@ -8,6 +8,7 @@ renewed for some time. Two processes that take such a lease at the same instant 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -48,10 +49,24 @@ _own_tokens: set[str] = set()
 _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
+@dataclasses.dataclass(eq=False)
+class LockedFile:
+    """A local file that this process has locked until it is removed, or the process ends."""
+
+    path: pathlib.Path
+    file: IO[bytes]
+
+    def remove(self) -> None:
+        """Remove the file, and the directories that were created for it if they are empty."""
+        self.path.unlink(missing_ok=True)  # while the lock still protects it
+        self.file.close()
+        remove_if_empty(self.path.parent)
+
+
 class Lease:
     """A lease that this process holds; see :meth:`take`. ``lock`` is None where locks are not available."""
 
-    def __init__(self, file: Location, lock: IO[bytes] | None, content: dict[str, Any]) -> None:
+    def __init__(self, file: Location, lock: LockedFile | None, content: dict[str, Any]) -> None:
         self.file = file
         self._lock = lock
         self._content = content
@@ -66,8 +81,8 @@ class Lease:
             with contextlib.suppress(_NoLocks):
                 if (lock := _lock_at(file.local_path)) is None:
                     return None
-                lock.truncate(0)
-                lock.write(json.dumps(content).encode())
+                lock.file.truncate(0)
+                lock.file.write(json.dumps(content).encode())
                 return cls(file, lock, content)
         if is_claimed(file, lasts_s):
             return None
@@ -89,29 +104,7 @@ class Lease:
             time.sleep(_PAUSE_S if file.is_local else 10 * _PAUSE_S)
         return lease
 
-    @classmethod
-    def mark(cls, file: Location) -> Lease:
-        """Return the lease of a local file that no other process wants; it is locked before it gets its name."""
-        path = file.local_path
-        unnamed = path.with_suffix(".new")
-        content = new_content()
-        while True:
-            lock = _open(unnamed, flags=os.O_TRUNC)
-            try:
-                lock.write(json.dumps(content).encode())
-                if try_to_lock(lock) is not False:
-                    unnamed.replace(path)
-                    return cls(file, lock, content)
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                unnamed.unlink(missing_ok=True)
-                lock.close()
-                raise
-            lock.close()  # another run took it for abandoned before it was locked
-
     def is_due(self) -> bool:
-        """Return whether the lease must be renewed to stay valid."""
         steady, adjustable = self._renewed
         passed = max(time.monotonic() - steady, time.time() - adjustable)
         return self._lock is None and passed > _RENEW_AFTER_S
@@ -127,15 +120,13 @@ class Lease:
     def release(self) -> None:
         """Release the lease, and remove the directories that were created for it if they are empty."""
         _own_tokens.discard(self._content["token"])
-        path = self.file.local_path
-        if self._lock is None:
-            if not self.is_due() or _token_in(self.file) == self._content["token"]:  # it may have expired
-                self.file.remove()
-        else:
-            path.unlink(missing_ok=True)  # while the lock still protects it
-            self._lock.close()
+        if self._lock is not None:
+            self._lock.remove()
+            return
+        if not self.is_due() or _token_in(self.file) == self._content["token"]:  # it may have expired
+            self.file.remove()
         if self.file.is_local:
-            remove_if_empty(path.parent)
+            remove_if_empty(self.file.local_path.parent)
 
     def __enter__(self) -> Lease:
         return self
@@ -168,7 +159,7 @@ def is_claimed(file: Location, lasts_s: float = _LASTS_S) -> bool:
             pass
         else:
             if lock is not None:
-                Lease(file, lock, {"token": ""}).release()
+                lock.remove()
             return lock is None
     try:
         content = _read(file)
@@ -220,14 +211,34 @@ class _NoLocks(Exception):
     """The system or the file system has no locks."""
 
 
-def _lock_at(path: pathlib.Path, create: bool = True) -> IO[bytes] | None:
+def lock_new_file(path: pathlib.Path) -> LockedFile:
+    """Return a new file at a path that no other process wants; it is locked before it gets its name."""
+    unnamed = path.with_suffix(".new")
+    content = json.dumps(new_content()).encode()
+    while True:
+        file = _open(unnamed, flags=os.O_TRUNC)
+        try:
+            file.write(content)
+            if try_to_lock(file) is not False:
+                unnamed.replace(path)
+                return LockedFile(path, file)
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            unnamed.unlink(missing_ok=True)
+            file.close()
+            raise
+        file.close()  # another run took it for abandoned before it was locked
+
+
+def _lock_at(path: pathlib.Path, create: bool = True) -> LockedFile | None:
     """Return the file at a path, locked; None if another process has locked it."""
     while True:
         file = _open(path, create)
         locked = try_to_lock(file)
         with contextlib.suppress(FileNotFoundError):
             if locked and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
+                return LockedFile(path, file)
         file.close()
         if locked is None:
             raise _NoLocks

@@ -18,14 +18,8 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.leases import Lease, is_abandoned, new_content
-from det_lightning.checkpoint.storage.location import (
-    Location,
-    bookkeeping_path,
-    checkpoint_path,
-    is_name,
-    write_whole,
-)
+from det_lightning.checkpoint.storage.leases import is_abandoned, lock_new_file, new_content
+from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, checkpoint_path, is_name, write_whole
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
 
@@ -58,11 +52,11 @@ class LocalStaging:
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
         self.directory = checkpoint_path(root, checkpoint_id).local_path
-        self._mark = Lease.mark(_mark_of(root, checkpoint_id))
+        self._mark = lock_new_file(_mark_of(root, checkpoint_id).local_path)
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
-            self._mark.release()
+            self._mark.remove()
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
@@ -71,14 +65,14 @@ class LocalStaging:
         _sync([*map(self.directory.joinpath, names), *folders])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         _sync([self.directory, self.directory.parent])
-        self._mark.release()
+        self._mark.remove()
 
     def abandon(self) -> None:
         with contextlib.suppress(OSError):  # of a disk that fails, as the error that ended the writing says
             # First the file that makes it complete: an interruption must not leave a damaged checkpoint.
             (self.directory / METADATA_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.directory, ignore_errors=True)
-            self._mark.release()
+            self._mark.remove()
 
 
 def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location:
@@ -108,7 +102,7 @@ class RemoteStaging:
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
         try:
-            self._lease = Lease.mark(Location.parse(self._staging / STAGING_MARK))
+            self._own_mark = lock_new_file(self._staging / STAGING_MARK)
             self.directory.mkdir()
         except BaseException:
             shutil.rmtree(self._staging, ignore_errors=True)
@@ -123,7 +117,7 @@ class RemoteStaging:
             upload(self.directory, in_order, self._target, self._retry)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
-            self._lease.release()
+            self._own_mark.remove()
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
             ) from e
@@ -139,7 +133,7 @@ class RemoteStaging:
 
     def abandon(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
-        self._lease.release()
+        self._own_mark.remove()
 
 
 #: Where one checkpoint is written; ``abandon`` removes what was written.
