@@ -146,8 +146,7 @@ class CheckpointStorage:
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return their ids.
 
-        Args:
-            own_only: on a local disk, leave other users' checkpoints.
+        With ``own_only``, leave other users' checkpoints on a local disk.
         """
         if not self.is_local:
             removal.remove_dead_stagings()
@@ -157,14 +156,10 @@ class CheckpointStorage:
     # Finding
 
     def list_ids(self, complete: bool = True) -> list[str]:
-        """Return the ids of the checkpoints, sorted. Links are left out.
-
-        Args:
-            complete: leave out incomplete ones.
-        """
+        """Return the sorted ids of the checkpoints, of incomplete ones only if not ``complete``. Links are left out."""
         if self.root.is_object_store:
             return [info.id for info in self.survey(complete)]
-        markers = [layout.METADATA_FILE, *([] if complete else [layout.LOAD_DATA_FILE, *layout.STATE_FILES])]
+        markers = metadata.markers_of(complete)
         with explain_errors("listing", self):
             names = [name for name in self.root.list_names() if is_name(name)]
             return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
@@ -190,10 +185,7 @@ class CheckpointStorage:
         """Yield the paths or URLs of the complete checkpoints, newest first.
 
         Among runs that resume one another, more batches mean newer; otherwise the run that was written to last is
-        newer, by the storage's own file times.
-
-        Args:
-            job: look only at the checkpoints of the job with this name.
+        newer, by the storage's own file times. With ``job``, look only at the checkpoints of the job with this name.
         """
         if self.root.is_object_store:
             known = self.survey()
@@ -258,16 +250,13 @@ class CheckpointStorage:
         """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
 
         In a bucket this takes one listing, and a read of each checkpoint that the bucket's index lacks; metadata from
-        the index have no manifest and no experiment configuration.
-
-        Args:
-            complete: leave out incomplete ones.
+        the index have no manifest and no experiment configuration. Incomplete ones are left out if ``complete``.
         """
         if not self.root.is_object_store:
             return self.describe(self.list_ids(complete))
         with explain_errors("listing", self):
             found = survey.survey(self.root)
-        return [info for info in found if survey.is_checkpoint(info, complete)]
+        return [info for info in found if not info.markers.isdisjoint(metadata.markers_of(complete))]
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
         """Return what is known about checkpoints without reading their state."""

@@ -11,17 +11,7 @@ import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import (
-    LOAD_DATA_FILE,
-    MASTER_KEY,
-    MAX_SMALL_FILE_BYTES,
-    METADATA_FILE,
-    STATE_FILES,
-    WRITTEN_KEY,
-    is_shallow,
-    may_lack_metadata,
-    names_no_framework,
-)
+from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.escaping import escape
@@ -33,6 +23,9 @@ _MAX_STEPS = 2**53
 # The year 10000, and how far the clocks of a trial and of its storage may differ.
 _LATEST_TIME_S = 253402300800.0
 _TOLERANCE_S = 86400.0
+
+# A directory with any of these is a checkpoint or a part of one; the first is in all complete ones since release 0.18.
+_MARKERS = (layout.METADATA_FILE, layout.LOAD_DATA_FILE, *layout.STATE_FILES)
 
 _RUN_KEY = "run"
 _PARENT_KEY = "resumed_from"
@@ -115,39 +108,45 @@ def _count(value: Any) -> int:
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
     """Return what is known about the checkpoint in a directory, whose ``files`` may have been listed already."""
     files = checkpoint.find_files() if files is None else files
-    entry = files.get(METADATA_FILE)
-    is_small = entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES  # others would fill the memory
+    entry = files.get(layout.METADATA_FILE)
+    is_small = entry is not None and (entry.get("size") or 0) <= layout.MAX_SMALL_FILE_BYTES
+    metadata = read_metadata(checkpoint) if is_small else {}  # others would fill the memory
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
-    metadata = read_metadata(checkpoint) if is_small else {}
-    has_state = any(name in files for name in STATE_FILES)
+    has_state = any(name in files for name in layout.STATE_FILES)
     # The files of a script of the Core API have any names.
-    is_of_script = bool(metadata) and names_no_framework(metadata) and LOAD_DATA_FILE not in files
+    is_of_script = bool(metadata) and layout.names_no_framework(metadata) and layout.LOAD_DATA_FILE not in files
     return CheckpointInfo(
         id=checkpoint.name,
-        complete=has_state or is_of_script if METADATA_FILE in files else has_state and may_lack_metadata(files),
+        complete=has_state and layout.may_lack_metadata(files) if entry is None else has_state or is_of_script,
         metadata=metadata,
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
         metadata_written=None if entry is None else _time_of(entry),
-        markers=frozenset({METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES} & files.keys()),
+        markers=frozenset(files.keys() & _MARKERS),
     )
+
+
+def markers_of(complete: bool) -> tuple[str, ...]:
+    """Return the names of the files any of which shows a checkpoint, or if not ``complete``, at least a part of one."""
+    return _MARKERS[:1] if complete else _MARKERS
 
 
 def glance(checkpoint: Location) -> CheckpointInfo | None:
     """Return what is known about a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
     try:
-        return describe(checkpoint, {METADATA_FILE: checkpoint.fs.info(f"{checkpoint.path}/{METADATA_FILE}")})
+        entry = checkpoint.fs.info((checkpoint / layout.METADATA_FILE).path)
     except FileNotFoundError:  # another run has just deleted it
         return None
+    return describe(checkpoint, {layout.METADATA_FILE: entry})
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
     """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum."""
     try:
-        content = json.loads((checkpoint / METADATA_FILE).read())
+        content = json.loads((checkpoint / layout.METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
-    if not isinstance(content, dict) or not is_shallow(content):
+    if not isinstance(content, dict) or not layout.is_shallow(content):
         return {}
     if (damage := find_metadata_damage(content)) is not None:
         logger.warning("The metadata of %s is damaged, and is not used: %s.", escape(checkpoint), damage)
@@ -172,8 +171,8 @@ def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float
 
     It was written earlier if what Determined's master knew was added later.
     """
-    master = metadata.get(MASTER_KEY)
-    before = plausible_time(master.get(WRITTEN_KEY), modified_s) if isinstance(master, dict) else None
+    master = metadata.get(layout.MASTER_KEY)
+    before = plausible_time(master.get(layout.WRITTEN_KEY), modified_s) if isinstance(master, dict) else None
     return modified_s if before is None or modified_s is None else min(before, modified_s)
 
 
@@ -268,11 +267,8 @@ class _Runs:
         self._tips = {run: max(members, key=lambda one: one.age) for run, members in self._members.items()}
 
     def newest(self) -> Ancestry:
-        continued = set()
-        for tip in self._tips.values():
-            before = self._run_before(tip)
-            if before is not None and self._tips[before].steps_completed <= tip.parent_steps:
-                continued.add(before)
+        pairs = [(tip, before) for tip in self._tips.values() if (before := self._run_before(tip)) is not None]
+        continued = {before for tip, before in pairs if self._tips[before].steps_completed <= tip.parent_steps}
         # det_lightning writes no cycles of runs that resume one another; if there are only cycles, the times decide.
         ends = [tip for run, tip in self._tips.items() if run not in continued] or [*self._tips.values()]
         return max(ends, key=self._last_write)

@@ -15,13 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import (
-    BOOKKEEPING_DIR,
-    LOAD_DATA_FILE,
-    METADATA_FILE,
-    STATE_FILES,
-    is_shallow,
-)
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE, is_shallow
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
 from det_lightning.checkpoint.storage.location import (
     Location,
@@ -99,12 +93,6 @@ def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:
         if rest:
             found.setdefault(name, {})[rest] = info
     return found
-
-
-def is_checkpoint(info: CheckpointInfo, complete: bool) -> bool:
-    """Return whether a directory is a checkpoint, or if not ``complete``, at least a part of one."""
-    markers = {METADATA_FILE} if complete else {METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES}
-    return not markers.isdisjoint(info.markers)
 
 
 def _can_be_indexed(info: CheckpointInfo) -> bool:
