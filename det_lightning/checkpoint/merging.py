@@ -15,18 +15,11 @@ from det_lightning.escaping import escape
 
 
 def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:
-    """Write a sharded checkpoint as a new one in Determined's format; return its id.
+    """Write the sharded checkpoint in a directory as a new one in Determined's format; return its id.
 
-    It has the same code, metadata and resume state. Meanwhile the whole state is held in main memory.
-
-    Args:
-        directory: the directory of the sharded checkpoint, with its code.
-        storage: where to write the new one.
-        trusted: unpickle anything, and run any code that the files ask for.
-
-    Raises:
-        ValueError: the checkpoint is not sharded.
-        CheckpointError: it cannot be read, or the new one cannot be written.
+    It has the same code, metadata and resume state. Meanwhile the whole state is held in main memory. If ``trusted``,
+    unpickle anything, and run any code that the files ask for. Raise a ``ValueError`` if the checkpoint is not sharded,
+    and a ``CheckpointError`` if it cannot be read, or the new one cannot be written.
     """
     if not layout.is_sharded(directory, layout.find_state_file(directory)):
         raise ValueError(f"{escape(directory)} is not sharded: it is in Determined's format already.")

@@ -90,7 +90,9 @@ class CheckpointSaver:
         if self._job is not None:
             self._notes["job"] = self._job
         if self._rule is not None:
-            read = functools.partial(TrialIndex, self.storage.root, experiment, trial, self.metric, self.smaller_is_better)
+            read = functools.partial(
+                TrialIndex, self.storage.root, experiment, trial, self.metric, self.smaller_is_better
+            )
             index = self.storage.retry.call("reading", read, where=self.storage)
             self._retention = RunRetention(self.storage, index, self._rule, self.claims.run_id)
             self._retention.catch_up(parent)

@@ -127,7 +127,6 @@ class RunClaims:
         return _describe_holder(file)
 
     def are_due(self) -> bool:
-        """Return whether :meth:`renew` has anything to do."""
         return any(lease.is_due() for lease in self._leases.values())
 
     def renew(self) -> None:
@@ -218,22 +217,19 @@ def remove_dead_claims(root: Location) -> None:
                 file.remove()
 
 
-class BackgroundCleaning:
-    """Removes what killed runs of this user have left in a storage, in its own thread.
-
-    If the process ends before that is done, the next one finishes it.
-    """
+class BackgroundCleaning(threading.Thread):
+    """Removes what killed runs of this user have left in a storage. If the process ends, the next one goes on."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
+        super().__init__(name="det_lightning-cleaning", daemon=True)
         self._storage = storage
-        self._thread = threading.Thread(target=self._clean, name="det_lightning-cleaning", daemon=True)
-        self._thread.start()
+        self.start()
 
     def end(self) -> None:
-        """Wait for the thread, but not for long."""
-        self._thread.join(_LAST_WAIT_S)
+        """Wait for it, but not for long."""
+        self.join(_LAST_WAIT_S)
 
-    def _clean(self) -> None:
+    def run(self) -> None:
         storage = self._storage
         try:
             if not (storage.is_local or storage.root.is_object_store):

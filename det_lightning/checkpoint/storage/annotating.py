@@ -21,14 +21,9 @@ from det_lightning.masking import mask
 class Annotation:
     """What an export says about the checkpoints of a storage, by their ids, and what to write.
 
-    Attributes:
-        annotated: those whose ``metadata.json`` will change.
-        unchanged: those that already have these entries.
-        without_metric: those of the above that have no value of the searcher metric.
-        not_in_storage: those of the export that are not in the storage, though not deleted on the platform.
-        unreadable: those without a readable ``metadata.json``.
-        not_in_export: complete ones in the storage that the export does not mention.
-        changes: the files to write, with their new content.
+    ``annotated`` will change, ``unchanged`` have the entries already, and ``without_metric`` are those of both without
+    a value of the searcher metric. ``not_in_storage`` were not deleted on the platform, ``unreadable`` have no readable
+    ``metadata.json``, ``not_in_export`` are complete. ``changes`` are the files to write, with their new content.
     """
 
     annotated: list[str] = dataclasses.field(default_factory=list)
@@ -92,8 +87,7 @@ def _plan_one(
         has_load_data = (directory / LOAD_DATA_FILE).exists()
         written_s = time_written(present, modified(file)) or 0.0
     entries = export.entries_for(exported)
-    mistakes = _contradictions(present, entries, exported)
-    if mistakes:
+    if mistakes := _contradictions(present, entries, exported):
         return mistakes
     if not has_load_data and (config := export.config_of(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters

@@ -67,23 +67,20 @@ def all_signals_deferred() -> Iterator[None]:
 class BackgroundTask(Generic[_Result]):
     """Work that starts in its own thread when this is constructed; a process that exits waits for it.
 
-    The thread shares only its end with the caller: an interrupted main thread could leave a common lock locked.
-
-    Construct and store it while signals are deferred (:func:`all_signals_deferred`): otherwise the thread may run
-    although the caller was interrupted before it had the task.
+    Construct and store it while signals are deferred: otherwise the thread may run although the caller was interrupted
+    before it had the task. They share only its end: an interrupted main thread could leave a common lock locked.
     """
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
-        self._work = work
-        self._results: list[_Result] = []
+        self._result: _Result
         self._error: BaseException | None = None
         self._done = False
-        self._thread = threading.Thread(target=self._run, name=name)
+        self._thread = threading.Thread(target=self._run, args=[work], name=name)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], _Result]) -> None:
         try:
-            self._results.append(self._work())
+            self._result = work()
         except BaseException as e:  # raised by result()
             self._error = e
         self._done = True
@@ -105,14 +102,13 @@ class BackgroundTask(Generic[_Result]):
         self.wait()
         if self._error is not None:
             raise self._error
-        return self._results[0]
+        return self._result
 
 
 class Snapshotter:
     """Copies states to main memory, each into the memory of the previous one; a copy is valid until the next is made.
 
-    New memory costs as much time as writing the state to a disk's cache; reused memory costs a tenth. So the memory of
-    one copy is kept for good, and never of more.
+    New memory costs as much time as writing the state to a disk's cache, and reused memory a tenth.
     """
 
     def __init__(self) -> None:
@@ -178,7 +174,6 @@ class Snapshotter:
         return copy.deepcopy(state, memo)
 
     def wait_for_device(self) -> None:
-        """Wait until the copies from GPUs are complete."""
         while self._copying:
             self._copying.pop().synchronize()
 

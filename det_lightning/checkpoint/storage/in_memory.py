@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import uuid
 
-import fsspec
-
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
 
@@ -22,14 +20,11 @@ class InMemoryStorage(CheckpointStorage):
     """
 
     def __init__(self) -> None:
-        self._url = f"memory://det_lightning-{uuid.uuid4()}"
-        super().__init__(self._url)
+        super().__init__(f"memory://det_lightning-{uuid.uuid4()}")
 
     def clear(self) -> None:
         """Remove all checkpoints."""
-        file_system, path = fsspec.core.url_to_fs(self._url)
-        if file_system.exists(path):
-            file_system.rm(path, recursive=True)
+        self.root.remove()
 
     def __enter__(self) -> InMemoryStorage:
         return self

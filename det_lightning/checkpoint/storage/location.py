@@ -32,13 +32,9 @@ _EXTRAS = {
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Location:
-    """A file or directory.
+    """A file or directory: a path in a file system of fsspec, perhaps on this machine.
 
-    Attributes:
-        fs: the file system.
-        path: the path in it.
-        origin: the part of the URL before the path: the protocol, and the host if the file system has one.
-        is_local: whether it is a path on this machine.
+    ``origin`` is the part of the URL before the path: the protocol, and the host if the file system has one.
     """
 
     fs: Any
@@ -103,7 +99,6 @@ class Location:
     # The following methods see the current state; some file systems cache listings.
 
     def exists(self) -> bool:
-        """Return whether there is anything here."""
         self.fs.invalidate_cache()
         return bool(self.fs.exists(self.path))
 

@@ -56,8 +56,8 @@ def storage_from_config(
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
-    given, mistakes_of_masks = _unmasked(given, options or {})
-    mistakes += mistakes_of_masks
+    given, masked = _unmasked(given, options or {})
+    mistakes += masked
     mistakes += [_unknown(name, known) for name in given if name not in known]
     mistakes += [
         f"{name} must be a string; got {_shown(name, value)}"
