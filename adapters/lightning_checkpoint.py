@@ -21,7 +21,7 @@ from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry
 from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, new_id
+from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.engine.checkpointing import RunContent
@@ -226,7 +226,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         # One writer per storage, because a writer gives each warning only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)
-        target = checkpoint_path(storage.root, name)
+        target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
             # It gets its own name only once it is complete.
             storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
@@ -235,7 +235,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         storage, name = self._storage_of(path)
-        location = checkpoint_path(storage.root, name)
+        location = storage.root.checkpoint(name)
         if location.is_local and location.link_target() is not None:
             location.local_path.unlink()
         elif location.is_dir():

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
 _MODULES = {
-    "CheckpointContent": "format.content",
-    "CheckpointInfo": "storage.metadata",
-    "CheckpointRecord": "retention.rule",
-    "CheckpointStorage": "storage.checkpoint_storage",
-    "CheckpointWriter": "storage.writer",
+    **dict.fromkeys(("CheckpointContent", "TrialState"), "format.content"),
     "ResumeState": "format.resume_state",
-    "Retention": "retention.rule",
-    "RetryPolicy": "storage.transfer",
-    "TrialState": "format.content",
-    "load_checkpoint": "safe_load",
-    "open_checkpoint": "storage.transfer",
-    "read_checkpoint": "safe_load",
+    **dict.fromkeys(("CheckpointRecord", "Retention"), "retention.rule"),
+    **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
+    "CheckpointStorage": "storage.checkpoint_storage",
+    "CheckpointInfo": "storage.metadata",
+    **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),
+    "CheckpointWriter": "storage.writer",
 }
 
 __all__ = [

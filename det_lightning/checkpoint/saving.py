@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -34,6 +35,7 @@ from det_lightning.checkpoint.storage.writer import CheckpointWriter
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointSaver:
     """Claims the name of a trial; writes the checkpoints of its runs, one after another; deletes what need not be kept.
 
@@ -41,31 +43,21 @@ class CheckpointSaver:
     arguments are explained in ``DeterminedCheckpoint``.
     """
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        in_background: bool = False,
-        *,
-        metric: str | None = None,
-        smaller_is_better: bool = True,
-        retention: Retention | None = None,
-        experiment: str | None = None,
-        trial: str | None = None,
-        job: str | None = None,
-    ) -> None:
-        self.storage = writer.storage
-        self.metric = metric
-        self.smaller_is_better = smaller_is_better
+    writer: CheckpointWriter
+    in_background: bool = False
+    metric: str | None = None
+    smaller_is_better: bool = True
+    retention: Retention | None = None
+    experiment: str | None = None
+    trial: str | None = None
+    job: str | None = None
+
+    def __post_init__(self) -> None:
+        self.storage = self.writer.storage
         self.claims = RunClaims(self.storage)
-        self._writer = writer
-        self._in_background = in_background
-        self._rule = retention
-        self._experiment = experiment
-        self._trial = trial
-        self._job = job
-        # What the metadata of a run's checkpoints say about the run; deletes the trial's superfluous checkpoints.
+        # What the metadata of a run's checkpoints say about the run.
         self._notes: dict[str, Any] = {}
-        self._retention: RunRetention | None = None
+        self._run_retention: RunRetention | None = None
         self._cleaning: BackgroundCleaning | None = None
         self._snapshotter = Snapshotter()
         self._is_reserved = False
@@ -81,22 +73,21 @@ class CheckpointSaver:
 
         ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
-        self.storage.require_writable()
+        storage = self.storage
+        storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
-        trial = self.claims.claim_trial(self._experiment, self._trial, inherited)
+        trial = self.claims.claim_trial(self.experiment, self.trial, inherited)
         parent = (resumed.name or None) if resumed is not None else None
-        experiment = self._experiment or trial
+        experiment = self.experiment or trial
         self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
-        if self._job is not None:
-            self._notes["job"] = self._job
-        if self._rule is not None:
-            read = functools.partial(
-                TrialIndex, self.storage.root, experiment, trial, self.metric, self.smaller_is_better
-            )
-            index = self.storage.retry.call("reading", read, where=self.storage)
-            self._retention = RunRetention(self.storage, index, self._rule, self.claims.run_id)
-            self._retention.catch_up(parent)
-        self._cleaning = BackgroundCleaning(self.storage)
+        if self.job is not None:
+            self._notes["job"] = self.job
+        if self.retention is not None:
+            read = functools.partial(TrialIndex, storage.root, experiment, trial, self.metric, self.smaller_is_better)
+            index = storage.retry.call("reading", read, where=storage)
+            self._run_retention = RunRetention(storage, index, self.retention, self.claims.run_id)
+            self._run_retention.catch_up(parent)
+        self._cleaning = BackgroundCleaning(storage)
 
     def end(self) -> None:
         """Release the name of the trial, and whatever keeps others from deleting checkpoints."""
@@ -114,7 +105,7 @@ class CheckpointSaver:
 
         Nothing is reserved if training waits for the writing anyway, or in a second run, which reuses the memory.
         """
-        if not self._in_background or self._is_reserved:
+        if not self.in_background or self._is_reserved:
             return
         self._is_reserved = True
         self._snapshotter.reserve(tensors_in([model.state_dict() for model in models]))
@@ -157,13 +148,13 @@ class CheckpointSaver:
         if content.resume is not None:
             content.resume.trial = self._notes.get("trial")
         with signal_deferred(WORKER_DIED):
-            if self._in_background and report_written is None:
+            if self.in_background and report_written is None:
                 copied = self._copy(content, new)
                 complete = functools.partial(self._write_copied, copied, new, metric)
             else:
-                staging = self._writer.write_files(content, new, report_written)
+                staging = self.writer.write_files(content, new, report_written)
                 complete = functools.partial(self._commit, content, staging, metric)
-            if self._in_background:
+            if self.in_background:
                 with all_signals_deferred():
                     self._under_way = BackgroundTask(complete, name="checkpoint")
             else:
@@ -172,10 +163,10 @@ class CheckpointSaver:
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
         """Note the metric of a validation for the checkpoint that was written at the same batch, if there is one."""
-        if self._retention is not None:
+        if self._run_retention is not None:
             self._collect(wait=True)
             with signal_deferred(WORKER_DIED):
-                self._forget(self._retention.note_metric(steps_completed, metric))
+                self._forget(self._run_retention.note_metric(steps_completed, metric))
 
     def is_under_way(self) -> bool:
         """Return whether a checkpoint is being written in the background."""
@@ -232,14 +223,14 @@ class CheckpointSaver:
 
     def _write_copied(self, copied: CheckpointContent, checkpoint_id: str, metric: float | None) -> str:
         self._snapshotter.wait_for_device()
-        return self._commit(copied, self._writer.write_files(copied, checkpoint_id), metric)
+        return self._commit(copied, self.writer.write_files(copied, checkpoint_id), metric)
 
     def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
-        self._writer.commit(content, staging)
+        self.writer.commit(content, staging)
         checkpoint_id = staging.directory.name
         self._existing.append(checkpoint_id)
-        if self._retention is not None:
-            deleted = self._retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
+        if self._run_retention is not None:
+            deleted = self._run_retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)
             self._forget(deleted)
         return checkpoint_id
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, checkpoint_path, new_id
+from det_lightning.checkpoint.storage.location import Location, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._distributed import DistributedContext
@@ -232,7 +232,7 @@ class CheckpointContext:
             CheckpointNotFound: the directory with this id is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
-        if not checkpoint_path(self.storage.root, storage_id).is_dir():
+        if not self.storage.root.checkpoint(storage_id).is_dir():
             logger.info("There is no checkpoint %s in %s.", storage_id, self.storage)
             return
         self.storage.delete(storage_id)
@@ -256,7 +256,7 @@ class CheckpointContext:
         """Return where a new checkpoint is written, on the chief only, and where it will be."""
         staging = self.storage.begin(new_id()) if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
-        return staging, checkpoint_path(self.storage.root, checkpoint_id)
+        return staging, self.storage.root.checkpoint(checkpoint_id)
 
     def _merged(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
         merged = merge_metadata(ranks.allgather(metadata or {}))

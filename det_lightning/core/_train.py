@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import bookkeeping_path
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._run_files import RunFiles, remember_run
 from det_lightning.core._task import TrialTask
@@ -193,7 +192,7 @@ class TrainContext:
         logger.info("%d TensorBoard files in %s.", len(files), directory)
         if self._storage.is_local:
             return
-        target = bookkeeping_path(self._storage.root, "tensorboard", self._run_name())
+        target = self._storage.root.bookkeeping("tensorboard", self._run_name())
         for path in files:
             copy = target / mangler(path.relative_to(directory), self._distributed.rank).as_posix()
             write = functools.partial(copy.fs.put_file, str(path), copy.path)

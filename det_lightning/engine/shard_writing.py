@@ -16,7 +16,6 @@ from det_lightning.checkpoint.format.manifest import describe_file
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import checkpoint_path
 from det_lightning.checkpoint.storage.staging import announce
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._distributed import DistributedContext
@@ -50,10 +49,10 @@ class SharedCheckpoint:
     ) -> None:
         self._distributed = distributed
         self._storage = storage
-        self._checkpoint = checkpoint_path(storage.root, checkpoint_id)
+        self._checkpoint = storage.root.checkpoint(checkpoint_id)
         self._content = content
 
-    def write(self, save: Callable[[ReportWritten], None], report_written: ReportWritten | None) -> None:
+    def write(self, save: Callable[[ReportWritten], object], report_written: ReportWritten | None) -> None:
         """Write the checkpoint; all ranks call it. Raise a ``CheckpointError`` on every rank if one cannot write.
 
         ``save`` is called on the chief: it writes what is not sharded, calls its argument with the directory, and
@@ -64,7 +63,7 @@ class SharedCheckpoint:
         else:
             self._follow()
 
-    def _lead(self, save: Callable[[ReportWritten], None], report_written: ReportWritten | None) -> None:
+    def _lead(self, save: Callable[[ReportWritten], object], report_written: ReportWritten | None) -> None:
         is_met = False
 
         def write_together(directory: pathlib.Path) -> None:

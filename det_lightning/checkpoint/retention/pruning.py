@@ -26,63 +26,61 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
+@dataclasses.dataclass(eq=False)
 class RunRetention:
     """Records the checkpoints of one trial, and deletes those that its rule does not keep.
 
     Each trial of an experiment deletes its own, except those that live runs other than ``run_id`` have resumed from.
     """
 
-    def __init__(
-        self, storage: CheckpointStorage, index: TrialIndex, retention: Retention, run_id: str | None = None
-    ) -> None:
-        self._storage = storage
-        self._index = index
-        self._retention = retention
-        self._run_id = run_id
+    storage: CheckpointStorage
+    index: TrialIndex
+    retention: Retention
+    run_id: str | None = None
 
     def catch_up(self, resumed_from: str | None) -> None:
         """Finish the work of an earlier run that was killed: record the checkpoint ``resumed_from``, and delete."""
         # Deletions are otherwise retried after the next checkpoint, and a run with nothing left to do writes none.
-        for record in self._index.records:
-            if not self._storage.is_complete(record.id):
+        for record in self.index.records:
+            if not self.storage.is_complete(record.id):
                 with contextlib.suppress(errors.CheckpointNotFound):
-                    self._storage.delete(record.id)
-                self._in_index("forgetting", functools.partial(self._index.remove, [record.id]))
-        is_known = any(record.id == resumed_from for record in self._index.records)
-        if resumed_from is None or is_known or not self._storage.is_complete(resumed_from):
+                    self.storage.delete(record.id)
+                self._in_index("forgetting", functools.partial(self.index.remove, [record.id]))
+        is_known = any(record.id == resumed_from for record in self.index.records)
+        if resumed_from is None or is_known or not self.storage.is_complete(resumed_from):
             return
-        notes = notes_in(self._storage.read_metadata(resumed_from))
-        if notes.trial == self._index.trial:
+        notes = notes_in(self.storage.read_metadata(resumed_from))
+        if notes.trial == self.index.trial:
             self.note_written(resumed_from, notes.steps_completed or 0, notes.metric)
 
     def note_written(self, checkpoint_id: str, steps_completed: int, metric: float | None) -> list[str]:
         """Record a complete checkpoint, then delete those that need not be kept any longer; return their ids."""
-        latest = max((record.order for record in self._index.records), default=0.0)
+        latest = max((record.order for record in self.index.records), default=0.0)
         record = CheckpointRecord(
             id=checkpoint_id,
-            trial=self._index.trial,
+            trial=self.index.trial,
             steps_completed=steps_completed,
             # The order must grow even if the clock is set back.
             order=max(time.time(), latest + 1e-3),
             metric=metric,
         )
-        self._in_index("noting", lambda: self._index.add(record))
+        self._in_index("noting", lambda: self.index.add(record))
         return self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> list[str]:
         """Record the metric of a validation for the checkpoint at the same batch; return the ids of deleted ones."""
-        is_noted = self._in_index("noting", lambda: self._index.note_metric(steps_completed, metric))
+        is_noted = self._in_index("noting", lambda: self.index.note_metric(steps_completed, metric))
         return self._delete_the_rest() if is_noted else []
 
     def _delete_the_rest(self) -> list[str]:
-        own = {record.id for record in self._index.records}
-        records = self._in_index("reading", self._index.experiment_records)
+        own = {record.id for record in self.index.records}
+        records = self._in_index("reading", self.index.experiment_records)
         deleted = []
-        for checkpoint_id in self._retention.choose_to_delete(records, self._index.smaller_is_better):
+        for checkpoint_id in self.retention.choose_to_delete(records, self.index.smaller_is_better):
             if checkpoint_id not in own:
                 continue
             try:
-                if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
+                if not delete_unless_used(self.storage, checkpoint_id, self.run_id):
                     logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
                     continue
             except errors.CheckpointNotFound:
@@ -93,12 +91,12 @@ class RunRetention:
                 continue
             deleted.append(checkpoint_id)
         if deleted:
-            self._in_index("forgetting", lambda: self._index.remove(deleted))
+            self._in_index("forgetting", lambda: self.index.remove(deleted))
         return deleted
 
     def _in_index(self, what: str, action: Callable[[], _Result]) -> _Result:
         """Return the result of an action on the index, which is tried again if the storage fails."""
-        return self._storage.retry.call(f"{what} checkpoints in the index of", action, where=self._storage)
+        return self.storage.retry.call(f"{what} checkpoints in the index of", action, where=self.storage)
 
 
 # A program that leaves no mark may still be writing a younger one.

@@ -17,7 +17,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.leases import Lease, is_claimed
-from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors, is_name
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
 from det_lightning.escaping import escape
 
@@ -179,7 +179,7 @@ def find_used(root: Location, by_others_than: str | None = None, among: Containe
 
     With ``among``, look only for those, and do not read the files of others.
     """
-    folder = bookkeeping_path(root, _USES_DIR)
+    folder = root.bookkeeping(_USES_DIR)
     found = set()
     with explain_errors("looking for runs in", root):
         for name in folder.list_names():
@@ -211,7 +211,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
 def remove_dead_claims(root: Location) -> None:
     """Remove the claims of runs that were killed."""
     with explain_errors("looking for runs in", root):
-        folders = [bookkeeping_path(root, name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)]
+        folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
             if not is_claimed(file) and not file.is_local:
                 file.remove()
@@ -243,10 +243,10 @@ class BackgroundCleaning(threading.Thread):
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:
-    return bookkeeping_path(root, _USES_DIR, f"{checkpoint_id}.{run_id}.json")
+    return root.bookkeeping(_USES_DIR, f"{checkpoint_id}.{run_id}.json")
 
 
 def _trial_file(root: Location, experiment: str, trial: str) -> Location:
     # The names themselves need not be valid file names.
     digest = hashlib.sha256(json.dumps([experiment, trial]).encode()).hexdigest()[:32]
-    return bookkeeping_path(root, _TRIALS_DIR) / f"{digest}.json"
+    return root.bookkeeping(_TRIALS_DIR) / f"{digest}.json"

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.retention.rule import CheckpointRecord
 from det_lightning.checkpoint.retention.run_claims import LOCKS_DIR, is_trial_name
-from det_lightning.checkpoint.storage.leases import Lease
-from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, explain_errors
+from det_lightning.checkpoint.storage.leases import briefly_held
+from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
 from det_lightning.escaping import escape
 
@@ -55,7 +55,7 @@ class TrialIndex:
         self.experiment = experiment
         self.trial = trial
         self._root = root
-        self._file = bookkeeping_path(root, _INDEX_DIR, experiment, f"{trial}.json")
+        self._file = root.bookkeeping(_INDEX_DIR, experiment, f"{trial}.json")
         self._included: dict[str, CheckpointRecord] = {}
         content = self._read()
         self._records = content.records
@@ -110,8 +110,8 @@ class TrialIndex:
     def _changing(self) -> Iterator[None]:
         """Read what other processes wrote, and write the file after the block has changed the records."""
         digest = hashlib.sha256(self._file.path.encode()).hexdigest()[:32]
-        lock = bookkeeping_path(self._root, LOCKS_DIR) / f"{digest}.json"
-        with explain_errors("writing", self._file), Lease.wait_for(lock):
+        lock = self._root.bookkeeping(LOCKS_DIR) / f"{digest}.json"
+        with explain_errors("writing", self._file), briefly_held(lock):
             self._records = {**self._included, **self._read().records}
             yield
             self._write()
@@ -160,7 +160,7 @@ class TrialIndex:
 def read_indexes(root: Location, experiment: str | None = None) -> list[TrialIndex]:
     """Return the indexes of all trials in a storage, or of those of one experiment."""
     with explain_errors("reading the index in", root):
-        folder = bookkeeping_path(root, _INDEX_DIR)
+        folder = root.bookkeeping(_INDEX_DIR)
         names = [name for name in (folder.list_names() if experiment is None else [experiment]) if is_trial_name(name)]
         files = [(name, file) for name in names for file in (folder / name).list_names() if file.endswith(".json")]
         trials = [(name, file.removesuffix(".json")) for name, file in files]

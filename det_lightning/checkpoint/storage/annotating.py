@@ -11,7 +11,7 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, M
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, with_checksum
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, checkpoint_path, explain_errors, is_name
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.masking import mask
@@ -76,7 +76,7 @@ def _plan_one(
     plan: Annotation, storage: CheckpointStorage, export: MasterExport, exported: ExportedCheckpoint
 ) -> list[str]:
     """Add a checkpoint of the storage to the plan; return what contradicts the export."""
-    directory = checkpoint_path(storage.root, exported.checkpoint_id)
+    directory = storage.root.checkpoint(exported.checkpoint_id)
     file = directory / METADATA_FILE
     with explain_errors("reading", directory):
         is_link = directory.link_target() is not None or file.link_target() is not None

@@ -13,14 +13,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import metadata, removal, staging, survey
-from det_lightning.checkpoint.storage.location import (
-    Location,
-    bookkeeping_path,
-    checkpoint_path,
-    explain_errors,
-    is_name,
-    new_id,
-)
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
@@ -99,7 +92,7 @@ class CheckpointStorage:
         content = b"to see whether it can be written"
         if not self.is_local:
             name = f"probe-{new_id()}"
-            probe = self.retry.call("trying to write to", lambda: bookkeeping_path(self.root, name), where=self)
+            probe = self.retry.call("trying to write to", lambda: self.root.bookkeeping(name), where=self)
             self.retry.call("trying to write", lambda: probe.write(content), where=probe)
             self.retry.call("removing", probe.remove, where=probe)
             return
@@ -135,8 +128,8 @@ class CheckpointStorage:
             CheckpointNotFound: an id is invalid, or the directory ``checkpoint_id`` is not a checkpoint.
             StorageError: the storage refuses.
         """
-        old = checkpoint_path(self.root, checkpoint_id)
-        new = checkpoint_path(self.root, by)
+        old = self.root.checkpoint(checkpoint_id)
+        new = self.root.checkpoint(by)
         with explain_errors(f"replacing {escape(old)} by", new):
             if self.is_local:
                 removal.replace_local(self.root, old, new)
@@ -244,7 +237,7 @@ class CheckpointStorage:
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if it is missing or damaged."""
-        return metadata.read_metadata(checkpoint_path(self.root, checkpoint_id))
+        return metadata.read_metadata(self.root.checkpoint(checkpoint_id))
 
     def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
         """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
@@ -261,13 +254,13 @@ class CheckpointStorage:
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
         """Return what is known about checkpoints without reading their state."""
         with explain_errors("reading", self):
-            directories = [checkpoint_path(self.root, name) for name in checkpoint_ids]
+            directories = [self.root.checkpoint(name) for name in checkpoint_ids]
             return survey.in_parallel(self.root, metadata.describe, directories)
 
     def _directory_of(self, name: str) -> Location | None:
         if not is_name(name):
             return None
-        directory = checkpoint_path(self.root, name)
+        directory = self.root.checkpoint(name)
         with explain_errors("looking for", directory):
             return directory if directory.is_dir() else None
 

@@ -18,6 +18,7 @@ import socket
 import time
 import uuid
 import weakref
+from collections.abc import Iterator
 from typing import IO, Any
 
 from det_lightning import errors
@@ -33,6 +34,8 @@ except ImportError:  # Windows
 # How long a lease on a remote storage is valid without being renewed.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0
+# How long a lease is waited for, and believed, that is only held for a moment.
+_BRIEFLY_S = 60.0
 _PAUSE_S = 0.02
 # No checkpoint takes so long to write.
 _ABANDONED_AFTER_S = 24 * 3600.0
@@ -92,18 +95,6 @@ class Lease:
         _own_tokens.add(content["token"])
         return cls(file, None, content)
 
-    @classmethod
-    def wait_for(cls, file: Location, timeout_s: float = 60.0) -> Lease:
-        """Return a lease that is only held briefly, once no other process has it."""
-        until = time.monotonic() + timeout_s
-        while (lease := cls.take(file, lasts_s=timeout_s)) is None:
-            if time.monotonic() > until:
-                raise errors.StorageError(
-                    f"{file} has been locked for {timeout_s:.0f} s by another process. If there is none, remove it."
-                )
-            time.sleep(_PAUSE_S if file.is_local else 10 * _PAUSE_S)
-        return lease
-
     def is_due(self) -> bool:
         steady, adjustable = self._renewed
         passed = max(time.monotonic() - steady, time.time() - adjustable)
@@ -128,11 +119,21 @@ class Lease:
         if self.file.is_local:
             remove_if_empty(self.file.local_path.parent)
 
-    def __enter__(self) -> Lease:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+@contextlib.contextmanager
+def briefly_held(file: Location) -> Iterator[None]:
+    """Hold a lease for the duration of a short block, once no other process has it."""
+    until = time.monotonic() + _BRIEFLY_S
+    while (lease := Lease.take(file, lasts_s=_BRIEFLY_S)) is None:
+        if time.monotonic() > until:
+            raise errors.StorageError(
+                f"{file} has been locked for {_BRIEFLY_S:.0f} s by another process. If there is none, remove it."
+            )
+        time.sleep(_PAUSE_S if file.is_local else 10 * _PAUSE_S)
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def new_content() -> dict[str, Any]:

@@ -96,6 +96,30 @@ class Location:
         """Whether directories need not be created, and concurrent requests are fine (fsspec's class is async)."""
         return bool(getattr(self.fs, "async_impl", False))
 
+    # Names from files and listings may be anything: only the following two methods make paths from them.
+
+    def checkpoint(self, checkpoint_id: str) -> Location:
+        """Return the directory of the checkpoint with this id in this storage, whether it exists or not."""
+        if not is_name(checkpoint_id):
+            raise errors.CheckpointNotFound(
+                f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(self)}."
+            )
+        return self / checkpoint_id
+
+    def bookkeeping(self, kind: str, *names: str) -> Location:
+        """Return a file or directory of one kind in the bookkeeping of this storage, next to the checkpoints."""
+        location = self
+        for name in (BOOKKEEPING_DIR, kind, *names):
+            if name in names and not is_name(name):
+                raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(location)}.")
+            location = location / name
+            if (target := location.link_target()) is not None:
+                raise errors.StorageError(
+                    f"{escape(location)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written "
+                    "or deleted through a link. Replace it by its target, or remove it."
+                )
+        return location
+
     # The following methods see the current state; some file systems cache listings.
 
     def exists(self) -> bool:
@@ -266,8 +290,6 @@ def _explain(shown: str, error: Exception) -> str:
     return f"{shown} cannot be opened: {type(error).__name__}: {error}"
 
 
-# Names from files and listings may be anything: only the following functions make paths from them.
-
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -285,27 +307,3 @@ def is_own_id(name: str) -> bool:
     """Return whether :func:`new_id` made this id, which may follow a name that Lightning gave."""
     before = name[:-36]
     return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)
-
-
-def checkpoint_path(root: Location, checkpoint_id: str) -> Location:
-    """Return the directory of the checkpoint with this id, whether it exists or not."""
-    if not is_name(checkpoint_id):
-        raise errors.CheckpointNotFound(
-            f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(root)}."
-        )
-    return root / checkpoint_id
-
-
-def bookkeeping_path(root: Location, *names: str) -> Location:
-    """Return the path of a file or directory in the bookkeeping, next to the checkpoints."""
-    path = root
-    for name in (BOOKKEEPING_DIR, *names):
-        if path is not root and not is_name(name):
-            raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(path)}.")
-        path = path / name
-        if (target := path.link_target()) is not None:
-            raise errors.StorageError(
-                f"{escape(path)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written or "
-                "deleted through a link. Replace it by its target, or remove it."
-            )
-    return path

@@ -21,15 +21,7 @@ from fsspec import AbstractFileSystem
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage.leases import is_abandoned, remove_if_empty
-from det_lightning.checkpoint.storage.location import (
-    Location,
-    bookkeeping_path,
-    checkpoint_path,
-    explain_errors,
-    is_name,
-    is_own_id,
-    new_id,
-)
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
@@ -114,13 +106,13 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
 
     On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
     """
-    marks = bookkeeping_path(root, MARKS_DIR)
+    marks = root.bookkeeping(MARKS_DIR)
     removed_ids = []
     for name in marks.list_names():
         checkpoint_id, _, suffix = name.rpartition(".")
         if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
             continue
-        checkpoint = checkpoint_path(root, checkpoint_id)
+        checkpoint = root.checkpoint(checkpoint_id)
         # A mark that never got its final name belongs to a writer that had not begun.
         if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
             if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
@@ -158,7 +150,7 @@ def _is_own_partial(checkpoint: Location) -> bool:
 def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
     """Rename a directory of a local storage that is to be removed; return its new path."""
     while True:
-        aside = bookkeeping_path(root, _REMOVED_DIRS[0], new_id()).local_path
+        aside = root.bookkeeping(_REMOVED_DIRS[0], new_id()).local_path
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
             directory.rename(aside)
@@ -180,7 +172,7 @@ def _remove_tree(directory: pathlib.Path) -> None:
 def _finish_removals(root: Location, own_only: bool) -> None:
     """Remove what killed processes had renamed in order to remove it."""
     for name in _REMOVED_DIRS:
-        removed = bookkeeping_path(root, name)
+        removed = root.bookkeeping(name)
         for one in removed.list_names():
             if not is_own_id(one) or (own_only and _is_of_another_user(removed / one)):
                 continue

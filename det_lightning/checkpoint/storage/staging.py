@@ -19,7 +19,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
 from det_lightning.checkpoint.storage.leases import is_abandoned, lock_new_file, new_content
-from det_lightning.checkpoint.storage.location import Location, bookkeeping_path, checkpoint_path, is_name, write_whole
+from det_lightning.checkpoint.storage.location import Location, is_name, write_whole
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
 
@@ -39,19 +39,19 @@ def find_writers(root: Location) -> dict[str, bool]:
 
 def find_marked(root: Location) -> set[str]:
     """Return the ids of the checkpoints that are being written or removed, or whose writer was killed."""
-    names = bookkeeping_path(root, MARKS_DIR).list_names()
+    names = root.bookkeeping(MARKS_DIR).list_names()
     return {name.removesuffix(MARK_SUFFIX) for name in names if name.endswith(MARK_SUFFIX)}
 
 
 def _mark_of(root: Location, checkpoint_id: str) -> Location:
-    return bookkeeping_path(root, MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
+    return root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
 
 
 class LocalStaging:
     """The final directory, on a local disk. A lock on its mark shows others that the writer is alive."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
-        self.directory = checkpoint_path(root, checkpoint_id).local_path
+        self.directory = root.checkpoint(checkpoint_id).local_path
         self._mark = lock_new_file(_mark_of(root, checkpoint_id).local_path)
         try:
             self.directory.mkdir(parents=True)
@@ -96,7 +96,7 @@ class RemoteStaging:
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self._root = root
-        self._target = checkpoint_path(root, checkpoint_id)
+        self._target = root.checkpoint(checkpoint_id)
         self._mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))

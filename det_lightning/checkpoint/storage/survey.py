@@ -17,14 +17,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE, is_shallow
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
-from det_lightning.checkpoint.storage.location import (
-    Location,
-    bookkeeping_path,
-    checkpoint_path,
-    explain_errors,
-    is_name,
-    is_own_id,
-)
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, read_metadata
 from det_lightning.checkpoint.storage.staging import find_marked
 from det_lightning.escaping import escape
@@ -102,7 +95,7 @@ def _can_be_indexed(info: CheckpointInfo) -> bool:
 
 def read_index(root: Location) -> dict[str, CheckpointInfo]:
     """Return what the index says; empty if there is none, or it is damaged."""
-    file = bookkeeping_path(root, _INDEX_FILE)
+    file = root.bookkeeping(_INDEX_FILE)
     try:
         return _parse(file.read(_MAX_INDEX_BYTES))
     except (FileNotFoundError, NotADirectoryError):
@@ -148,7 +141,7 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
         for info in infos
         if _can_be_indexed(info)
     ]
-    file = bookkeeping_path(root, _INDEX_FILE)
+    file = root.bookkeeping(_INDEX_FILE)
     try:
         content = json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii")
         if len(content) > _MAX_INDEX_BYTES:
@@ -167,7 +160,7 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
     if not root.is_object_store:
         return
     with explain_errors("reading", root):
-        found = in_parallel(root, read_metadata, [checkpoint_path(root, info.id) for info in infos])
+        found = in_parallel(root, read_metadata, [root.checkpoint(info.id) for info in infos])
         pairs = zip(infos, found, strict=True)
         changed = [info.id for info, now in pairs if _indexed_part(now) != _indexed_part(info.metadata)]
         if changed:
@@ -181,4 +174,4 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
 
 def remove_index(root: Location) -> None:
     """Remove the index because checkpoints in it have changed; the next survey reads all of them."""
-    bookkeeping_path(root, _INDEX_FILE).remove()
+    root.bookkeeping(_INDEX_FILE).remove()

@@ -14,7 +14,6 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, TrialState, load_checkpoint, open_checkpoint, read_checkpoint
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, METADATA_FILE
-from det_lightning.checkpoint.storage.location import checkpoint_path
 from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
 
 
@@ -127,7 +126,7 @@ def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(
 ) -> None:
     storage = backend.storage()
     checkpoint_id = write(storage)
-    file = checkpoint_path(storage.root, checkpoint_id) / METADATA_FILE
+    file = storage.root.checkpoint(checkpoint_id) / METADATA_FILE
     changed = tmp_path / "changed"
     changed.write_bytes(b"" if padding is None else file.read() + b" " * padding)
     file.fs.put_file(str(changed), file.path)

@@ -19,7 +19,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_index import TrialIndex
-from det_lightning.checkpoint.storage.location import bookkeeping_path, checkpoint_path, is_own_id, new_id, write_whole
+from det_lightning.checkpoint.storage.location import is_own_id, new_id, write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +44,7 @@ def test_a_name_that_leads_elsewhere_is_not_an_id(backend: Backend, name: str) -
     storage = backend.storage()
     kept = write(storage)
     for refused in (
-        lambda: checkpoint_path(storage.root, name),
+        lambda: storage.root.checkpoint(name),
         lambda: storage.begin(name),
         lambda: storage.delete(name),
         lambda: storage.read_metadata(name),
@@ -56,7 +56,7 @@ def test_a_name_that_leads_elsewhere_is_not_an_id(backend: Backend, name: str) -
             refused()
     assert not storage.is_complete(name)
     with pytest.raises(errors.StorageError, match="cannot be the name of a file"):
-        bookkeeping_path(storage.root, "partial", name)
+        storage.root.bookkeeping("partial", name)
     assert storage.list_ids() == [kept]
 
 
