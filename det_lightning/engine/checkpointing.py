@@ -38,10 +38,10 @@ POLICIES = ("best", "all", "none")
 class CheckpointPlan:
     """Which checkpoints a trial gets, and where; and what its latest run has written, known to every rank.
 
-    The policy ``"best"`` compares the metric named by ``saver``, also with what ``best_elsewhere`` returns on
-    the chief: the best value outside the run, or None. ``best_id`` is the checkpoint written after the best
-    validation, ``last_id`` the one begun last, ``complete`` the latest complete one and its number of batches.
-    ``on_complete`` is called on the chief for each complete checkpoint, with its id and number of batches.
+    The policy ``"best"`` compares the metric of ``saver``, also with what ``best_elsewhere`` returns on the chief: the
+    best value outside the run, or None. ``best_id`` is the checkpoint written after the best validation, ``last_id``
+    the one begun last, ``complete`` the latest complete one and its number of batches. ``on_complete`` is called on the
+    chief for each complete checkpoint, with its id and number of batches.
     """
 
     saver: CheckpointSaver
@@ -123,7 +123,8 @@ class RunContent:
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
-        self._follow_settings()
+        if run.events.callbacks:  # they may have changed the settings
+            self._follow_settings()
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
         content.shards = shards

@@ -53,12 +53,10 @@ def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
 
 def replace_local(root: Location, old: Location, new: Location) -> None:
     """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one always exists."""
+    aside = None
     if old.link_target() is not None:
         old.local_path.unlink()
-        new.local_path.rename(old.local_path)
-        return
-    aside = None
-    if old.is_dir():
+    elif old.is_dir():
         _require_own_files(old)
         aside = _move_aside(root, old.local_path)
     new.local_path.rename(old.local_path)
