@@ -138,7 +138,7 @@ def _attributes_of(sampler: Any) -> dict[str, Any]:
 def _samplers_of(sampler: Any) -> Iterator[Any]:
     """Yield ``sampler`` and every sampler that it wraps, outermost first."""
     yield sampler
-    for name, value in _attributes_of(sampler).items():
+    for name, value in getattr(sampler, "__dict__", {}).items():
         if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
             yield from _samplers_of(value)
 
@@ -158,7 +158,7 @@ class SamplerStates:
         states = []
         for sampler, built in zip(self._samplers, self._built, strict=True):
             state: dict[str, Any] = {}
-            for name, value in _attributes_of(sampler).items():
+            for name, value in getattr(sampler, "__dict__", {}).items():
                 if isinstance(value, GENERATORS):
                     state[name] = get_state(value)
                 elif isinstance(value, _PLAIN) and not (name in built and built[name] == value):
@@ -233,7 +233,7 @@ class PassJournal:
     def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
         """Return the passes that are needed to continue with batch ``next_batch`` (over all ranks)."""
         following = bisect.bisect_right(self._starts, next_batch, key=operator.itemgetter("first_batch"))
-        return [dict(start) for start in self._starts[max(following - 1, 0) :]]
+        return [*map(dict, self._starts[max(following - 1, 0) :])]
 
     def positions(self) -> dict[str, Any]:
         """Return how far the loaders have come, beyond the passes.
