@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 
+from det_lightning.config.document import KeyPath, path_text
 from det_lightning.config.experiment import ExperimentConfig
-from det_lightning.config.key_paths import KeyPath, path_text
 
 #: What happens to a field; ``warned`` means ignored, with a warning that something may be missing.
 Effect = Literal["used", "ignored", "warned", "refused"]
@@ -204,13 +204,10 @@ def rule_for(path: KeyPath) -> FieldRule:
 def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     rule = rule_for(path)
     effect = rule.effect
-    if effect == "warned" and (_has_default(config, path) or _is_idle_profiling(config, path)):
+    is_idle_profiling = path[0] == "profiling" and not config.profiling.enabled
+    if effect == "warned" and (_has_default(config, path) or is_idle_profiling):
         effect = "ignored"  # nothing was asked for that the experiment may lack
     return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
-
-
-def _is_idle_profiling(config: ExperimentConfig, path: KeyPath) -> bool:
-    return path[0] == "profiling" and not config.profiling.enabled
 
 
 def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:

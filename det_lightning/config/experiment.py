@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from det_lightning.config import go_patterns
+from det_lightning.config.document import KeyPath, SourceLines
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
 from det_lightning.config.hyperparameters import Hyperparameters
-from det_lightning.config.key_paths import KeyPath, SourceLines
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
 from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, shown
@@ -153,9 +153,10 @@ class ExperimentConfig(Section):
 
     def model_post_init(self, context: Any, /) -> None:
         if context is not None:
-            self._lines = context["lines"]
-            self._notes = tuple(context["notes"])
-            self._unknown = tuple(context["unknown"])
+            document = context["document"]
+            self._lines = document.lines
+            self._notes = tuple(document.notes)
+            self._unknown = tuple(document.unknown)
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:

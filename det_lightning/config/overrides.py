@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_lightning.config.key_paths import KeyPath
+from det_lightning.config.document import KeyPath
 from det_lightning.config.section import shown
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from det_lightning.config.document import Document, KeyPath, leaf_paths
 from det_lightning.config.experiment import ExperimentConfig
-from det_lightning.config.key_paths import KeyPath, SourceLines, leaf_paths
-from det_lightning.config.older_releases import OlderSpellings
+from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
 from det_lightning.config.rules import broken_rules
 from det_lightning.config.section import UNKNOWN_KEY, shown
@@ -35,7 +35,8 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
     Raises:
         ConfigError: the configuration cannot be read or used; the message lists all mistakes with their lines.
     """
-    return _reader_of(source).read(overrides, partial=partial)
+    document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _opened(source)
+    return _typed(document, overrides, partial=partial)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,9 @@ def read_given(source: Source) -> GivenConfig:
     Raises:
         ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
     """
-    reader = _reader_of(_plain(source) if isinstance(source, Mapping) else source)
-    section = reader.take_storage()
-    typed = reader.read((), partial=True, forgiving=True)
+    document = Document(_plain(source)) if isinstance(source, Mapping) else _opened(source)
+    section = _take_storage(document.data)
+    typed = _typed(document, partial=True, forgiving=True)
     if isinstance(source, Mapping):
         return GivenConfig(typed, source if isinstance(source, dict) else dict(source), section)
     plain = typed.as_dict()
@@ -76,19 +77,21 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _reader_of(source: Source) -> _Reader:
-    if isinstance(source, Mapping):
-        return _Reader("the configuration", copy.deepcopy(dict(source)), SourceLines(), [], [])
-    if isinstance(source, str) and "\n" in source:
-        name = "the configuration"
-        text = source
-    else:
-        name = os.fspath(source)
-        text = _text(Path(source))
-    document = YamlDocument(text)
+def _take_storage(data: Any) -> dict[str, Any] | None:
+    """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
+    section = data.get("checkpoint_storage") if isinstance(data, dict) else None
+    if not isinstance(section, dict):
+        return None
+    data["checkpoint_storage"] = {name: value for name, value in section.items() if not is_masked(value)}
+    return section
+
+
+def _opened(source: str | os.PathLike[str]) -> Document:
+    is_text = isinstance(source, str) and "\n" in source
+    document = YamlDocument(str(source)) if is_text else YamlDocument(_text(Path(source)), os.fspath(source))
     if document.data is None and document.mistakes:
-        raise ConfigError(name, document.mistakes)
-    return _Reader(name, document.data, document.lines, document.mistakes, document.notes)
+        raise ConfigError(document.name, document.mistakes)
+    return document
 
 
 def _text(path: Path) -> str:
@@ -101,71 +104,55 @@ def _text(path: Path) -> str:
         raise ConfigError(str(path), [ConfigMistake(None, "", f"is not UTF-8: {e}")]) from e
 
 
-class _Reader:
-    """Reads one configuration, which it modifies, and collects what it finds on the way."""
+def _typed(
+    document: Document, overrides: Sequence[str] = (), *, partial: bool, forgiving: bool = False
+) -> ExperimentConfig:
+    """Return the configuration in a document, which is modified."""
+    if document.data is None and overrides:
+        document.data = {}
+    if not isinstance(document.data, dict):
+        message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(document.data)}"
+        raise ConfigError(document.name, [*document.mistakes, ConfigMistake(None, "", message)])
+    document.data = with_overrides(document.data, overrides)
+    for path, value in read_overrides(overrides):
+        document.lines.update(dict.fromkeys(leaf_paths(value, path)))
+    rewrite_older_spellings(document)
+    if partial and isinstance(document.data.get("searcher"), dict):
+        document.data["searcher"].setdefault("name", "single")
+    config = _validated(document, partial=partial, forgiving=forgiving)
+    if document.mistakes:
+        raise ConfigError(document.name, sorted(set(document.mistakes), key=ConfigMistake.position))
+    return config
 
-    def __init__(
-        self, name: str, data: Any, lines: SourceLines, mistakes: list[ConfigMistake], notes: list[ConfigMistake]
-    ) -> None:
-        self._name = name
-        self._data = data
-        self._lines = lines
-        self._mistakes = mistakes
-        self._notes = notes
-        self._unknown: list[ConfigMistake] = []
 
-    def take_storage(self) -> dict[str, Any] | None:
-        """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
-        section = self._data.get("checkpoint_storage") if isinstance(self._data, dict) else None
-        if not isinstance(section, dict):
-            return None
-        self._data["checkpoint_storage"] = {name: value for name, value in section.items() if not is_masked(value)}
-        return section
+def _validated(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
+    """Return the configuration without the sections that cannot be read, whose mistakes are added to the document."""
+    context = {"document": document, "forgiving": forgiving}
+    unreadable: set[str] = set()
+    try:
+        config = ExperimentConfig.model_validate(document.data, context=context)
+    except ValidationError as e:
+        found = e.errors(include_url=False)
+        unknown = [error for error in found if forgiving and error["type"] == UNKNOWN_KEY]
+        if unknown:
+            for error in unknown:
+                _leave_out(document, error["loc"], error["msg"])
+            return _validated(document, partial=partial, forgiving=forgiving)
+        # Values that could not be read from the text are null by now, and already reported.
+        reported = {mistake.path for mistake in document.mistakes}
+        mistakes = [document.lines.mistake(error["loc"], error["msg"]) for error in found]
+        document.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
+        unreadable = {str(error["loc"][0]) for error in found}
+        readable = {name: value for name, value in document.data.items() if name not in unreadable}
+        config = ExperimentConfig.model_validate(readable, context=context)
+    broken = broken_rules(config, unreadable, partial=partial, forgiving=forgiving)
+    document.mistakes += [document.lines.mistake(path, message) for path, message in broken]
+    return config
 
-    def read(self, overrides: Sequence[str], *, partial: bool, forgiving: bool = False) -> ExperimentConfig:
-        data = {} if self._data is None and overrides else self._data
-        if not isinstance(data, dict):
-            message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(data)}"
-            raise ConfigError(self._name, [*self._mistakes, ConfigMistake(None, "", message)])
-        data = with_overrides(data, overrides)
-        for path, value in read_overrides(overrides):
-            for leaf in leaf_paths(value, path):
-                self._lines.set(leaf, None)
-        older = OlderSpellings(data, self._lines)
-        self._mistakes += older.mistakes
-        self._notes += older.notes
-        if partial and isinstance(data.get("searcher"), dict):
-            data["searcher"].setdefault("name", "single")
-        config = self._validated(data, partial=partial, forgiving=forgiving)
-        if self._mistakes:
-            raise ConfigError(self._name, sorted(set(self._mistakes), key=ConfigMistake.position))
-        return config
 
-    def _validated(self, data: dict[str, Any], *, partial: bool, forgiving: bool) -> ExperimentConfig:
-        context = {"lines": self._lines, "notes": self._notes, "unknown": self._unknown, "forgiving": forgiving}
-        unreadable: set[str] = set()
-        try:
-            config = ExperimentConfig.model_validate(data, context=context)
-        except ValidationError as e:
-            found = e.errors(include_url=False)
-            unknown = [error for error in found if forgiving and error["type"] == UNKNOWN_KEY]
-            if unknown:
-                for error in unknown:
-                    self._leave_out(data, error["loc"], error["msg"])
-                return self._validated(data, partial=partial, forgiving=forgiving)
-            # Values that could not be read from the text are null by now, and already reported.
-            reported = {mistake.path for mistake in self._mistakes}
-            mistakes = [self._lines.mistake(error["loc"], error["msg"]) for error in found]
-            self._mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
-            unreadable = {str(error["loc"][0]) for error in found}
-            readable = {name: value for name, value in data.items() if name not in unreadable}
-            config = ExperimentConfig.model_validate(readable, context=context)
-        broken = broken_rules(config, unreadable, partial=partial, forgiving=forgiving)
-        self._mistakes += [self._lines.mistake(path, message) for path, message in broken]
-        return config
-
-    def _leave_out(self, data: Any, path: KeyPath, message: str) -> None:
-        for key in path[:-1]:
-            data = data[key]
-        del data[path[-1]]
-        self._unknown.append(self._lines.mistake(path, message))
+def _leave_out(document: Document, path: KeyPath, message: str) -> None:
+    parent = document.data
+    for key in path[:-1]:
+        parent = parent[key]
+    del parent[path[-1]]
+    document.unknown.append(document.lines.mistake(path, message))

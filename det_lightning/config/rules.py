@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from det_lightning.config.document import KeyPath
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.hyperparameters import Categorical, Const, Int, leaves
-from det_lightning.config.key_paths import KeyPath
 from det_lightning.config.searchers import GridSearcher, HalvingSearcher
 
 _Mistake = tuple[KeyPath, str]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
 from det_lightning.config.length import Length, MaxLength
-from det_lightning.config.section import Count, Integer, Mistakes, Positive, Section, read_variant, refuse, variants
+from det_lightning.config.section import Count, Integer, Positive, Section, read_variant, refuse, variants
 
 # Each rung is a list of metrics.
 _MOST_RUNGS = 1000
@@ -77,16 +77,12 @@ class HalvingSearcher(SearcherConfig):
 
     @model_validator(mode="after")
     def _has_a_length(self) -> HalvingSearcher:
-        mistakes = Mistakes()
         if self.max_time is not None and self.time_metric is None:
-            mistakes.add(
-                ("time_metric",), "is missing beside max_time: batches, epochs, or a metric that trials report"
-            )
+            refuse(("time_metric",), "is missing beside max_time: batches, epochs, or a metric that trials report")
         if self.time_metric is not None and self.max_time is None:
-            mistakes.add(("max_time",), f"is missing beside time_metric: how many {self.time_metric} a trial trains")
-        if self.max_time is None and self.time_metric is None and self.max_length is None:
-            mistakes.add(("max_time",), "is missing: write max_time and time_metric, such as 100 and batches")
-        mistakes.raise_if_any()
+            refuse(("max_time",), f"is missing beside time_metric: how many {self.time_metric} a trial trains")
+        if self.max_time is None and self.max_length is None:
+            refuse(("max_time",), "is missing: write max_time and time_metric, such as 100 and batches")
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from det_lightning.config.key_paths import KeyPath
+from det_lightning.config.document import KeyPath
 from det_lightning.hyperparameters import as_passed_on
 from det_lightning.masking import mask
 from det_lightning.secret_names import is_secret_name

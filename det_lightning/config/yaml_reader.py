@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.scanner import Scanner, ScannerError
 
-from det_lightning.config.key_paths import KeyPath, SourceLines, path_text
+from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.hyperparameters import as_passed_on
 from det_lightning.masking import MASK, mask_text
@@ -45,21 +45,11 @@ _LONGEST_TAG = 1000
 _MOST_DIGITS = 300
 
 
-class YamlDocument:
-    """The content of one YAML document.
+class YamlDocument(Document):
+    """The content of one YAML document. The notes say what was read differently than YAML 1.2 specifies."""
 
-    Attributes:
-        data: dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read.
-        lines: the line of each key.
-        mistakes: what is wrong with the text.
-        notes: what was read differently than YAML 1.2 specifies.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.data: Any = None
-        self.lines = SourceLines()
-        self.mistakes: list[ConfigMistake] = []
-        self.notes: list[ConfigMistake] = []
+    def __init__(self, text: str, name: str = "the configuration") -> None:
+        super().__init__(None, name)
         self._open: list[Node] = []
         self._values = 0
         # Every document needs its own state, because its directives may set the version.
@@ -73,7 +63,7 @@ class YamlDocument:
         try:
             root = self._yaml.compose(text)
             if root is not None:
-                self.lines.set((), root.start_mark.line + 1)
+                self.lines[()] = root.start_mark.line + 1
                 self.data = self._convert(root, ())
         except MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
@@ -110,8 +100,9 @@ class YamlDocument:
     def _sequence(self, node: SequenceNode, path: KeyPath) -> list[Any]:
         items = []
         for i, item in enumerate(node.value):
-            self.lines.set((*path, i), item.start_mark.line + 1)
-            items.append(self._convert(item, (*path, i)))
+            item_path = (*path, i)
+            self.lines[item_path] = item.start_mark.line + 1
+            items.append(self._convert(item, item_path))
         return items
 
     def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
@@ -136,12 +127,12 @@ class YamlDocument:
                 self._wrong(key, path, "a key must be a string")
                 continue
             name = self._joined(key, path, key.value)
+            entry_path = (*path, name)
             if name in own:
-                first_line = self.lines.find((*path, name))
-                self._wrong(key, (*path, name), f"duplicate key; the first is in line {first_line}")
+                self._wrong(key, entry_path, f"duplicate key; the first is in line {self.lines.find(entry_path)}")
                 continue
-            self.lines.set((*path, name), key.start_mark.line + 1)
-            own[name] = self._convert(value, (*path, name))
+            self.lines[entry_path] = key.start_mark.line + 1
+            own[name] = self._convert(value, entry_path)
         return {**merged, **own}
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
@@ -150,7 +141,8 @@ class YamlDocument:
             if node.style is None and text in _BOOLEANS_OF_YAML_1_1:
                 value = _BOOLEANS_OF_YAML_1_1[text]
                 meant = "true" if value else "false"
-                self._note(node, path, f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'")
+                message = f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'"
+                self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
                 return value
             return self._joined(node, path, text)
         if node.tag == f"{_TAG}int" and len(text) > _MOST_DIGITS:
@@ -184,9 +176,6 @@ class YamlDocument:
 
     def _wrong(self, node: Node, path: KeyPath, message: str) -> None:
         self.mistakes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
-
-    def _note(self, node: Node, path: KeyPath, message: str) -> None:
-        self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
 
 
 def _is_secret(path: KeyPath) -> bool:

@@ -1,0 +1,54 @@
+"""A configuration as it was written: its values, the keys that lead to them, their lines, and what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from det_lightning.errors import ConfigMistake
+
+KeyPath = tuple[str | int, ...]
+
+
+def path_text(path: KeyPath) -> str:
+    """Return a path as people write it: ``bind_mounts[0].host_path``."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
+def leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the path of each value that is not a mapping with entries."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaf_paths(item, (*path, key))
+    else:
+        yield path
+
+
+class SourceLines(dict[KeyPath, int | None]):
+    """The line of each key in a file. A key from elsewhere, such as an override, has the line None."""
+
+    def find(self, path: KeyPath) -> int | None:
+        """Return the line of ``path``; for a missing key, the line of the mapping that should have it."""
+        known = (path[:end] for end in range(len(path), -1, -1) if path[:end] in self)
+        return self.get(next(known, path))
+
+    def mistake(self, path: KeyPath, message: str) -> ConfigMistake:
+        return ConfigMistake(self.find(path), path_text(path), message)
+
+
+@dataclasses.dataclass
+class Document:
+    """The content of a configuration, and what was found while it was read."""
+
+    data: Any  # dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read
+    name: str = "the configuration"  # in messages
+    lines: SourceLines = dataclasses.field(default_factory=SourceLines)
+    mistakes: list[ConfigMistake] = dataclasses.field(default_factory=list)
+    #: What was read differently than it is written.
+    notes: list[ConfigMistake] = dataclasses.field(default_factory=list)
+    #: Keys that no release knows, where these are left out.
+    unknown: list[ConfigMistake] = dataclasses.field(default_factory=list)
