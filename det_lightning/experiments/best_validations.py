@@ -9,22 +9,14 @@ from det_lightning.experiments.state import ExperimentState
 
 
 class BestValidations:
-    """Keeps a file up to date with the best value of the searcher's metric in each trial.
-
-    Args:
-        file: the file, which trials read at each validation.
-    """
+    """Keeps a file, which trials read at each validation, up to date with the best metric of each trial."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._reports: int | None = None
 
     def publish(self, state: ExperimentState) -> None:
-        """Write the file if metrics of a validation were reported since the last call.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the file if metrics of a validation were reported since the last call."""
         if state.validation_reports == self._reports:
             return
         best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}

@@ -17,9 +17,6 @@ def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -
     """Delete what ``save_experiment_best`` and the like do not keep; yield the trial and id of each deleted one.
 
     Those that live runs have resumed from, such as trials of another experiment, stay.
-
-    Raises:
-        StorageError: the storage cannot be reached, or refuses to delete.
     """
     retention = Retention.from_config(directory.config()["checkpoint_storage"])
     if retention is None:

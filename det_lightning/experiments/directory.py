@@ -15,11 +15,7 @@ _NUMBER = re.compile(r".*-(\d+)")
 
 
 class ExperimentDirectory:
-    """The paths of the parts of an experiment.
-
-    Args:
-        path: the experiment's directory.
-    """
+    """The paths of the parts of an experiment."""
 
     def __init__(self, path: Path) -> None:
         # Absolute, because the processes of trials have their own working directories.
@@ -41,11 +37,7 @@ class ExperimentDirectory:
 
     @classmethod
     def create(cls, parent: Path, name: str) -> ExperimentDirectory:
-        """Create the directory of a new experiment, ``NAME-NUMBER``.
-
-        Raises:
-            OSError: it cannot be created.
-        """
+        """Create the directory of a new experiment, ``NAME-NUMBER``."""
         parent.mkdir(parents=True, exist_ok=True)
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:60] or "experiment"
         taken = (_NUMBER.fullmatch(path.name) for path in parent.iterdir())
@@ -61,22 +53,14 @@ class ExperimentDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
-        """Return the experiment in ``path``.
-
-        Raises:
-            ExperimentError: there is no experiment.
-        """
+        """Return the experiment in ``path``; raise an ExperimentError if there is none."""
         found = cls(path)
         if not found.config_file.is_file() or not found.events.is_file():
             raise errors.ExperimentError(f"{path} is not an experiment; expected a directory with events.jsonl in it.")
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration with all defaults, as it was when the experiment began.
-
-        Raises:
-            DamagedExperiment: the file does not hold a configuration.
-        """
+        """Return the configuration with all defaults, as it was when the experiment began."""
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
@@ -86,11 +70,7 @@ class ExperimentDirectory:
         return config
 
     def loggers(self) -> list[str]:
-        """Return the names of the loggers that were chosen when the experiment began.
-
-        Raises:
-            DamagedExperiment: the file does not hold names.
-        """
+        """Return the names of the loggers that were chosen when the experiment began."""
         if not self.options.exists():  # an earlier release created the experiment
             return []
         options = _read_json(self.options)
@@ -112,7 +92,6 @@ class ExperimentDirectory:
         return named
 
     def trial(self, trial_id: int) -> Path:
-        """Return the directory of a trial."""
         return self.path / "trials" / str(trial_id)
 
 

@@ -63,9 +63,7 @@ _TIMED = {"run_started", "checkpoint", "run_ended"}
 def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     """Return the name of a missing or wrong entry of an event, or None; unknown types need no entries of their own.
 
-    Args:
-        event: one event.
-        trials: the ids of the trials that earlier events created; a trial that this event creates is added.
+    ``trials`` are those that earlier events created; a trial that this event creates is added.
     """
     kind = event["type"]
     if kind == "trial_created" and _is_whole(event.get("trial")):

@@ -22,15 +22,8 @@ _MOST_BYTES = 2**30
 class EventLog:
     """Appends events, each a JSON object on a line of its own, and syncs them to disk.
 
-    Only one process at a time may have it open. A line that a killed process left incomplete is removed when the log
-    is opened again.
-
-    Args:
-        path: the file; it is created if it does not exist.
-
-    Raises:
-        ExperimentInUse: another process has it open.
-        DamagedExperiment: a line other than the last is not an event.
+    Only one process at a time may have it open; others get an ExperimentInUse. A line that a killed process left
+    incomplete is removed when the log is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +38,7 @@ class EventLog:
         self._file.truncate(len(complete))
 
     def append(self, event: dict[str, Any]) -> None:
-        """Append an event; it is on disk when this returns.
-
-        Raises:
-            OSError: it cannot be written.
-            ValueError: it holds NaN or an infinity, which JSON cannot represent.
-        """
+        """Append an event, without NaN and infinities, which JSON lacks; it is on disk when this returns."""
         write_line(self._file, event)
         self.events.append(event)
 
@@ -61,12 +49,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log, which may be in use.
-
-    Raises:
-        DamagedExperiment: a line other than the last is not an event, or the log is too large to be shown.
-        OSError: the file cannot be read.
-    """
+    """Return the events of a log, which may be in use."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise errors.DamagedExperiment(
             f"{escape(path)} has {size:,} bytes; only logs of at most {_MOST_BYTES:,} are shown. Either it is damaged, "

@@ -30,11 +30,7 @@ Show = Callable[[ExperimentState], None]
 
 
 def planned(config: ExperimentConfig) -> list[CreateTrial]:
-    """Return the trials that do not depend on results, in order of creation: all of them for random and grid.
-
-    Raises:
-        ValueError: there are too many trials to list.
-    """
+    """Return the trials that do not depend on results, in order of creation: all of them for random and grid."""
     return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
 
 
@@ -46,11 +42,7 @@ def demand_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> D
 
 @contextlib.contextmanager
 def machines_at(ray_address: str | None) -> Iterator[Machines]:
-    """Yield the machines for trials: this one or, while the block runs, those of the Ray cluster at an address.
-
-    Raises:
-        ExperimentError: there is no such cluster, or Ray is not installed.
-    """
+    """Yield the machines for trials: this one or, while the block runs, those of the Ray cluster at an address."""
     if ray_address is None:
         yield LocalMachine()
         return
@@ -67,19 +59,9 @@ def machines_at(ray_address: str | None) -> Iterator[Machines]:
 def create(
     config: ExperimentConfig, source: Path | None, code: Path, parent: Path, loggers: Sequence[str] = ()
 ) -> ExperimentDirectory:
-    """Create the files of a new experiment.
+    """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
-    Args:
-        config: what to run.
-        source: the file that it was read from; a copy is kept with the experiment.
-        code: the directory with the code of the trials.
-        parent: the directory in which to create the experiment's own directory.
-        loggers: names of the Lightning loggers that its trials log to.
-
-    Raises:
-        ExperimentError: the code or a logger cannot be used, or the checkpoint to start from does not exist.
-        StorageError: the storage of that checkpoint cannot be read.
-        OSError: files cannot be written.
+    Raises an ExperimentError if the code or a logger cannot be used, or the checkpoint to start from does not exist.
     """
     require_loggers(loggers)
     _find_source(config, parent)
@@ -98,21 +80,7 @@ def create(
 
 
 def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: Demand) -> Outcome | None:
-    """Run an experiment from its current state to its end.
-
-    Args:
-        directory: the experiment's.
-        show: called repeatedly with the current state.
-        machines: where its trials run.
-        demand: what its trials need.
-
-    Returns:
-        How it ended; None if a signal paused it.
-
-    Raises:
-        ExperimentError: it cannot be run on these machines.
-        ExperimentInUse: another process is running it.
-    """
+    """Run an experiment from its current state to its end, and return how it ended; None if a signal paused it."""
     config = read_config(directory.config())
     require_loggers(directory.loggers())
     log = EventLog(directory.events)

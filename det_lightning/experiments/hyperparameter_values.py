@@ -17,17 +17,11 @@ _LARGEST = 1e300
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-    """A hyperparameter that differs between trials.
-
-    Attributes:
-        name: its name, with dots if it is in a group.
-        values: its values by trial id; None for a trial without it.
-        is_log: whether the search draws its logarithm.
-    """
+    """A hyperparameter that differs between trials, with its values by trial id; None for a trial without it."""
 
     name: str
     values: Mapping[int, Any]
-    is_log: bool = False
+    is_log: bool = False  # whether the search draws its logarithm
 
     @property
     def is_number(self) -> bool:
@@ -49,12 +43,7 @@ class Hyperparameter:
 
 
 def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -> list[Hyperparameter]:
-    """Return the hyperparameters that differ between trials, sorted by name. Secrets are masked, so they are left out.
-
-    Args:
-        config: the experiment's configuration, with all defaults.
-        state: the state with the trials.
-    """
+    """Return the hyperparameters that differ between trials, by name. Secrets are masked, and so left out."""
     hparams = {trial.trial_id: flat(mask(trial.hparams)) for trial in state.trials.values()}
     logarithmic = set(_logarithmic(config.get("hyperparameters") or {}))
     found = []

@@ -27,11 +27,7 @@ _REDRAW_S = 0.5
 
 @contextlib.contextmanager
 def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
-    """Show the trials of an experiment on the standard error while the block runs.
-
-    Yields:
-        A function to call with the state whenever it may have changed.
-    """
+    """Show the trials of an experiment on the standard error; yield what to call when the state may have changed."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -93,12 +89,7 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is redrawn when something changed, at most twice a second; notices stay above it.
-
-    Args:
-        live: where to draw.
-        trials: how many trials are trained to their end; None if the search decides that.
-    """
+    """A table that is redrawn when something changed, at most twice a second; notices stay above it."""
 
     def __init__(self, live: Live, trials: int | None) -> None:
         self._live = live

@@ -36,15 +36,9 @@ class Gpu(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The slots of this machine.
+    """The slots of this machine."""
 
-    Attributes:
-        slots: the indices of the GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers.
-        are_gpus: whether the slots are GPUs, or parts of them.
-        gpus: the GPUs by slot.
-    """
-
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # indices of GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers
     are_gpus: bool
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
 
@@ -57,36 +51,18 @@ class LocalMachine:
     """This machine."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        """Check that there are devices for the trials.
-
-        Raises:
-            ExperimentError: there are too few.
-        """
         devices_of(demand)
 
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
-        """Return the launcher that starts trials on this machine.
-
-        Raises:
-            ExperimentError: there are too few devices.
-        """
         devices = devices_of(demand)
         preparation = TrialPreparation(directory, config, devices.are_gpus, warm_start)
         return LocalLauncher(directory, config, preparation, devices, demand.slots_per_trial)
 
 
 class LocalLauncher:
-    """Starts trials as processes on this machine, as many at once as there are slots for.
-
-    Args:
-        directory: the experiment's.
-        config: its configuration, with all defaults.
-        preparation: writes the files of trials.
-        devices: the slots that it may use.
-        slots_per_trial: how many each trial takes.
-    """
+    """Starts trials as processes on this machine, as many at once as there are slots for."""
 
     def __init__(
         self,
@@ -105,15 +81,9 @@ class LocalLauncher:
         self._held: dict[int, list[int]] = {}
 
     def has_room(self) -> bool:
-        """Return whether another trial can be started."""
         return len(self._free) >= max(self._slots_per_trial, 1)
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
-        """Start a run of a trial.
-
-        Raises:
-            OSError: files cannot be written, or no process can be started.
-        """
         taken = max(self._slots_per_trial, 1)
         slots = self._free[:taken]
         self._held[trial.trial_id] = slots
@@ -124,36 +94,24 @@ class LocalLauncher:
         return prepared.start(os.environ, [gpu.name for gpu in gpus])
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        """Return the run of a trial that a killed runner left behind."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
-        """Take back the slots of a trial."""
         self._free = sorted([*self._free, *self._held.pop(trial_id, [])])
 
     def retries_cancelled_by(self, trial_id: int) -> str | None:
-        """Return the log policy that matches a line of the trial's log and cancels retries."""
         return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
 
 
 def devices_of(demand: Demand) -> Devices:
-    """Return the devices of this machine that the trials of an experiment can use.
-
-    Raises:
-        ExperimentError: there are too few.
-    """
+    """Return the devices of this machine for an experiment's trials; raise an ExperimentError if there are too few."""
     demand.check_limit()
     most = demand.max_slots if demand.slots_per_trial else None  # trials of no slots take none
     return devices_for(demand.slots_per_trial, demand.on_cpu).limited_to(most)
 
 
 def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
-    """Return the devices of this machine that trials with this many slots can use.
-
-    Raises:
-        ExperimentError: there are too few GPUs, or only parts of them for trials of several processes, or a part that
-            is named does not exist.
-    """
+    """Return the devices of this machine for trials of so many slots; raise an ExperimentError if there are too few."""
     gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
         processes = max(os.cpu_count() or 1, slots_per_trial)
@@ -175,10 +133,8 @@ def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
 def visible_gpus() -> dict[int, Gpu]:
     """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
 
-    The slot of a whole GPU is its index.
-
-    Raises:
-        ExperimentError: ``CUDA_VISIBLE_DEVICES`` names a part of a GPU that this machine does not have.
+    The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; an ExperimentError says that
+    this machine does not have one.
     """
     if shutil.which("nvidia-smi") is None:
         return {}

@@ -12,11 +12,7 @@ PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wand
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Check that the loggers are known and their packages installed.
-
-    Raises:
-        ExperimentError: some are not; the message names all of them.
-    """
+    """Raise an ExperimentError that names all loggers which are not known, or whose packages are not installed."""
     mistakes = [
         f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES
     ]

@@ -22,16 +22,10 @@ MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
-    """Copy a directory of code without experiments and without what ``.detignore`` excludes.
+    """Copy a directory of code without experiments and without what ``.detignore`` excludes, as ``.gitignore`` would.
 
-    Links are replaced with copies of their targets.
-
-    Args:
-        source: the directory with the code; its ``.detignore`` has the syntax of ``.gitignore``.
-        target: a directory that does not exist.
-
-    Raises:
-        ExperimentError: there is more than Determined accepts; the message names the largest files.
+    Links are replaced with copies of their targets. If there is more than Determined accepts, an ExperimentError names
+    the largest files.
     """
     files = list(_files(source))
     sizes = {file: (source / file).stat().st_size for file in files}

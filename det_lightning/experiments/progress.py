@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 class Progress:
-    """The progress of a run or an experiment, as reported from time to time.
-
-    Attributes:
-        fraction: the latest one reported, from 0 to 1; None before the first report.
-    """
+    """The progress of a run or an experiment, as reported from time to time: from 0 to 1, None before a report."""
 
     def __init__(self) -> None:
         self.fraction: float | None = None

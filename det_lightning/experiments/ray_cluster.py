@@ -28,14 +28,9 @@ _CONNECT_S = 10.0
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[RayCluster]:
-    """Connect to a Ray cluster while the block runs.
+    """Connect to a Ray cluster while the block runs; raise an ExperimentError if there is none.
 
-    Args:
-        address: ``HOST:PORT`` of a cluster, ``auto`` for the one that this machine belongs to, or ``local`` to start
-            one on this machine for the duration of the block.
-
-    Raises:
-        ExperimentError: there is no such cluster.
+    The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start one here for the block.
     """
     _check_address(address)
     options: dict[str, Any] = {}
@@ -78,11 +73,7 @@ class RayCluster:
     """The cluster that this process is connected to. A trial runs on one of its nodes."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine.
-
-        Raises:
-            ExperimentError: no node is large enough, or some do not share it; the message names them.
-        """
+        """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
         needs = _needs_of(demand)
         suitable = [node for node in _nodes() if _trials_on(node, needs)]
         _check_shared(_existing(folder.absolute()), suitable)
@@ -90,11 +81,6 @@ class RayCluster:
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
-        """Return the launcher that starts trials on the nodes.
-
-        Raises:
-            ExperimentError: no node is large enough for a trial.
-        """
         needs = _needs_of(demand)
         preparation = TrialPreparation(directory, config, "GPU" in needs, warm_start)
 
@@ -110,11 +96,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _needs_of(demand: Demand) -> dict[str, int]:
-    """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used.
-
-    Raises:
-        ExperimentError: no node has enough of them.
-    """
+    """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used."""
     demand.check_limit()
     slots = demand.slots_per_trial
     nodes = _nodes()
@@ -142,12 +124,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
-    """Check that the nodes see the same files in a folder as this process, and its locks.
-
-    Raises:
-        ExperimentError: some do not.
-        OSError: this process cannot write there.
-    """
+    """Check that the nodes see the same files in a folder as this process, and its locks."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
         file.write(content)
@@ -180,13 +157,7 @@ def _answer(reference: Any) -> str | None:
 
 
 def problem_on_this_node(path: str, content: bytes, version: str) -> str | None:
-    """Return why the node that runs this cannot run trials; None if it can.
-
-    Args:
-        path: a file that the runner has locked.
-        content: the content of the file.
-        version: the runner's version of det_lightning.
-    """
+    """Return why the node that runs this cannot run trials, given a file that the runner has locked; None if it can."""
     if __version__ != version:
         return f"has det_lightning {__version__}, not {version}"
     try:

@@ -29,15 +29,7 @@ _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
 class RayLauncher:
-    """Starts trials on the nodes of the cluster that this process is connected to.
-
-    Args:
-        directory: the experiment's.
-        config: its configuration, with all defaults.
-        preparation: writes the files of trials.
-        needs: the Ray resources that a trial takes.
-        count_room: returns how many trials the nodes can run at once.
-    """
+    """Starts trials on the nodes of the cluster of this process; ``needs`` are the resources of each."""
 
     def __init__(
         self,
@@ -63,39 +55,28 @@ class RayLauncher:
         return len(self._runs) < self._count_room()
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
-        """Start a run of a trial on a node that Ray chooses.
-
-        Raises:
-            OSError: files cannot be written.
-        """
         start = self._preparation.prepare(trial, state, list(range(self._needs["CPU"])))
         run = RayRun(self._actor_class.remote(start, os.environ.get("OMP_NUM_THREADS")), start)
         self._runs[trial.trial_id] = run
         return run
 
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        """Return the run of a trial that a killed runner left behind."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
-        """Return the resources of a trial to Ray."""
         run = self._runs.pop(trial_id, None)
         if run is not None:
             run.release()
 
     def retries_cancelled_by(self, trial_id: int) -> str | None:
-        """Return the log policy that matches a line of the trial's log and cancels retries."""
         return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
 
 
 class TrialActor:
     """Starts a run of a trial on the node where Ray placed this actor, and waits until it has ended.
 
-    If the actor's process ends, for whatever reason, the trial notices, saves and ends.
-
-    Args:
-        start: what to start.
-        threads: ``OMP_NUM_THREADS`` of the runner; None if it is not set there.
+    If the actor's process ends, for whatever reason, the trial notices, saves and ends. ``threads`` is the runner's
+    ``OMP_NUM_THREADS``, or None.
     """
 
     def __init__(self, start: TrialStart, threads: str | None) -> None:
@@ -115,21 +96,14 @@ class TrialActor:
         return self._process.exit_status()
 
     def stop(self) -> None:
-        """Ask the run to save and end."""
         self._process.stop()
 
     def kill(self) -> None:
-        """End the run at once."""
         self._process.kill()
 
 
 class RayRun:
-    """One run of a trial on some node.
-
-    Args:
-        actor: the handle of its :class:`TrialActor`, which Ray may not have started yet.
-        start: the run that the actor starts.
-    """
+    """One run of a trial on some node; Ray may not have started its actor yet."""
 
     def __init__(self, actor: Any, start: TrialStart) -> None:
         self._actor = actor
@@ -142,7 +116,6 @@ class RayRun:
         self._is_lost = False
 
     def has_ended(self) -> bool:
-        """Return whether all its processes have ended."""
         self._pass_on_request()
         if not self._is_lost:
             if not _is_ready(self._ending):
@@ -159,26 +132,22 @@ class RayRun:
         return not is_running(self._task.directory)
 
     def exit_status(self) -> int | None:
-        """Return its exit status, as a shell shows it; None if its actor or node was lost before it was done."""
+        """Return its exit status; None if its actor or node was lost before it was done."""
         if self._status is None and recorded_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what it reported since the last call."""
         return self._records.new_records()
 
     def stop(self) -> None:
-        """Ask it to save and end."""
         # Left to the next has_ended(), because a signal handler that calls this may have interrupted a call to Ray.
         self._request = "stop"
 
     def kill(self) -> None:
-        """End it at once."""
         self._request = "kill"
 
     def release(self) -> None:
-        """Give its resources back to Ray."""
         ray.kill(self._actor)
 
     def _pass_on_request(self) -> None:

@@ -63,12 +63,7 @@ _COLUMNS = ("id", "state", "batches", "best", "latest", "restarts", "checkpoint"
 
 
 def write_report(directory: ExperimentDirectory, file: Path) -> None:
-    """Write the page of an experiment.
-
-    Raises:
-        ExperimentError: plotly is not installed; the extra ``report`` includes it.
-        OSError: the file cannot be written.
-    """
+    """Write the page of an experiment; raise an ExperimentError if plotly is not installed (extra ``report``)."""
     try:
         import plotly.offline
     except ModuleNotFoundError as error:

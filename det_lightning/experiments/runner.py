@@ -72,15 +72,8 @@ class ExperimentRunner:
     """Runs the trials that a search asks for, until the search is finished or the runner is asked to stop.
 
     Everything that happens is in the log before it has consequences, and the state and the search are computed from
-    the log. So another runner with the same arguments can take over from one that was killed at any moment.
-
-    Args:
-        log: the log of the experiment.
-        search: a search that has not answered any event yet.
-        state: the state after the events of the log.
-        launcher: starts the trials.
-        max_restarts: how often a trial is started again after a failure.
-        on_change: called with the state again and again, after it may have changed.
+    the log. So another runner with the same arguments can take over from one that was killed at any moment. The search
+    has not answered any event yet, and ``on_change`` is called again and again, after the state may have changed.
     """
 
     def __init__(

@@ -24,7 +24,6 @@ class TrialStatus(str, enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the trial has ended for good."""
         return self in (TrialStatus.COMPLETED, TrialStatus.ERROR, TrialStatus.CANCELED)
 
 
@@ -99,13 +98,7 @@ class TrialRecord:
 
 
 class ExperimentState:
-    """The state after the events so far.
-
-    Args:
-        metric: name of the searcher's metric.
-        smaller_is_better: whether smaller values of it are better.
-        events: the events so far.
-    """
+    """The state after the events so far; ``metric`` is the searcher's."""
 
     def __init__(self, metric: str, smaller_is_better: bool, events: Iterable[Mapping[str, Any]] = ()) -> None:
         self.metric = metric

@@ -30,12 +30,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(settings_json: str) -> int:
-    """Run a trial's command to its end and record its exit status.
+    """Run a trial's command to its end and record its exit status; the settings are those of TrialProcess.
 
-    Args:
-        settings_json: a JSON object with ``command``, ``directory`` (of the trial), ``workdir``, ``run`` (its number),
-            ``grace_s`` (how long a trial may take to save and end before it is killed) and ``detached`` (whether
-            to continue in a process that is not a child of the one that started this).
+    A trial may take ``grace_s`` to save and end before it is killed. If ``detached``, this continues in a process that
+    is not a child of the one that started it.
     """
     settings = json.loads(settings_json)
     if settings["detached"] and os.fork():

@@ -21,12 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordReader:
-    """Reads the records that a trial adds to its ``metrics.jsonl``.
-
-    Args:
-        file: the file; it may not exist yet.
-        lines_read: how many lines were already read.
-    """
+    """Reads the records that a trial adds to its ``metrics.jsonl``, after the first ``lines_read`` lines."""
 
     def __init__(self, file: Path, lines_read: int = 0) -> None:
         self.lines_read = lines_read
@@ -34,10 +29,7 @@ class RecordReader:
         self._offset: int | None = 0 if lines_read == 0 else None
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the records since the last call, each with its line number, starting from 1.
-
-        A line that is still being written comes with a later call.
-        """
+        """Return the records since the last call, with their line numbers; a line that is being written comes later."""
         try:
             with self._file.open("rb") as file:
                 if self._offset is None:
@@ -64,18 +56,8 @@ class RecordReader:
 class TrialProcess:
     """One run of a trial, under a supervisor that outlives neither the trial nor, for long, the runner.
 
-    Args:
-        directory: the trial's.
-        command: what to run.
-        workdir: the working directory to run it in.
-        environment: its complete environment.
-        run: number of the run, from 1.
-        grace_s: how long it may take to save and end when asked to.
-        records: reads what it reports.
-        detached: whether its supervisor is not a child of this process, since whatever ends this may end its children.
-
-    Raises:
-        OSError: it cannot be started.
+    It may take ``grace_s`` to save and end when asked to. The supervisor of a ``detached`` run is not a child of this
+    process, since whatever ends this may end its children. Raises an OSError if it cannot be started.
     """
 
     def __init__(
@@ -111,7 +93,6 @@ class TrialProcess:
             self._supervisor.wait()
 
     def has_ended(self) -> bool:
-        """Return whether all its processes have ended."""
         # The supervisor writes nothing. Its end closes the pipe, even if it is not a child of this process.
         pipe = self._supervisor.stdout
         if pipe is not None and not select.select([pipe], [], [], 0)[0]:
@@ -120,19 +101,15 @@ class TrialProcess:
         return True
 
     def exit_status(self) -> int | None:
-        """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
         return recorded_status(self._directory, self._run)
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what it reported since the last call."""
         return self._records.new_records()
 
     def stop(self) -> None:
-        """Ask it to save and end."""
         self._send(supervisor.STOP)
 
     def kill(self) -> None:
-        """End it at once."""
         self._send(supervisor.KILL)
 
     def _send(self, command: bytes) -> None:
@@ -147,10 +124,7 @@ class TrialProcess:
 class OrphanedRun:
     """A run whose runner was killed: its supervisor has noticed, and the trial saves and ends.
 
-    Args:
-        directory: the trial's.
-        run: number of the run.
-        lines_read: how many lines of its metrics were already read.
+    If no exit status was recorded, everything was killed at once, and the run counts as preempted.
     """
 
     def __init__(self, directory: Path, run: int, lines_read: int) -> None:
@@ -159,11 +133,9 @@ class OrphanedRun:
         self.new_records = RecordReader(directory / "metrics.jsonl", lines_read).new_records
 
     def has_ended(self) -> bool:
-        """Return whether all its processes have ended."""
         return not is_running(self._directory)
 
     def exit_status(self) -> int:
-        """Return its exit status; if none was recorded, everything was killed at once, and it counts as preempted."""
         status = recorded_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 

@@ -39,10 +39,7 @@ exec "$@"
 class TrialStart:
     """A run of a trial whose files are written; it can be started on any machine that has them.
 
-    Attributes:
-        task: what the trial's processes need to know.
-        variables: environment variables that the configuration sets.
-        lines_read: how many lines of the trial's metrics were already read.
+    ``variables`` are those that the configuration sets; ``lines_read`` lines of the trial's metrics were already read.
     """
 
     task: TrialTask
@@ -52,15 +49,9 @@ class TrialStart:
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
     ) -> TrialProcess:
-        """Start it on this machine.
+        """Start it on this machine with these GPUs; ``detached`` if it should not be a child of this process.
 
-        Args:
-            environment: the variables that it gets in addition to those of the configuration and the platform.
-            devices: the GPUs that its processes may see.
-            detached: whether it should not be a child of this process.
-
-        Raises:
-            OSError: no process can be started.
+        It gets ``environment`` in addition to the variables of the configuration and the platform.
         """
         workdir = workdir_of(self.task)
         command = command_of(self.task.config["entrypoint"], len(self.task.slots))
@@ -105,14 +96,7 @@ class TrialStart:
 
 
 class TrialPreparation:
-    """Writes the files that runs of the trials of an experiment need.
-
-    Args:
-        directory: the experiment's.
-        config: its configuration, with all defaults.
-        are_gpus: whether the slots of trials are GPUs.
-        warm_start: the checkpoint that trials start from; None to start from scratch.
-    """
+    """Writes the files that runs of trials need; ``warm_start`` is the checkpoint that they start from, if any."""
 
     def __init__(
         self, directory: ExperimentDirectory, config: dict[str, Any], are_gpus: bool, warm_start: str | None
@@ -125,11 +109,7 @@ class TrialPreparation:
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
-        """Write the files that run number ``trial.runs`` of a trial needs.
-
-        Raises:
-            OSError: files cannot be written.
-        """
+        """Write the files that run number ``trial.runs`` of a trial needs."""
         task = dataclasses.replace(self._task(trial, state, slots), gpu_uuids=list(gpu_uuids))
         workdir = workdir_of(task)
         if workdir.exists():

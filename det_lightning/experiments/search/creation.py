@@ -22,11 +22,9 @@ class TrialFactory:
         self.created = 0
 
     def drawn(self, validate_at: tuple[int, ...] = ()) -> CreateTrial:
-        """Return a trial with random hyperparameters."""
         return self.with_hparams(draw(self._space, self._generator), validate_at)
 
     def with_hparams(self, hparams: dict[str, Any], validate_at: tuple[int, ...] = ()) -> CreateTrial:
-        """Return a trial with the given hyperparameters."""
         for _ in range(4):
             self._generator.word()  # Determined draws 16 bytes for the id of its request
         self.created += 1

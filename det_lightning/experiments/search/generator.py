@@ -12,9 +12,6 @@ class Generator:
     """The draws of ``numpy.random.RandomState(seed)``, without numpy.
 
     Python's own generator is the same Mersenne Twister; only its seeding and how it draws integers differ.
-
-    Raises:
-        ValueError: the seed does not fit in an unsigned 32-bit integer.
     """
 
     def __init__(self, seed: int) -> None:

@@ -17,11 +17,7 @@ _FAILED = sys.float_info.max
 
 
 class Rung:
-    """The trials that have trained for ``length``.
-
-    Attributes:
-        metrics: pairs of a metric and its trial's id, ascending; smaller is better.
-    """
+    """The trials that have trained for ``length``: pairs of a metric (smaller is better) and a trial's id, sorted."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -38,7 +34,6 @@ class Rung:
         return index
 
     def remove(self, trial_id: int) -> None:
-        """Remove the metrics of a trial."""
         self.metrics = [entry for entry in self.metrics if entry[1] != trial_id]
 
 
@@ -68,11 +63,9 @@ class HalvingBracket:
         return trial_id in self._rung_of
 
     def initial(self) -> list[Operation]:
-        """Return the trials that are created at the start."""
         return [self._create() for _ in range(self.bracket.initial_trials)]
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        """Return what follows from a validation: nothing, if the trial was stopped before."""
         if trial_id in self._decided:
             return []
         if metric is None or at is None or not math.isfinite(at):
@@ -89,7 +82,6 @@ class HalvingBracket:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial."""
         self._exited += 1
         if reason is ExitReason.INVALID_HP:
             return self._replace_invalid(trial_id)

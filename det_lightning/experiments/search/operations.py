@@ -46,8 +46,7 @@ class CreateTrial:
 class StopTrial:
     """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other.
 
-    Attributes:
-        error: why the trial counts as failed; None if the search simply does not need it any longer.
+    ``error`` is why the trial counts as failed; None if the search simply does not need it any longer.
     """
 
     trial_id: int

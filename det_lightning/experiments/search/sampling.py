@@ -12,8 +12,7 @@ from det_lightning.experiments.search.space import Grid
 class RandomSearch:
     """Creates ``max_trials`` trials, a new one whenever one ends.
 
-    Args:
-        replace_invalid: whether trials with invalid hyperparameters do not count. A ``single`` search ends with one.
+    With ``replace_invalid``, those with invalid hyperparameters do not count. A ``single`` search ends with one.
     """
 
     def __init__(self, factory: TrialFactory, max_trials: int, at_once: int, replace_invalid: bool) -> None:

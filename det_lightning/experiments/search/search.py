@@ -24,7 +24,7 @@ _MOST_PLANNED = 100_000
 
 
 class SearchMethod(Protocol):
-    """Answers the events of a search with operations; the arguments are those of :class:`Search`.
+    """Answers the events of a search with operations, as :class:`Search` does.
 
     It only sees events of trials that it created, and none of a trial that has exited.
     """
@@ -45,16 +45,8 @@ class SearchMethod(Protocol):
 class Search:
     """Decides which trials run and which are stopped, as Determined 0.38.1 does.
 
-    Call :meth:`initial` once, then report the events in order, and carry out the operations that each call
-    returns. The results depend only on the events so far.
-
-    Args:
-        settings: the searcher section of a valid configuration.
-        space: its hyperparameters.
-        experiment_seed: seed of the generator that draws hyperparameters and the seeds of the trials.
-
-    Raises:
-        ValueError: the seed cannot be used.
+    Call :meth:`initial` once, then report the events in order, and carry out the operations that each call returns. The
+    results depend only on the events so far. A seed that cannot be used is a ValueError, as are trials never created.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
@@ -65,20 +57,13 @@ class Search:
         self._failed: set[int] = set()
 
     def initial(self) -> list[Operation]:
-        """Return the trials to create at the start."""
         return self._method.initial()
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
         """Return what follows from a validation.
 
-        Args:
-            trial_id: of a trial that was created.
-            metric: the searcher metric as the trial reported it; None if the validation lacks it, or it is not a
-                number. NaN ranks last.
-            at: the time metric; None if the validation lacks it. Methods without one ignore it.
-
-        Raises:
-            ValueError: no such trial was created.
+        ``metric`` is None if the validation lacks it, or it is not a number; NaN ranks last. ``at`` is the time metric,
+        None if the validation lacks it; methods without one ignore it.
         """
         self._check_created(trial_id)
         if trial_id in self._exits:
@@ -88,11 +73,7 @@ class Search:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial. Reporting an end twice changes nothing.
-
-        Raises:
-            ValueError: no such trial was created.
-        """
+        """Return what follows from the end of a trial. Reporting an end twice changes nothing."""
         self._check_created(trial_id)
         if trial_id in self._exits:
             return []
@@ -134,8 +115,7 @@ class Search:
 def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
     """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
 
-    Raises:
-        ValueError: as for :class:`Search`, or there are too many trials to list.
+    Raises a ValueError if there are too many to list.
     """
     search = Search(settings, space, experiment_seed)
     is_grid = search.settings.name == "grid"
