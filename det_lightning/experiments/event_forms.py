@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any
-
-_Is = Callable[[Any], bool]
 
 # The year 10000, later than any clock shows.
 _LATEST_TIME_S = 253402300800.0
@@ -23,39 +22,29 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return isinstance(value, str | None)
-
-
-_OF_TRIAL: dict[str, _Is] = {"trial": _is_whole}
-_FORMS: dict[str, dict[str, _Is]] = {
-    "trial_created": {**_OF_TRIAL, "seed": _is_whole, "hparams": _is_dict},
+# A type, or what says whether a value is right.
+_Form = type | UnionType | Callable[[Any], bool]
+_OF_TRIAL: dict[str, _Form] = {"trial": _is_whole}
+_FORMS: dict[str, dict[str, _Form]] = {
+    "trial_created": {**_OF_TRIAL, "seed": _is_whole, "hparams": dict},
     "run_started": {**_OF_TRIAL, "run": _is_whole},
-    "validation": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": _is_dict},
-    "validation_extended": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": _is_dict},
-    "checkpoint": {**_OF_TRIAL, "steps_completed": _is_number, "checkpoint_id": _is_text},
-    "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": _is_text},
-    "early_exit": {**_OF_TRIAL, "reason": _is_text},
+    "validation": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": dict},
+    "validation_extended": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": dict},
+    "checkpoint": {**_OF_TRIAL, "steps_completed": _is_number, "checkpoint_id": str},
+    "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": str},
+    "early_exit": {**_OF_TRIAL, "reason": str},
     "preempted": _OF_TRIAL,
     "startup_hook_ended_the_run": _OF_TRIAL,
     "stop_requested": _OF_TRIAL,
     "run_ended": {
         **_OF_TRIAL,
-        "failed": lambda value: isinstance(value, bool),
-        "paused": lambda value: isinstance(value, bool),
+        "failed": bool,
+        "paused": bool,
         "closed": lambda value: value in (None, "COMPLETED", "ERROR", "CANCELED"),
-        "reason": _is_text_or_none,
+        "reason": str | None,
     },
-    "experiment_ended": {"outcome": _is_text},
-    "message": {"text": _is_text},
+    "experiment_ended": {"outcome": str},
+    "message": {"text": str},
 }
 _TIMED = {"run_started", "checkpoint", "run_ended"}
 
@@ -68,8 +57,8 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     kind = event["type"]
     if kind == "trial_created" and _is_whole(event.get("trial")):
         trials.add(event["trial"])
-    for name, is_right in _FORMS.get(kind, {}).items():
-        if name not in event or not is_right(event[name]):
+    for name, form in _FORMS.get(kind, {}).items():
+        if name not in event or not _fits(event[name], form):
             return name
     if (kind in _TIMED or "time" in event) and not _is_time(event.get("time")):
         return "time"
@@ -77,3 +66,7 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     if of_trial and (not _is_whole(event.get("trial")) or event["trial"] not in trials):
         return "trial"
     return None if _is_whole(event.get("lines", 0)) else "lines"
+
+
+def _fits(value: Any, form: _Form) -> bool:
+    return isinstance(value, form) if isinstance(form, type | UnionType) else form(value)

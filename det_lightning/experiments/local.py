@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from det_lightning import errors
 from det_lightning.escaping import escape, name_some
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import OrphanedRun, TrialProcess
-from det_lightning.experiments.trial_start import TrialPreparation
+from det_lightning.experiments.trial_process import TrialProcess
+from det_lightning.experiments.trial_start import PreparingLauncher
 
 # A line of nvidia-smi -L, with the UUID.
 _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
@@ -56,25 +55,21 @@ class LocalMachine:
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
-        devices = devices_of(demand)
-        preparation = TrialPreparation(directory, config, devices.are_gpus, warm_start)
-        return LocalLauncher(directory, config, preparation, devices, demand.slots_per_trial)
+        return LocalLauncher(directory, config, warm_start, devices_of(demand), demand.slots_per_trial)
 
 
-class LocalLauncher:
+class LocalLauncher(PreparingLauncher):
     """Starts trials as processes on this machine, as many at once as there are slots for."""
 
     def __init__(
         self,
         directory: ExperimentDirectory,
         config: dict[str, Any],
-        preparation: TrialPreparation,
+        warm_start: str | None,
         devices: Devices,
         slots_per_trial: int,
     ) -> None:
-        self._directory = directory
-        self._config = config
-        self._preparation = preparation
+        super().__init__(directory, config, devices.are_gpus, warm_start)
         self._devices = devices
         self._slots_per_trial = slots_per_trial
         self._free = list(devices.slots)
@@ -89,18 +84,12 @@ class LocalLauncher:
         self._held[trial.trial_id] = slots
         del self._free[:taken]
         gpus = [self._devices.gpus[slot] for slot in slots] if self._devices.are_gpus else []
-        prepared = self._preparation.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
+        prepared = self.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
         # The processes of a trial must see only its own devices.
         return prepared.start(os.environ, [gpu.name for gpu in gpus])
 
-    def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
-
     def release(self, trial_id: int) -> None:
         self._free = sorted([*self._free, *self._held.pop(trial_id, [])])
-
-    def retries_cancelled_by(self, trial_id: int) -> str | None:
-        return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
 
 
 def devices_of(demand: Demand) -> Devices:

@@ -19,7 +19,6 @@ from det_lightning import __version__, errors
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
-from det_lightning.experiments.trial_start import TrialPreparation
 
 # A node may have to start a process first, which imports this package.
 _ANSWER_S = 120.0
@@ -82,13 +81,12 @@ class RayCluster:
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
         needs = _needs_of(demand)
-        preparation = TrialPreparation(directory, config, "GPU" in needs, warm_start)
 
         def count_room() -> int:
             on_nodes = sum(_trials_on(node, needs) for node in _nodes())
             return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
 
-        return RayLauncher(directory, config, preparation, needs, count_room)
+        return RayLauncher(directory, config, warm_start, needs, count_room)
 
 
 def _nodes() -> list[dict[str, Any]]:

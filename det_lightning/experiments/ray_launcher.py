@@ -17,10 +17,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, is_running, recorded_status
-from det_lightning.experiments.trial_start import TrialPreparation, TrialStart
+from det_lightning.experiments.trial_process import RecordReader, is_running, recorded_status
+from det_lightning.experiments.trial_start import PreparingLauncher, TrialStart
 
 _POLL_S = 0.05
 _CANNOT_START = 127
@@ -28,20 +27,18 @@ _CANNOT_START = 127
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
-class RayLauncher:
+class RayLauncher(PreparingLauncher):
     """Starts trials on the nodes of the cluster of this process; ``needs`` are the resources of each."""
 
     def __init__(
         self,
         directory: ExperimentDirectory,
         config: dict[str, Any],
-        preparation: TrialPreparation,
+        warm_start: str | None,
         needs: dict[str, int],
         count_room: Callable[[], int],
     ) -> None:
-        self._directory = directory
-        self._config = config
-        self._preparation = preparation
+        super().__init__(directory, config, "GPU" in needs, warm_start)
         self._needs = needs
         self._count_room = count_room
         self._runs: dict[int, RayRun] = {}
@@ -55,21 +52,15 @@ class RayLauncher:
         return len(self._runs) < self._count_room()
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
-        start = self._preparation.prepare(trial, state, list(range(self._needs["CPU"])))
+        start = self.prepare(trial, state, list(range(self._needs["CPU"])))
         run = RayRun(self._actor_class.remote(start, os.environ.get("OMP_NUM_THREADS")), start)
         self._runs[trial.trial_id] = run
         return run
-
-    def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
     def release(self, trial_id: int) -> None:
         run = self._runs.pop(trial_id, None)
         if run is not None:
             run.release()
-
-    def retries_cancelled_by(self, trial_id: int) -> str | None:
-        return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
 
 
 class TrialActor:

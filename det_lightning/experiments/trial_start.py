@@ -15,8 +15,9 @@ from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.entrypoint import command_of
+from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import RecordReader, TrialProcess
+from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
 
 _GRACE_S = 600.0
 
@@ -95,8 +96,11 @@ class TrialStart:
         return {**given, **variables}
 
 
-class TrialPreparation:
-    """Writes the files that runs of trials need; ``warm_start`` is the checkpoint that they start from, if any."""
+class PreparingLauncher:
+    """The part of a launcher that writes the files that runs of trials need, and reads those of earlier runs.
+
+    ``warm_start`` is the checkpoint that trials start from, if any.
+    """
 
     def __init__(
         self, directory: ExperimentDirectory, config: dict[str, Any], are_gpus: bool, warm_start: str | None
@@ -117,6 +121,12 @@ class TrialPreparation:
         shutil.copytree(self._directory.code, workdir)
         task.write()
         return TrialStart(task, self._variables, trial.lines_read)
+
+    def adopt(self, trial: TrialRecord) -> OrphanedRun:
+        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
+
+    def retries_cancelled_by(self, trial_id: int) -> str | None:
+        return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
 
     def _task(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialTask:
         newest = trial.newest_checkpoint()

@@ -13,7 +13,6 @@ from det_lightning.experiments.search import Search
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
-from det_lightning.experiments.trial_start import TrialPreparation
 from tests.experiments.running import events_of, processes_of, write_project
 
 
@@ -26,8 +25,7 @@ def test_a_trial_that_is_being_started_when_the_experiment_is_paused_saves_and_e
             runner.pause()  # as a handler of signals does
             return super().start(trial, state)
 
-    preparation = TrialPreparation(directory, config.as_dict(), are_gpus=False, warm_start=None)
-    launcher = InterruptedLauncher(directory, config.as_dict(), preparation, Devices((0,), are_gpus=False), 1)
+    launcher = InterruptedLauncher(directory, config.as_dict(), None, Devices((0,), are_gpus=False), 1)
     log = EventLog(directory.events)
     search = Search(settings_of(config), space_of(config), 7)
     runner = ExperimentRunner(log, search, ExperimentState("loss", True), launcher, 0, lambda _: None)
