@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import math
 import sys
-from collections.abc import Mapping
 
 from det_lightning.experiments.search.brackets import Bracket, brackets_of
 from det_lightning.experiments.search.creation import TrialFactory, most_replaced
@@ -56,7 +55,6 @@ class HalvingBracket:
         self.rungs = [Rung(length) for length in bracket.rungs]
         self._rung_of: dict[int, int] = {}
         self._decided: set[int] = set()
-        self._exited = 0
         self._invalid = 0
 
     def __contains__(self, trial_id: int) -> bool:
@@ -82,20 +80,11 @@ class HalvingBracket:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        self._exited += 1
         if reason is ExitReason.INVALID_HP:
             return self._replace_invalid(trial_id)
         if reason is ExitReason.COMPLETED or trial_id in self._decided:
             return []
         return self._fail(trial_id)
-
-    def progress(self) -> float:
-        """Estimate the progress from the trials at the first rung and, once all have come to it, from ended ones."""
-        compared = len(self.rungs[0].metrics)
-        share = compared / (1.2 * self.bracket.max_trials)
-        if compared >= self.bracket.max_trials:
-            share = max(share, (self._exited - self._invalid) / self.bracket.max_trials)
-        return share
 
     def _continues(self, trial_id: int, metric: float, at: int) -> bool:
         """Insert the metric into all rungs that the trial has reached; return False if one of them stops it."""
@@ -146,9 +135,6 @@ class HalvingSearch:
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
         return self._bracket_of(trial_id).trial_exited(trial_id, reason)
-
-    def progress(self, fractions: Mapping[int, float]) -> float:
-        return sum(bracket.progress() for bracket in self.brackets) / len(self.brackets)
 
     def _bracket_of(self, trial_id: int) -> HalvingBracket:
         return next(bracket for bracket in self.brackets if trial_id in bracket)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from det_lightning.experiments.search.creation import MOST_AT_ONCE, TrialFactory, most_replaced
 from det_lightning.experiments.search.operations import ExitReason, Operation, Warn
 from det_lightning.experiments.search.space import Grid
@@ -21,7 +19,6 @@ class RandomSearch:
         self._at_once = min(at_once or max_trials, MOST_AT_ONCE)
         self._replace_invalid = replace_invalid
         self._invalid = 0
-        self._exited = 0
 
     def initial(self) -> list[Operation]:
         return [self._factory.drawn() for _ in range(min(self._max_trials, self._at_once))]
@@ -38,13 +35,9 @@ class RandomSearch:
                 operations.append(
                     Warn(trial_id, f"not replaced: {self._invalid} trials before it had invalid hyperparameters")
                 )
-        self._exited += 1
         if self._factory.created - self._invalid < self._max_trials:
             operations.append(self._factory.drawn())
         return operations
-
-    def progress(self, fractions: Mapping[int, float]) -> float:
-        return (self._exited - self._invalid + sum(fractions.values())) / self._max_trials
 
 
 class GridSearch:
@@ -54,7 +47,6 @@ class GridSearch:
         self._factory = factory
         self._grid = grid
         self._at_once = min(at_once or grid.size, MOST_AT_ONCE)
-        self._exited = 0
 
     def initial(self) -> list[Operation]:
         return [self._factory.with_hparams(self._grid.point(i)) for i in range(min(self._grid.size, self._at_once))]
@@ -63,10 +55,6 @@ class GridSearch:
         return []
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        self._exited += 1
         if self._factory.created == self._grid.size:
             return []
         return [self._factory.with_hparams(self._grid.point(self._factory.created))]
-
-    def progress(self, fractions: Mapping[int, float]) -> float:
-        return (self._exited + sum(fractions.values())) / self._grid.size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from det_lightning.experiments.search.creation import TrialFactory
@@ -37,9 +36,6 @@ class SearchMethod(Protocol):
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
         """Return what follows from the end of a trial."""
-
-    def progress(self, fractions: Mapping[int, float]) -> float:
-        """Return how much of the search is done, given how much of each running trial is."""
 
 
 class Search:
@@ -89,17 +85,6 @@ class Search:
     def finished(self) -> bool:
         """Whether all trials have ended and no more will be created."""
         return len(self._exits) == self._factory.created > 0
-
-    def progress(self, fractions: Mapping[int, float] | None = None) -> float:
-        """Return how much of the search is done, from 0 to 1.
-
-        Args:
-            fractions: how much of its training each trial has done, from 0 to 1. The halving methods ignore it.
-        """
-        if self.finished:
-            return 1.0
-        running = {trial_id: share for trial_id, share in (fractions or {}).items() if trial_id not in self._exits}
-        return min(self._method.progress(running), 1.0)
 
     def _check_created(self, trial_id: int) -> None:
         if not 1 <= trial_id <= self._factory.created:

@@ -19,7 +19,6 @@ from det_lightning.experiments.search import (
     StopTrial,
     Warn,
 )
-from det_lightning.experiments.search.brackets import Bracket, brackets_of
 
 NAN = math.nan
 
@@ -217,19 +216,3 @@ def test_rungs_of_one_length_ask_for_one_validation() -> None:
     search = halving(num_rungs=3, max_time=2, force_validations=True)
     (lengths,) = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
     assert lengths == (1, 2)
-
-
-def test_progress_is_that_of_the_first_rungs_and_then_of_the_trials() -> None:
-    search = halving(name="adaptive_asha", max_trials=4, max_time=4, bracket_rungs=(1, 2), divisor=2)
-    assert brackets_of(search.settings) == [Bracket((2, 4), 2, 2), Bracket((4,), 2, 2)]
-    search.initial()
-    assert search.progress() == 0
-    search.validation_completed(1, 0.1, 2)
-    search.validation_completed(2, 0.2, 2)
-    assert search.progress() == pytest.approx((2 / 2.4 + 0) / 2)
-    search.trial_exited(1, ExitReason.COMPLETED)
-    search.trial_exited(2, ExitReason.COMPLETED)
-    assert search.progress() == 0.5
-    search.trial_exited(3, ExitReason.COMPLETED)
-    search.trial_exited(4, ExitReason.COMPLETED)
-    assert search.progress() == 1

@@ -165,19 +165,6 @@ def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
         search.validation_completed(trial_id, 0.0, 1)
 
 
-@pytest.mark.parametrize("name", ["random", "grid"])
-def test_progress_is_the_mean_over_all_trials(name: str) -> None:
-    search = Search(settings(name, max_trials=4, max_concurrent_trials=2), {"x": Int(1, 4, count=4)}, 0)
-    search.initial()
-    assert search.progress() == 0
-    search.trial_exited(1, ExitReason.COMPLETED)
-    assert search.progress({1: 0.5, 2: 0.5}) == (1 + 0.5) / 4
-    for trial_id in (2, 3, 4):
-        search.trial_exited(trial_id, ExitReason.ERRORED)
-    assert search.finished
-    assert search.progress() == 1
-
-
 def test_a_trial_may_change_its_hyperparameters() -> None:
     search = Search(settings("random", max_trials=2), {"layers": Categorical(([1],))}, 0)
     first, second = search.initial()

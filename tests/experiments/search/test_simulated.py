@@ -98,17 +98,6 @@ def test_no_more_trials_compete_at_once_than_at_the_start(of: SearcherSettings, 
     assert simulation.most_undecided == len(simulation.answers[0])
 
 
-@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
-def test_progress_is_between_none_and_all(of: SearcherSettings, chances: Chances, seed: int) -> None:
-    simulation = simulated(of, chances, seed)
-    search = Search(of, SPACE, seed)
-    search.initial()
-    for event in simulation.events:
-        assert 0 <= search.progress({event[0]: 0.5}) < 1
-        report(search, event)
-    assert search.progress() == 1
-
-
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, data=st.data())
 def test_a_replay_of_the_log_gives_the_same_search(
     of: SearcherSettings, chances: Chances, seed: int, data: st.DataObject
@@ -123,7 +112,8 @@ def test_a_replay_of_the_log_gives_the_same_search(
     assert not any(report(replayed, event) for event in simulation.events[:killed] if event[0] in ended)
     answers += [report(replayed, event) for event in simulation.events[killed:]]
     assert answers == simulation.answers[1:]
-    assert replayed.progress() == simulation.search.progress() == 1
+    assert replayed.finished
+    assert simulation.search.finished
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
