@@ -175,27 +175,23 @@ def show(
     Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
     """
     from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.overview import details_of
     from det_lightning.experiments.stored import stored_experiments
 
     directory = Path(experiment)
-    is_run_here = html is not None or (directory / "events.jsonl").exists()
-    shown = [] if is_run_here else stored_experiments(experiment, parse_options(option))
-    content: dict[str, Any] = {"experiments": shown}
     if html is not None:
         from det_lightning.experiments.report import write_report
 
         write_report(ExperimentDirectory.existing(directory), html)
         warn(f"Wrote {html}.")
         return
-    if not shown:
-        from det_lightning.experiments.overview import details_of
-
-        content = details_of(ExperimentDirectory.existing(directory))
-        shown = [content]
+    is_run_here = (directory / "events.jsonl").exists()
+    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
+    content = {"experiments": stored} if stored else details_of(ExperimentDirectory.existing(directory))
     if json:
         print_json(content)
         return
-    for index, details in enumerate(shown):
+    for index, details in enumerate(stored or [content]):
         print_lines([""] if index > 0 else [])
         _print_details(details)
 

@@ -41,10 +41,6 @@ class Devices:
     are_gpus: bool
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
 
-    def limited_to(self, most: int | None) -> Devices:
-        """Return at most the first ``most`` of them; all if it is None."""
-        return self if most is None else dataclasses.replace(self, slots=self.slots[:most])
-
 
 class LocalMachine:
     """This machine."""
@@ -95,12 +91,12 @@ class LocalLauncher(PreparingLauncher):
 def devices_of(demand: Demand) -> Devices:
     """Return the devices of this machine for an experiment's trials; raise an ExperimentError if there are too few."""
     demand.check_limit()
+    devices = _devices_for(demand.slots_per_trial, demand.on_cpu)
     most = demand.max_slots if demand.slots_per_trial else None  # trials of no slots take none
-    return devices_for(demand.slots_per_trial, demand.on_cpu).limited_to(most)
+    return dataclasses.replace(devices, slots=devices.slots[:most])
 
 
-def devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
-    """Return the devices of this machine for trials of so many slots; raise an ExperimentError if there are too few."""
+def _devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
     gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
         processes = max(os.cpu_count() or 1, slots_per_trial)

@@ -47,41 +47,27 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class TrialRecord:
-    """One trial.
-
-    Attributes:
-        runs: how often it was started.
-        restarts: how often it failed and was to be started again.
-        lines_read: how many lines of its ``metrics.jsonl`` are in the log.
-        steps_completed: batches that it has trained, as far as reported.
-        progress: the progress of its latest run, which is not in the log.
-        is_open: whether a run was started and is not known to have ended.
-        started_from: batches that the newest checkpoint was trained for when its run began; -1 without one.
-        orphaned: whether the runner that started its run was killed, and its supervisor has asked it to end.
-        preempted: whether its run reported that it ended on request.
-        ended_by_hook: whether its run ended in ``startup-hook.sh``.
-        reason: why its latest run failed, or the trial ended as it did.
-    """
+    """One trial."""
 
     trial_id: int
     trial_seed: int
     hparams: dict[str, Any]
     validate_at: list[int]
     status: TrialStatus = TrialStatus.QUEUED
-    runs: int = 0
-    restarts: int = 0
-    lines_read: int = 0
-    steps_completed: int = 0
-    progress: Progress = dataclasses.field(default_factory=Progress)
-    is_open: bool = False
-    started_from: int = -1
-    orphaned: bool = False
+    runs: int = 0  # how often it was started
+    restarts: int = 0  # how often it failed and was to be started again
+    lines_read: int = 0  # how many lines of its metrics.jsonl are in the log
+    steps_completed: int = 0  # batches that it has trained, as far as reported
+    progress: Progress = dataclasses.field(default_factory=Progress)  # of its latest run, which is not in the log
+    is_open: bool = False  # whether a run was started and is not known to have ended
+    started_from: int = -1  # batches of the newest checkpoint when its run began; -1 without one
+    orphaned: bool = False  # whether the runner of its run was killed, and the supervisor has asked it to end
     stop_requested: bool = False
     stop_error: str | None = None
     invalid_hp: bool = False
-    preempted: bool = False
-    ended_by_hook: bool = False
-    reason: str | None = None
+    preempted: bool = False  # whether its run reported that it ended on request
+    ended_by_hook: bool = False  # whether its run ended in startup-hook.sh
+    reason: str | None = None  # why its latest run failed, or the trial ended as it did
     validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
     started_at: float | None = None

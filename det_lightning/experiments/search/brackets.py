@@ -11,17 +11,11 @@ from det_lightning.experiments.search.settings import SearcherSettings
 
 @dataclass(frozen=True)
 class Bracket:
-    """Trials that are compared with each other.
+    """Trials that are compared with each other."""
 
-    Attributes:
-        rungs: the lengths at which they are compared, ascending.
-        max_trials: the number of trials, not counting those with invalid hyperparameters.
-        initial_trials: how many of them are created at the start; each further one follows a stopped or failed one.
-    """
-
-    rungs: tuple[int, ...]
-    max_trials: int
-    initial_trials: int
+    rungs: tuple[int, ...]  # the lengths at which they are compared, ascending
+    max_trials: int  # not counting those with invalid hyperparameters
+    initial_trials: int  # those created at the start; each further one follows a stopped or failed one
 
 
 def brackets_of(settings: SearcherSettings) -> list[Bracket]:

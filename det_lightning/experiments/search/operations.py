@@ -26,31 +26,21 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True)
 class CreateTrial:
-    """Run a new trial.
+    """Run a new trial."""
 
-    Attributes:
-        trial_id: 1 for the first trial of the search, then 2, 3, ...
-        trial_seed: below 2**31.
-        hparams: one value for each hyperparameter, nested like the search space.
-        validate_at: ascending lengths, in the unit of the settings' ``time_metric``, at which the trial must
-            validate in addition to its own validations; empty if its own are enough.
-    """
-
-    trial_id: int
-    trial_seed: int
-    hparams: dict[str, Any]
+    trial_id: int  # 1 for the first trial of the search, then 2, 3, ...
+    trial_seed: int  # below 2**31
+    hparams: dict[str, Any]  # one value for each hyperparameter, nested like the search space
+    # Ascending lengths, in the unit of the settings' time_metric, of validations in addition to the trial's own.
     validate_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class StopTrial:
-    """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other.
-
-    ``error`` is why the trial counts as failed; None if the search simply does not need it any longer.
-    """
+    """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other."""
 
     trial_id: int
-    error: str | None = None
+    error: str | None = None  # why the trial counts as failed; None if the search does not need it any longer
 
 
 @dataclass(frozen=True)

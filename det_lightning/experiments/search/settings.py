@@ -10,27 +10,20 @@ class SearcherSettings:
     """The ``searcher`` section of an experiment configuration, with Determined's defaults.
 
     A 0 or an empty string stands for a value that the search does not have.
-
-    Attributes:
-        max_concurrent_trials: how many trials the search has at once; 0 means as many as it can use.
-        max_time, time_metric: how long the halving methods let a trial train, measured by a metric that comes with
-            each validation, such as ``batches`` or ``epochs``.
-        bracket_rungs: the number of rungs of each bracket, in place of those that follow from ``mode``.
-        num_rungs: the number of rungs of the only bracket of ``async_halving``.
-        force_validations: trials of the halving methods validate at the lengths of the rungs; otherwise a trial that
-            validates only at its end is never stopped early.
     """
 
     name: str
     metric: str
     smaller_is_better: bool = True
     max_trials: int = 0
-    max_concurrent_trials: int = 16
-    max_time: int = 0
-    time_metric: str = ""
+    max_concurrent_trials: int = 16  # 0 means as many as it can use
+    max_time: int = 0  # how long the halving methods let a trial train,
+    time_metric: str = ""  # measured by a metric that comes with each validation, such as "batches" or "epochs"
     mode: str = "standard"
     divisor: float = 4.0
     max_rungs: int = 5
-    bracket_rungs: tuple[int, ...] = ()
-    num_rungs: int = 0
+    bracket_rungs: tuple[int, ...] = ()  # the number of rungs of each bracket, in place of those of the mode
+    num_rungs: int = 0  # of the only bracket of async_halving
+    # Trials of the halving methods validate at the lengths of the rungs; otherwise a trial that validates only at its
+    # end is never stopped early.
     force_validations: bool = False
