@@ -34,10 +34,6 @@ def _entrypoint(value: Any) -> Any:
     return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
 
 
-def _seed() -> int:
-    return int(time.time())
-
-
 class Optimizations(Section):
     """How gradients are summed and exchanged."""
 
@@ -71,7 +67,7 @@ class Profiling(Section):
 class Reproducibility(Section):
     """The seed from which all random numbers derive; by default the time of reading."""
 
-    experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=_seed)
+    experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=lambda: int(time.time()))
 
 
 def _action(value: Any) -> Any:

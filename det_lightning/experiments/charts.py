@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -107,7 +107,8 @@ def heat_map(
             ygap=1,
             visible=index == 0,
             colorbar={"title": state.metric},
-            **_colors(state),
+            colorscale="Viridis",
+            reversescale=not state.smaller_is_better,  # the best values are dark
         )
     return figure
 
@@ -122,11 +123,6 @@ def pair_layout(first: Hyperparameter, second: Hyperparameter) -> dict[str, Any]
 
 def _name(trial: TrialRecord) -> str:
     return f"Trial {trial.trial_id}"
-
-
-def _colors(state: ExperimentState) -> dict[str, Any]:
-    """Return the colour scale of the metric: the best values are dark."""
-    return {"colorscale": "Viridis", "reversescale": not state.smaller_is_better}
 
 
 def _texts(values: Sequence[float]) -> list[str]:
@@ -153,7 +149,8 @@ class _Axis(NamedTuple):
         if not hyperparameter.is_number:
             texts = sorted(set(values))
             position_of = {text: index / max(len(texts) - 1, 1) for index, text in enumerate(texts)}
-            return cls(hyperparameter.name, values, [position_of[value] for value in values], _swapped(position_of))
+            ticks = {position: text for text, position in position_of.items()}
+            return cls(hyperparameter.name, values, [position_of[value] for value in values], ticks)
         scaled = [hyperparameter.scaled(value) for value in values]
         least = min(scaled)
         extent = max(scaled) - least
@@ -161,10 +158,6 @@ class _Axis(NamedTuple):
         marked = _TICKS if extent else (0.0,)
         texts = _texts([hyperparameter.unscaled(least + extent * position) for position in marked])
         return cls(hyperparameter.name, values, positions, dict(zip(marked, texts, strict=True)))
-
-
-def _swapped(position_of: Mapping[str, float]) -> dict[float, str]:
-    return {position: text for text, position in position_of.items()}
 
 
 def _cells(hyperparameter: Hyperparameter, trials: Sequence[TrialRecord]) -> tuple[list[str], dict[int, int]]:

@@ -14,10 +14,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
-def _is_time(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < _LATEST_TIME_S
-
-
 def _is_whole(value: Any) -> bool:
     return type(value) is int
 
@@ -60,7 +56,8 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     for name, form in _FORMS.get(kind, {}).items():
         if name not in event or not _fits(event[name], form):
             return name
-    if (kind in _TIMED or "time" in event) and not _is_time(event.get("time")):
+    time: Any = event.get("time")
+    if (kind in _TIMED or "time" in event) and not (_is_number(time) and 0 <= time < _LATEST_TIME_S):
         return "time"
     of_trial = "trial" in _FORMS.get(kind, {}) or "lines" in event
     if of_trial and (not _is_whole(event.get("trial")) or event["trial"] not in trials):

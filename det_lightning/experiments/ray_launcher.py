@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -158,13 +157,9 @@ class RayRun:
         self._is_lost = True
         never_started = isinstance(error, RayActorError) and error.actor_init_failed
         self._status = _CANNOT_START if never_started else None
-        _log(self._task.directory, f"Ray lost this run: {error}")
+        with (self._task.directory / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"det-lightning: Ray lost this run: {error}\n")
 
 
 def _is_ready(reference: Any) -> bool:
     return bool(ray.wait([reference], timeout=0)[0])
-
-
-def _log(directory: Path, text: str) -> None:
-    with (directory / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"det-lightning: {text}\n")

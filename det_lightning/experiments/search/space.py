@@ -103,13 +103,11 @@ def draw(space: SearchSpace, generator: Generator) -> dict[str, Any]:
 
     Determined has no fixed order inside a nest, so nested hyperparameters have other values there.
     """
-    return {name: _draw_one(space[name], generator) for name in sorted(space)}
-
-
-def _draw_one(hyperparameter: Hyperparameter, generator: Generator) -> Any:
-    if isinstance(hyperparameter, Mapping):
-        return draw(hyperparameter, generator)
-    return hyperparameter.draw(generator)
+    drawn = {}
+    for name in sorted(space):
+        inner = space[name]
+        drawn[name] = draw(inner, generator) if isinstance(inner, Mapping) else inner.draw(generator)
+    return drawn
 
 
 class Grid:
