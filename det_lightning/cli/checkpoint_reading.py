@@ -49,11 +49,9 @@ def list_checkpoints(
 
     listed = open_storage(storage, parse_options(option))
     recorded = {record.id: (index, record) for index in read_indexes(listed.root) for record in index.records}
-    described = listed.survey(complete=False)
-    found = [_entry(info, recorded.get(info.id)) for info in described]
-    found.sort(key=lambda entry: (-(entry["written_s"] or 0.0), entry["uuid"]))
-    if best:
-        found = _best_first(found, {info.id: _prefers_smaller(info, recorded.get(info.id)) for info in described})
+    entries = [_entry(info, recorded.get(info.id)) for info in listed.survey(complete=False)]
+    entries.sort(key=lambda entry: (-(entry[0]["written_s"] or 0.0), entry[0]["uuid"]))
+    found = _best_first(entries) if best else [entry for entry, _ in entries]
     links = {} if best else listed.list_links()
     if json:
         content = {"storage": str(listed), "checkpoints": mask(found)}
@@ -84,33 +82,26 @@ def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, wi
     print_table(["uuid", *names, ">steps", str(common or "metric"), ">size", ">age", "complete"], rows)
 
 
-def _best_first(found: list[dict[str, Any]], prefers_smaller: dict[str, bool]) -> list[dict[str, Any]]:
+def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, Any]]:
     """Return the complete checkpoints with a numeric metric, by experiment, best first."""
-
-    def rank(entry: dict[str, Any]) -> tuple[str, str, float]:
+    ranked = []
+    for entry, smaller_is_better in entries:
         metric = entry["metric"]
-        value = metric["value"] if prefers_smaller[entry["uuid"]] else -metric["value"]
-        return entry["experiment"] or "", metric["name"] or "", value
-
-    with_metric = [entry for entry in found if entry["complete"] and entry["metric"] is not None]
-    # Only NaN differs from itself.
-    return sorted((one for one in with_metric if one["metric"]["value"] == one["metric"]["value"]), key=rank)
-
-
-def _prefers_smaller(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> bool:
-    from det_lightning.checkpoint.storage.metadata import notes_in
-
-    if recorded is not None and recorded[1].metric is not None:
-        return recorded[0].smaller_is_better
-    return notes_in(info.metadata).smaller_is_better
+        # Only NaN differs from itself.
+        if entry["complete"] and metric is not None and metric["value"] == metric["value"]:
+            value = metric["value"] if smaller_is_better else -metric["value"]
+            ranked.append(((entry["experiment"] or "", metric["name"] or "", value), entry))
+    return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> dict[str, Any]:
+def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> tuple[dict[str, Any], bool]:
+    """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
     from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
 
     notes = notes_in(info.metadata)
     noted = plausible_time(notes.time_s, info.written)
     written = info.written if noted is None else noted
+    smaller_is_better = notes.smaller_is_better
     entry = {
         "uuid": info.id,
         "complete": info.complete,
@@ -129,7 +120,8 @@ def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] |
             entry["steps_completed"] = record.steps_completed
         if record.metric is not None:
             entry["metric"] = {"name": index.metric_name, "value": record.metric}
-    return entry
+            smaller_is_better = index.smaller_is_better
+    return entry, smaller_is_better
 
 
 def _as_date(time_s: float | None) -> str | None:

@@ -54,10 +54,9 @@ class ExperimentDirectory:
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
         """Return the experiment in ``path``; raise an ExperimentError if there is none."""
-        found = cls(path)
-        if not found.config_file.is_file() or not found.events.is_file():
+        if not is_experiment(path):
             raise errors.ExperimentError(f"{path} is not an experiment; expected a directory with events.jsonl in it.")
-        return found
+        return cls(path)
 
     def config(self) -> dict[str, Any]:
         """Return the configuration with all defaults, as it was when the experiment began."""

@@ -14,7 +14,7 @@ from det_lightning.experiments.search.operations import (
     Shutdown,
     StopTrial,
 )
-from det_lightning.experiments.search.sampling import GridSearch, RandomSearch
+from det_lightning.experiments.search.sampling import SamplingSearch
 from det_lightning.experiments.search.settings import SearcherSettings
 from det_lightning.experiments.search.space import Grid, SearchSpace
 
@@ -114,10 +114,12 @@ def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_se
 
 
 def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SearchMethod:
-    if settings.name == "single":
-        return RandomSearch(factory, max_trials=1, at_once=1, replace_invalid=False)
+    at_once = settings.max_concurrent_trials
+    if settings.name == "single":  # ends with its trial even if that has invalid hyperparameters
+        return SamplingSearch(factory, factory.drawn, max_trials=1, at_once=1)
     if settings.name == "random":
-        return RandomSearch(factory, settings.max_trials, settings.max_concurrent_trials, replace_invalid=True)
+        return SamplingSearch(factory, factory.drawn, settings.max_trials, at_once, replace_invalid=True)
     if settings.name == "grid":
-        return GridSearch(factory, Grid(space), settings.max_concurrent_trials)
+        grid = Grid(space)
+        return SamplingSearch(factory, lambda: factory.with_hparams(grid.point(factory.created)), grid.size, at_once)
     return HalvingSearch(factory, settings)
