@@ -172,7 +172,7 @@ class YamlDocument(Document):
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             self._wrong(node, path, "an escape stands for half a character")
-            return text
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _wrong(self, node: Node, path: KeyPath, message: str) -> None:
         self.mistakes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.config import read_config
+from det_lightning.config import read_config, read_given
 from det_lightning.errors import ConfigError, DetLightningError
 from tests.config.configurations import mistakes_in, read, read_alone
 
@@ -241,3 +241,8 @@ def test_a_text_has_a_line_break_and_a_file_name_has_none() -> None:
     assert read_alone("entrypoint: python3 a.py\nsearcher: {name: single, metric: a}").entrypoint == "python3 a.py"
     with pytest.raises(ConfigError, match="No such file"):
         read_config("max_restarts: 3")
+
+
+def test_a_key_with_half_a_character_is_a_mistake_where_unknown_keys_are_left_out() -> None:
+    with pytest.raises(ConfigError, match="half a character"):
+        read_given('"na\\ud800me": a\n')
