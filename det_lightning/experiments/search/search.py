@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from det_lightning.experiments.search.creation import TrialFactory
 from det_lightning.experiments.search.halving import HalvingSearch
 from det_lightning.experiments.search.operations import (
@@ -22,22 +20,6 @@ from det_lightning.experiments.search.space import Grid, SearchSpace
 _MOST_PLANNED = 100_000
 
 
-class SearchMethod(Protocol):
-    """Answers the events of a search with operations, as :class:`Search` does.
-
-    It only sees events of trials that it created, and none of a trial that has exited.
-    """
-
-    def initial(self) -> list[Operation]:
-        """Return the trials that are created at the start."""
-
-    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        """Return what follows from a validation."""
-
-    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial."""
-
-
 class Search:
     """Decides which trials run and which are stopped, as Determined 0.38.1 does.
 
@@ -48,6 +30,7 @@ class Search:
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
         self.settings = settings
         self._factory = TrialFactory(space, experiment_seed)
+        # It only sees events of trials that it created, and none of a trial that has exited.
         self._method = _method_of(self.settings, space, self._factory)
         self._exits: dict[int, ExitReason] = {}
         self._failed: set[int] = set()
@@ -113,7 +96,7 @@ def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_se
     return planned
 
 
-def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SearchMethod:
+def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SamplingSearch | HalvingSearch:
     at_once = settings.max_concurrent_trials
     if settings.name == "single":  # ends with its trial even if that has invalid hyperparameters
         return SamplingSearch(factory, factory.drawn, max_trials=1, at_once=1)

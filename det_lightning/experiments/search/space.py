@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning.experiments.search.generator import Generator
-
-
-class Distribution(Protocol):
-    """A hyperparameter that is not a nest."""
-
-    def draw(self, generator: Generator) -> Any:
-        """Return a random value."""
-
-    def grid(self) -> list[Any]:
-        """Return the values on a grid."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +83,7 @@ class Log:
         return [math.pow(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
 
 
+Distribution = Const | Categorical | Int | Double | Log
 #: A mapping is a nest: a group of hyperparameters, each drawn separately.
 Hyperparameter = Distribution | Mapping[str, "Hyperparameter"]
 SearchSpace = Mapping[str, Hyperparameter]
@@ -117,7 +108,9 @@ class Grid:
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self._axes = [(path, leaf.grid() if leaf else [{}]) for path, leaf in _leaves(space)]
+        self._axes: list[tuple[tuple[str, ...], list[Any]]] = [
+            (path, leaf.grid() if leaf else [{}]) for path, leaf in _leaves(space)
+        ]
 
     @property
     def size(self) -> int:
