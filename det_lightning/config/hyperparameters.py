@@ -15,14 +15,16 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails
 from typing_extensions import TypeAliasType
 
 from det_lightning.config.section import (
     UNTYPED,
     Integer,
-    Mistakes,
     Positive,
     Section,
+    mistakes_in,
+    raise_all,
     read_variant,
     refuse,
     shown,
@@ -123,14 +125,14 @@ _MODELS: dict[str, type[Leaf]] = variants("type", Const, Int, Double, Log, Categ
 def _read_group(entries: Any) -> dict[str, Hyperparameter]:
     if not isinstance(entries, dict):
         refuse((), f"must be a mapping; got {shown(entries)}")
-    mistakes = Mistakes()
+    mistakes: list[InitErrorDetails] = []
     group: dict[str, Hyperparameter] = {}
     for name, entry in entries.items():
         try:
             group[name] = _read_entry(entry)
         except ValidationError as e:
-            mistakes.include(e, (name,))
-    mistakes.raise_if_any()
+            mistakes += mistakes_in(e, (name,))
+    raise_all(mistakes)
     return group
 
 

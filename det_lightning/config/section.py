@@ -49,36 +49,29 @@ _EXPECTED = {
 }
 
 
-class Mistakes:
-    """Collects the mistakes in a value, to raise them together; every path is relative to that value."""
+def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetails:
+    """Return a mistake for :func:`raise_all`; its path is relative to the value that is validated."""
+    return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
-    def __init__(self) -> None:
-        self._found: list[InitErrorDetails] = []
 
-    def add(self, path: KeyPath, message: str, kind: _Kind = _OURS) -> None:
-        self._found.append(
-            InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
-        )
+def mistakes_in(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
+    """Yield the mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
+    is_secret = any(map(is_secret_name, below))
+    for found in error.errors(include_url=False):
+        kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
+        message = _message(found)
+        yield mistake((*below, *found["loc"]), _VALUES.sub("", message) if is_secret else message, kind)
 
-    def include(self, error: ValidationError, below: KeyPath = ()) -> None:
-        """Add mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
-        is_secret = any(map(is_secret_name, below))
-        for found in error.errors(include_url=False):
-            kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
-            message = _message(found)
-            self.add((*below, *found["loc"]), _VALUES.sub("", message) if is_secret else message, kind)
 
-    def raise_if_any(self) -> None:
-        if self._found:
-            raise ValidationError.from_exception_data("configuration", self._found)
+def raise_all(mistakes: list[InitErrorDetails]) -> None:
+    """Raise the mistakes in a value together, if there are any."""
+    if mistakes:
+        raise ValidationError.from_exception_data("configuration", mistakes)
 
 
 def refuse(path: KeyPath, message: str) -> NoReturn:
     """Raise one mistake."""
-    mistakes = Mistakes()
-    mistakes.add(path, message)
-    mistakes.raise_if_any()
-    raise AssertionError("unreachable")
+    raise ValidationError.from_exception_data("configuration", [mistake(path, message)])
 
 
 def _message(found: Any) -> str:
@@ -166,17 +159,17 @@ class Section(BaseModel):
     def _report_together(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
         if not isinstance(value, dict):
             return handler(value)
-        mistakes = Mistakes()
+        mistakes = []
         known = {}
         for name, item in value.items():
             field = cls.model_fields.get(name)
             if field is None:
-                mistakes.add((name,), f"unknown key{hint_for(name, cls.model_fields)}", UNKNOWN_KEY)
+                mistakes.append(mistake((name,), f"unknown key{hint_for(name, cls.model_fields)}", UNKNOWN_KEY))
             elif item is not None or field.is_required():
                 known[name] = item
         try:
             section = handler(known)
         except ValidationError as e:
-            mistakes.include(e)
-        mistakes.raise_if_any()
+            mistakes += mistakes_in(e)
+        raise_all(mistakes)
         return section
