@@ -17,8 +17,7 @@ from det_lightning.core._cluster import ClusterInfo, get_cluster_info
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._preempt import PreemptContext, PreemptMode
 from det_lightning.core._profiler import ProfilerContext
-from det_lightning.core._run_files import RunFiles
-from det_lightning.core._searcher import SearcherContext, searcher_of
+from det_lightning.core._searcher import SearcherContext
 from det_lightning.core._task import current_task
 from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 from det_lightning.errors import InvalidHP
@@ -173,14 +172,13 @@ def init(
         checkpoint_storage = task.checkpoint_storage
     storage = CheckpointStorage(checkpoint_storage)
     distributed = distributed or DistributedContext()
-    files = RunFiles(task)
     _print_stacks_on_signal()
     return Context(
         CheckpointContext(distributed, storage, task),
         distributed=distributed,
         preempt=PreemptContext(distributed, preempt_mode, task),
-        train=TrainContext(distributed, files, storage, tensorboard_mode, task),
-        searcher=SearcherContext(distributed) if task is None else searcher_of(task, distributed),
+        train=TrainContext(distributed, storage, tensorboard_mode, task),
+        searcher=SearcherContext(distributed, task),
         profiler=ProfilerContext(distributed, task),
         info=info,
     )

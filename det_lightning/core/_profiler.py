@@ -6,6 +6,7 @@ import logging
 import statistics
 import threading
 import time
+from typing import Any
 
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import TrialTask
@@ -59,12 +60,12 @@ class ProfilerContext:
         if self._distributed.local_rank != 0:
             return
         try:
-            import psutil  # noqa: F401
+            import psutil
         except ImportError:
             logger.warning("The profiler needs psutil, and samples nothing without it: pip install psutil.")
             return
         self._ends.clear()
-        arguments = (self._task, sampling_interval, samples_per_report)
+        arguments = (psutil, self._task, sampling_interval, samples_per_report)
         self._thread = threading.Thread(target=self._sample, args=arguments, name="det_lightning-profiler", daemon=True)
         self._thread.start()
 
@@ -75,16 +76,17 @@ class ProfilerContext:
             self._thread.join()
             self._thread = None
 
-    def _sample(self, task: TrialTask, interval_s: float, samples_per_report: int) -> None:
-        before = _counters()
+    def _sample(self, psutil: Any, task: TrialTask, interval_s: float, samples_per_report: int) -> None:
+        before = _counters(psutil)
         since = time.monotonic()
         samples: list[dict[str, dict[str, float]]] = []
         while not self._ends.wait(interval_s):
-            counters = _counters()
+            counters = _counters(psutil)
             now = time.monotonic()
-            samples.append(_sample_of(counters, before, now - since))
+            rates = {name: (counters[name] - before[name]) / (now - since) for name in counters}
             before = counters
             since = now
+            samples.append(_sample_of(psutil, rates))
             if len(samples) == samples_per_report:
                 for group, first in samples[0].items():
                     averages = {name: statistics.fmean(sample[group][name] for sample in samples) for name in first}
@@ -92,17 +94,12 @@ class ProfilerContext:
                 samples.clear()
 
 
-def _counters() -> dict[str, int]:
-    import psutil
-
+def _counters(psutil: Any) -> dict[str, int]:
     # On a machine without disks a function returns None.
     return {name: getattr(getattr(psutil, function)(), field, 0) for name, (function, field) in _BYTES.items()}
 
 
-def _sample_of(counters: dict[str, int], before: dict[str, int], seconds: float) -> dict[str, dict[str, float]]:
-    import psutil
-
-    rates = {name: (counters[name] - before[name]) / seconds for name in counters}
+def _sample_of(psutil: Any, rates: dict[str, float]) -> dict[str, dict[str, float]]:
     return {
         "cpu": {"cpu_util_simple": psutil.cpu_percent()},
         "memory": {"memory_free": float(psutil.virtual_memory().available)},

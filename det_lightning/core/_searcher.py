@@ -115,17 +115,11 @@ class SearcherContext:
         Train for 1 Unit.EPOCHS
     """
 
-    def __init__(
-        self,
-        distributed: DistributedContext,
-        length: int | None = 1,
-        units: Unit | None = Unit.EPOCHS,
-        task: TrialTask | None = None,
-    ) -> None:
+    def __init__(self, distributed: DistributedContext, task: TrialTask | None = None) -> None:
         self._distributed = distributed
-        self._length = length
-        self._units = units
         self._task = task
+        searcher = {"max_length": {"epochs": 1}} if task is None else task.config.get("searcher") or {}
+        self._length, self._units = _length_in(searcher)
 
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
@@ -189,12 +183,10 @@ class SearcherContext:
         return self._length
 
 
-def searcher_of(task: TrialTask, distributed: DistributedContext) -> SearcherContext:
-    """Return the searcher for the length in the configuration of a trial's experiment."""
-    searcher = task.config.get("searcher") or {}
+def _length_in(searcher: dict[str, Any]) -> tuple[int | None, Unit | None]:
+    """Return the length in a section of a configuration, and its unit, each None if there is none."""
     length = searcher.get("max_length")
     unit = searcher.get("unit")
     if isinstance(length, dict):
         ((unit, length),) = length.items()
-    units = Unit[unit.upper()] if isinstance(unit, str) and unit.upper() in Unit.__members__ else None
-    return SearcherContext(distributed, length, units, task)
+    return length, Unit.__members__.get(str(unit).upper())

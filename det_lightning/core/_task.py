@@ -81,21 +81,14 @@ class TrialTask:
 
     @classmethod
     def read(cls, file: Path) -> TrialTask:
-        """Read what :meth:`write` wrote.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Read what :meth:`write` wrote; raises an OSError if the file cannot be read."""
         content = json.loads(file.read_text(encoding="utf-8"))
         return cls(**{**content, "directory": Path(content["directory"])})
 
     def report(self, group: str, steps_completed: int | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk; only one rank may.
 
-        Args:
-            group: ``"training"``, ``"validation"``, or another name.
-            steps_completed: number of batches trained.
-            metrics: the metrics; values that JSON cannot hold become strings.
+        ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold become strings.
         """
         record = {
             "group": group,
@@ -115,11 +108,7 @@ class TrialTask:
 
 
 def current_task() -> TrialTask | None:
-    """Return the task of this process; None if no experiment started it.
-
-    Raises:
-        OSError: the variable names a file that cannot be read.
-    """
+    """Return the task of this process; None if no experiment started it. Errors are those of :meth:`TrialTask.read`."""
     file = os.environ.get(TASK_VARIABLE)
     return TrialTask.read(Path(file)) if file else None
 

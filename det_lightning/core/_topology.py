@@ -33,7 +33,7 @@ class ProcessTopology:
 
 
 def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the numbers, in the order of its fields, or of a single process if all are None.
+    """Return the topology with the numbers, in the order of its fields, or of one process if all are None.
 
     An error names everything that is wrong.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import logging
 import pathlib
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._run_files import RunFiles, remember_run
-from det_lightning.core._task import TrialTask
+from det_lightning.core._run_files import default_directory, remember_run
+from det_lightning.core._task import TrialTask, as_json
 
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput
@@ -64,13 +65,11 @@ class TrainContext:
     def __init__(
         self,
         distributed: DistributedContext,
-        files: RunFiles,
         storage: CheckpointStorage,
         tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
         task: TrialTask | None = None,
     ) -> None:
         self._distributed = distributed
-        self._files = files
         self._storage = storage
         self._tensorboard_mode = TensorboardMode(tensorboard_mode)
         self._task = task
@@ -147,7 +146,7 @@ class TrainContext:
         """Report in a few words what the script is doing."""
         logger.info("Status: %s.", status)
         if self._task is not None:
-            self._files.write("status.json", {**self._files.read("status.json"), "status": status})
+            self._write("status.json", {"status": status})
 
     def set_metadata(self, metadata: dict[str, Any]) -> dict[str, Any] | None:
         """Replace the metadata of the run, which are stored in ``metadata.json`` in its directory.
@@ -155,17 +154,20 @@ class TrainContext:
         Returns:
             The metadata, as they are stored.
         """
-        self._files.write("metadata.json", metadata)
-        logger.info("The metadata are in %s.", self._files.directory / "metadata.json")
+        logger.info("The metadata are in %s.", self._write("metadata.json", metadata))
         return self.get_metadata()
 
     def get_metadata(self) -> dict[str, Any] | None:
         """Return the metadata of the run; empty if none were set."""
-        return self._files.read("metadata.json")
+        try:
+            content: dict[str, Any] = json.loads((self._directory / "metadata.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return content
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of the run's TensorBoard files."""
-        return self._files.tensorboard
+        return self._directory if self._task is None else self._task.tensorboard_path
 
     def upload_tensorboard_files(
         self,
@@ -187,12 +189,14 @@ class TrainContext:
                 "upload_tensorboard_files() needs core.init(tensorboard_mode=TensorboardMode.MANUAL); in the mode AUTO "
                 "files are written by the library."
             )
-        directory = self._files.tensorboard
+        directory = self.get_tensorboard_path()
         files = [path for path in sorted(directory.rglob("*")) if path.is_file() and selector(path)]
         logger.info("%d TensorBoard files in %s.", len(files), directory)
         if self._storage.is_local:
             return
-        target = self._storage.root.bookkeeping("tensorboard", self._run_name())
+        task = self._task
+        run = self._directory.name if task is None else f"experiment-{task.experiment_id}-trial-{task.trial_id}"
+        target = self._storage.root.bookkeeping("tensorboard", run)
         for path in files:
             copy = target / mangler(path.relative_to(directory), self._distributed.rank).as_posix()
             write = functools.partial(copy.fs.put_file, str(path), copy.path)
@@ -209,6 +213,18 @@ class TrainContext:
         """Return the best value of the searcher's metric in the experiment; None if there is none yet."""
         return None if self._task is None else self._task.best_of_experiment()
 
+    @functools.cached_property
+    def _directory(self) -> pathlib.Path:
+        """The trial's directory; outside of experiments a new one, which is created when something is written."""
+        return default_directory() if self._task is None else self._task.directory
+
+    def _write(self, name: str, content: dict[str, Any]) -> pathlib.Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        file = self._directory / name
+        draft = file.with_suffix(".tmp")
+        draft.write_text(json.dumps(as_json(content), indent=1), encoding="utf-8")
+        return draft.replace(file)
+
     def _report(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         if self._task is not None:
             self._task.report(group, steps_completed, metrics)
@@ -223,12 +239,7 @@ class TrainContext:
         """The TensorBoard files of the run."""
         from det_lightning.core._tensorboard import TensorBoardOutput  # not every script writes
 
-        return TensorBoardOutput(enabled=True, locate=lambda: self._files.tensorboard)
-
-    def _run_name(self) -> str:
-        if self._task is None:
-            return self._files.directory.name
-        return f"experiment-{self._task.experiment_id}-trial-{self._task.trial_id}"
+        return TensorBoardOutput(enabled=True, locate=self.get_tensorboard_path)
 
 
 def _checked(metrics: dict[str, Any]) -> dict[str, Any]:

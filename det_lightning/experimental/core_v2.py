@@ -246,19 +246,19 @@ def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | 
 
 def _job_of(config: Config) -> str | None:
     """Return by what the checkpoints of the trial are known from those of others; None if it is not to be resumed."""
-    names = (config.external_experiment_id, config.external_trial_id)
-    for field, name in zip(("external_experiment_id", "external_trial_id"), names, strict=True):
+    experiment = config.external_experiment_id
+    trial = config.external_trial_id
+    for field, name in (("external_experiment_id", experiment), ("external_trial_id", trial)):
         if not isinstance(name, str | None):
             raise TypeError(
                 f"core_v2.Config({field}=...) must be a string; got {name!r} of type {type(name).__name__}."
             )
-    experiment, trial = names
     if trial is not None and experiment is None:
         raise ValueError(
             f"core_v2.Config(external_trial_id={trial!r}) names a trial of no experiment; give external_experiment_id= "
             "too."
         )
-    return None if trial is None else json.dumps(names)
+    return None if trial is None else json.dumps([experiment, trial])
 
 
 def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]:

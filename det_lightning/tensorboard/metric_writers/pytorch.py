@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from det_lightning.core._run_files import RunFiles, latest_run
+from det_lightning.core._run_files import default_directory, latest_run
 from det_lightning.core._task import current_task
 from det_lightning.core._tensorboard import TensorBoardOutput
 
@@ -28,8 +29,7 @@ class TorchWriter:
             stacklevel=2,
         )
         run = latest_run()
-        own = TensorBoardOutput(enabled=True, locate=lambda: RunFiles(current_task()).tensorboard)
-        self._output = own if run is None else run.tensorboard
+        self._output = TensorBoardOutput(enabled=True, locate=_own_directory) if run is None else run.tensorboard
 
     @property
     def writer(self) -> Any:
@@ -47,3 +47,8 @@ class TorchWriter:
     def flush(self) -> None:
         """Write out what is buffered."""
         self.writer.flush()
+
+
+def _own_directory() -> Path:
+    task = current_task()
+    return default_directory() if task is None else task.tensorboard_path
