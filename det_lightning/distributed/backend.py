@@ -89,7 +89,7 @@ class GradientExchange:
 
 
 class ModelStates:
-    """Reads and loads the states of wrapped models and optimizers; in this base class every rank holds all of them.
+    """Reads and loads the whole states of wrapped models and of optimizers; in this base class every rank holds them.
 
     If ``is_sharded`` is true, the ranks hold different parts. Then all ranks must ask for a state or gradients
     together; the chief gets them whole, and the others an empty dict. Gradients are averaged over the ranks.
@@ -105,19 +105,15 @@ class ModelStates:
         yield
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the whole state of a wrapped model."""
         return model.state_dict()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the whole state of an optimizer."""
         return optimizer.state_dict()
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
-        """Load a whole state into a wrapped model."""
         model.load_state_dict(weights)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Load a whole state into an optimizer."""
         optimizer.load_state_dict(state)
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

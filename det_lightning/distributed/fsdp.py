@@ -187,21 +187,21 @@ class ShardedGradients(GradientExchange):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
             if is_kept:
-                sharded = self.average_kept(parameter)
+                parameter.grad = self.with_kept(parameter)
                 self._placed.whole[parameter].grad = None
-                parameter.grad = sharded if parameter.grad is None else parameter.grad + sharded
             elif not used:
                 # FSDP2 has filled in zeros, with which weight decay and momentum would still act.
                 parameter.grad = None
 
-    def average_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the kept gradient of a sharded parameter, averaged over ranks and sharded like the parameter."""
+    def with_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return the gradient of a sharded parameter with what the ranks keep of it, averaged over them."""
         whole = self._placed.whole[parameter]
         average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._placed.device)
         if whole.grad is not None:
             average.copy_(whole.grad)
         dist.all_reduce(average.div_(dist.get_world_size()))
-        return shard_like(average, parameter)
+        sharded = shard_like(average, parameter)
+        return sharded if parameter.grad is None else parameter.grad + sharded
 
     def agree(self, flag: torch.Tensor) -> None:
         dist.all_reduce(flag, dist.ReduceOp.MAX)
@@ -253,11 +253,9 @@ class ShardedStates(ModelStates):
             dist.all_reduce(kept)
         found: dict[str, torch.Tensor] = {}
         for (name, parameter), is_kept in zip(named.items(), kept.tolist(), strict=True):
-            parts = [] if parameter.grad is None else [parameter.grad]
-            if is_kept:
-                parts.append(self._gradients.average_kept(parameter))
-            if parts:
-                found[name] = sum(parts[1:], parts[0])
+            grad = self._gradients.with_kept(parameter) if is_kept else parameter.grad
+            if grad is not None:
+                found[name] = grad
         return self.gather(found)
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
