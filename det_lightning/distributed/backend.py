@@ -123,11 +123,13 @@ class ModelStates:
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
         """Restore what :meth:`gradients` returned, and remove all other gradients."""
-        # In checkpoints written before, the prefix is missing for any model.
-        has_prefix = any(name.startswith(DDP_PREFIX) for name in saved)
-        prefix = "" if has_prefix and not isinstance(model, DistributedDataParallel) else DDP_PREFIX
-        for name, parameter in model.named_parameters():
-            grad = saved.get(name.removeprefix(prefix))
+        is_ddp = isinstance(model, DistributedDataParallel)
+        parameters = dict(model.named_parameters())
+        for name, parameter in parameters.items():
+            without = name.removeprefix(DDP_PREFIX)
+            # In older checkpoints the prefix is missing for any model.
+            is_older = name not in saved and without not in parameters
+            grad = saved.get(without if is_ddp or is_older else name)
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:

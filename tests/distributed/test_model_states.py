@@ -39,6 +39,14 @@ def test_parameters_of_one_name_inside_and_outside_of_module_keep_their_gradient
     torch.testing.assert_close(gradients_of(model), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("has_gradient", ["weight", "module.weight"])
+def test_a_gradient_does_not_become_that_of_the_other_parameter_of_its_name(has_gradient: str) -> None:
+    model = trained(Wrapper())
+    saved = {has_gradient: ModelStates().gradients(model)[has_gradient]}
+    ModelStates().load_gradients(model, saved)
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == [has_gradient]
+
+
 @pytest.mark.parametrize("saved_name", ["module.weight", "weight"])
 def test_gradients_load_whether_or_not_their_names_have_the_prefix(saved_name: str) -> None:
     model = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 1)})
