@@ -49,25 +49,22 @@ class Bindings:
         self.found: list[Binding] = []
         self.stars: list[cst.ImportFrom] = []  # from determined... import *
         for statement in file.find(cst.Import, cst.ImportFrom):
-            if isinstance(statement, cst.Import):
-                self._add_import(statement)
-            else:
-                self._add_from(statement)
+            self._add(statement)
         self.references = self._references()
         certain = all(use.certain for use in self.references if use.binding.name == "determined")
         # Whether another name can replace ``determined`` wherever it is used.
         self.renameable = certain and not self._is_named_elsewhere()
 
-    def _add_import(self, statement: cst.Import) -> None:
-        for alias in statement.names:
-            imported = self._path(dotted_name(alias.name))
-            if imported:
+    def _add(self, statement: cst.Import | cst.ImportFrom) -> None:
+        if isinstance(statement, cst.Import):
+            for alias in statement.names:
+                imported = self._path(dotted_name(alias.name))
                 path = imported if alias.asname else "determined"
-                self.found.append(Binding(alias.evaluated_alias or self._package, path, imported, statement, alias))
-
-    def _add_from(self, statement: cst.ImportFrom) -> None:
-        module = self._path(dotted_name(statement.module))
-        if statement.relative or not module:
+                if imported:
+                    self.found.append(Binding(alias.evaluated_alias or self._package, path, imported, statement, alias))
+            return
+        module = "" if statement.relative else self._path(dotted_name(statement.module))
+        if not module:
             return
         if isinstance(statement.names, cst.ImportStar):
             self.stars.append(statement)
@@ -82,16 +79,16 @@ class Bindings:
         return f"determined{dot}{rest}" if top == self._package else ""
 
     def _references(self) -> list[Reference]:
-        by_statement = {(binding.statement, binding.name): binding for binding in self.found}
+        bound: dict[tuple[cst.CSTNode | None, str], Binding] = {
+            (binding.statement, binding.name): binding for binding in self.found
+        }
         names = {binding.name for binding in self.found}
         references = []
         for node in self._file.names():
-            if node.value in names:
-                assignments = self._file.assignments(node)
-                found = [by_statement.get((given, node.value)) for given in assignments]  # type: ignore[arg-type]
-                known = [binding for binding in found if binding is not None]
-                if known:
-                    references.append(Reference(node, self._attributes(node), known[0], len(known) == len(found)))
+            assignments = self._file.assignments(node) if node.value in names else []
+            known = [bound[given, node.value] for given in assignments if (given, node.value) in bound]
+            if known:
+                references.append(Reference(node, self._attributes(node), known[0], len(known) == len(assignments)))
         return references
 
     def _attributes(self, name: cst.Name) -> list[cst.Attribute]:

@@ -9,7 +9,15 @@ import libcst as cst
 from det_lightning.porting.counterparts import methods_in, package_finding
 from det_lightning.porting.findings import Premise, Severity
 from det_lightning.porting.older_releases import spellings
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, is_keyword, last_name, methods_of, string_of
+from det_lightning.porting.python_syntax import (
+    PythonFile,
+    called_method,
+    dotted_name,
+    is_keyword,
+    last_name,
+    methods_of,
+    string_of,
+)
 
 _DEVICE = re.compile(r"cuda(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
@@ -19,14 +27,17 @@ _BY_NAME = {
         "your own DistributedDataParallel",
         "wrap the model with context.wrap_model() only; it becomes a DDP model where there are several processes",
     ),
+    "DistributedSampler": (
+        "your own DistributedSampler",
+        "remove it; det_lightning.pytorch.DataLoader shards over the ranks",
+    ),
+    "init_process_group": (
+        "your own process group",
+        "remove it from the trial; a training script may make one and pass "
+        "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
+    ),
     "set_device": ("a GPU is chosen by hand", "remove it; each process has its own device, context.device"),
 }
-_SAMPLER = ("your own DistributedSampler", "remove it; det_lightning.pytorch.DataLoader shards over the ranks")
-_GROUP = (
-    "your own process group",
-    "remove it from the trial; a training script may make one and pass "
-    "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
-)
 _LOADER = (
     "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
@@ -48,49 +59,49 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
     """Note what does not work with det_lightning although it is not a name of Determined."""
-    torch_names = _names_from_torch(file)
     for statement in file.find(cst.Import, cst.ImportFrom):
         for module in _imported(statement):
             _check_module(file, statement, module)
     for trial in trials:
+        optimizers = _wrapped_optimizers(file, trial)
         for method in _training_methods(file, trial):
-            _check_steps(file, method, _wrapped_optimizers(file, trial))
-        for method in methods_of(trial):
-            if method.name.value in ("build_training_data_loader", "build_validation_data_loader"):
-                _check_loader(file, method, torch_names)
+            _check_steps(file, method, optimizers)
+        if "disable_dataset_reproducibility_checks" not in file.edits.text:
+            _check_loaders(file, trial)
 
 
-def note_devices(file: PythonFile) -> None:
+def note_devices(file: PythonFile, premise: Premise) -> None:
     """Note devices and processes that code sets up itself, although a trial's context does so."""
     torch_names = _names_from_torch(file)
     for call in file.find(cst.Call):
-        _check_call(file, call, torch_names)
+        if found := _device_set_by(file, call, torch_names):
+            file.note(call, Severity.check, *found, premise)
     for argument in file.find(cst.Arg):
         if is_keyword(argument, "device") and _is_cuda(file, argument.value):
             reason = f"a device is named in the code ({_short(file, argument)})"
-            file.note(argument, Severity.check, reason, "write device=context.device")
+            file.note(argument, Severity.check, reason, "write device=context.device", premise)
     for assign in file.find(cst.Assign):
         targets = "".join(file.source(target.target) for target in assign.targets)
         if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
             reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
-            file.note(assign, Severity.check, reason, "set it where the run is started")
+            file.note(assign, Severity.check, reason, "set it where the run is started", premise)
 
 
-def _check_call(file: PythonFile, node: cst.Call, torch_names: dict[str, str]) -> None:
-    name = dotted_name(node.func)
-    last = node.func.attr.value if isinstance(node.func, cst.Attribute) else name
-    if last == "cuda" and isinstance(node.func, cst.Attribute) and name != "torch.cuda":
-        file.note(node, Severity.check, "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT)
-    elif last in ("to", "device") and node.args and _is_cuda(file, node.args[0].value):
-        file.note(node, Severity.check, f"a device is named in the code ({_short(file, node)})", _TO_CONTEXT)
-    elif last == "DistributedSampler":
-        if name in torch_names or name.startswith(("torch.", "data.", "utils.", "distributed.")):
-            file.note(node, Severity.check, *_SAMPLER)
-    elif last == "init_process_group":
-        if "from_torch_distributed" not in file.edits.text:
-            file.note(node, Severity.check, *_GROUP)
-    elif last in _BY_NAME and (last != "set_device" or "cuda" in name):
-        file.note(node, Severity.check, *_BY_NAME[last])
+def _device_set_by(file: PythonFile, call: cst.Call, torch_names: dict[str, str]) -> tuple[str, str] | None:
+    """Return the reason and the advice for a call that sets up devices or processes; None for another one."""
+    name = dotted_name(call.func)
+    last = called_method(call) or name
+    if last == "cuda" and name not in ("cuda", "torch.cuda"):
+        return "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT
+    if last in ("to", "device") and call.args and _is_cuda(file, call.args[0].value):
+        return f"a device is named in the code ({_short(file, call)})", _TO_CONTEXT
+    is_of_torch = name in torch_names or name.startswith(("torch.", "data.", "utils.", "distributed."))
+    is_other = (
+        (last == "DistributedSampler" and not is_of_torch)
+        or (last == "init_process_group" and "from_torch_distributed" in file.edits.text)
+        or (last == "set_device" and "cuda" not in name)
+    )
+    return None if is_other else _BY_NAME.get(last)
 
 
 def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
@@ -106,18 +117,14 @@ def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
 
 
 def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
+    is_tried = any(isinstance(outer, cst.Try) for outer in file.ancestors(node))
     if module.startswith("horovod."):
         advice = "use context.distributed for rank and size, and strategy='horovod' to train with Horovod"
         file.note(node, Severity.check, "your own use of Horovod", advice)
-    elif module.startswith("apex.amp") or (module == "apex" and _needs_apex(file, node)):
+    elif module.startswith("apex.amp") or (module == "apex" and "apex.amp" in file.edits.text and not is_tried):
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
     elif (finding := package_finding(module.rstrip("."), file.line(node))) is not None:
         file.findings.append(finding)
-
-
-def _needs_apex(file: PythonFile, node: cst.CSTNode) -> bool:
-    tried = any(isinstance(outer, cst.Try) for outer in file.ancestors(node))
-    return "apex.amp" in file.edits.text and not tried
 
 
 def _is_cuda(file: PythonFile, node: cst.BaseExpression) -> bool:
@@ -136,14 +143,15 @@ def _short(file: PythonFile, node: cst.CSTNode) -> str:
 # In a trial
 
 
-def _check_loader(file: PythonFile, method: cst.FunctionDef, torch_names: dict[str, str]) -> None:
-    if "disable_dataset_reproducibility_checks" in file.edits.text:
-        return
-    for returned in file.find(cst.Return, within=method):
-        loader = returned.value
-        called = dotted_name(loader.func) if isinstance(loader, cst.Call) else ""
-        if loader and (called == "torch.utils.data.DataLoader" or torch_names.get(called) == "DataLoader"):
-            file.note(loader, Severity.problem, *_LOADER)
+def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
+    torch_names = _names_from_torch(file)
+    builders = ("build_training_data_loader", "build_validation_data_loader")
+    for method in methods_of(trial):
+        for returned in file.find(cst.Return, within=method) if method.name.value in builders else []:
+            loader = returned.value
+            called = dotted_name(loader.func) if isinstance(loader, cst.Call) else ""
+            if loader and (called == "torch.utils.data.DataLoader" or torch_names.get(called) == "DataLoader"):
+                file.note(loader, Severity.problem, *_LOADER)
 
 
 def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
@@ -162,10 +170,8 @@ def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.Functio
 
 def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]) -> None:
     for call in file.find(cst.Call, within=method):
-        if not isinstance(call.func, cst.Attribute):
-            continue
-        owner = dotted_name(call.func.value)
-        name = call.func.attr.value
+        owner = dotted_name(call.func.value) if isinstance(call.func, cst.Attribute) else ""
+        name = called_method(call)
         if name == "backward" and not owner.endswith("context"):
             reason = f"{owner or 'a loss'}.backward() goes around the context"
             file.note(call, Severity.check, reason, "call context.backward(loss)")
@@ -244,7 +250,9 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
 
 def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
     """Note a call of Determined's ``Trainer`` that cannot work, or that only works in an experiment."""
-    if method == "fit" and not _has_length(call):
+    # Lightning's fit() takes a module first; scripts pass all arguments of Determined's by name.
+    has_length = any(given.star or given.keyword is None or is_keyword(given, "max_length") for given in call.args)
+    if method == "fit" and not has_length:
         advice = (
             "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
             "max_length=Batch(...) or Epoch(...)"
@@ -268,8 +276,3 @@ def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
         reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"
         file.note(node, Severity.check, reason, _CLUSTER, Premise.by_hand)
-
-
-def _has_length(call: cst.Call) -> bool:
-    # Lightning's fit() takes a module first; scripts pass all arguments of Determined's by name.
-    return any(given.star or given.keyword is None or is_keyword(given, "max_length") for given in call.args)

@@ -55,14 +55,10 @@ def port_parts(
     return "".join([*written, port_commands(text[position:], line)])
 
 
-def codes_in(text: str) -> list[str]:
-    """Return the Python code in a shell script."""
-    return [_unquoted(text[start:end], kind)[0] for start, end, kind in _apart(text) if kind != "comment"]
-
-
-def programs_in(text: str) -> list[tuple[int, int]]:
-    """Return from where to where a shell script contains Python code."""
-    return [(start, end) for start, end, kind in _apart(text) if kind != "comment"]
+def programs_in(text: str) -> list[tuple[int, int, str]]:
+    """Return from where to where a shell script contains Python code, and the code."""
+    found = [(start, end, kind) for start, end, kind in _apart(text) if kind != "comment"]
+    return [(start, end, _unquoted(text[start:end], kind)[0]) for start, end, kind in found]
 
 
 def _apart(text: str) -> Iterator[tuple[int, int, str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from det_lightning.porting.counterparts import CORE_CONTEXT
-from det_lightning.porting.embedded_python import codes_in
+from det_lightning.porting.embedded_python import programs_in
 
 _OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
@@ -135,13 +135,10 @@ def _does_something(statement: ast.stmt) -> bool:
 
 
 def facts_of_notebook(text: str) -> Facts:
-    """Return what the code and the commands of a notebook say about it."""
-    from det_lightning.porting.notebooks import NotebookError, parts_of
+    """Return what the code and the commands of a notebook, which was ported before, say about it."""
+    from det_lightning.porting.notebooks import parts_of
 
-    try:
-        program, commands = parts_of(text)
-    except NotebookError:
-        return Facts()
+    program, commands = parts_of(text)
     python = facts_of_python(program, Kind.notebook)
     started = facts_of_commands(commands, Kind.notebook)
     return dataclasses.replace(
@@ -185,17 +182,14 @@ def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
 
 def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
     """Return what shell commands, and the Python in them, say about their file."""
-    codes = [facts_of_python(code) for code in codes_in(text)]
+    codes = [facts_of_python(code) for *_, code in programs_in(text)]
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
-    modules = [module for option, module in itertools.pairwise(words) if option == "-m"]
-    classes = [word for word in words if _CLASS.fullmatch(word)]
+    modules = tuple(module for option, module in itertools.pairwise(words) if option == "-m")
+    classes = tuple(word for word in words if _CLASS.fullmatch(word))
     named = [*modules, *(word.partition(":")[0] for word in classes)]
     own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
-    starts = [word for word in words if _FILE.fullmatch(word)]
+    starts = tuple(word for word in words if _FILE.fullmatch(word))
     in_programs = tuple(name for code in codes for name in code.imports if name not in own)
-    uses = _DET.search(text) is not None or _LAUNCHED.search(text) is not None
-    uses = uses or any(code.uses_determined for code in codes)
-    return Facts(
-        kind, (*own, *in_programs), in_programs, tuple(starts), uses, modules=tuple(modules), classes=tuple(classes)
-    )
+    uses = _DET.search(text) or _LAUNCHED.search(text) or any(code.uses_determined for code in codes)
+    return Facts(kind, (*own, *in_programs), in_programs, starts, bool(uses), modules=modules, classes=classes)

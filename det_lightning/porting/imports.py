@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -55,11 +54,10 @@ class ImportRewriter:
             else:
                 self._rewrite_from(statement)
         for star in self.bindings.stars:
-            ours = counterpart(dotted_name(star.module))
-            if ours is None:
+            if ours := counterpart(dotted_name(star.module)):
+                self.file.replace(star.module or star, ours)
+            else:
                 self._note_missing(dotted_name(star.module), star)
-            elif star.module is not None:
-                self.file.replace(star.module, ours)
         for reference in self.bindings.references:
             self._rewrite_use(reference)
 
@@ -90,14 +88,14 @@ class ImportRewriter:
         targets = {ours.rpartition(".")[0] if ours else None for ours in counterparts.values()}
         if not counterparts:
             self.file.remove_lines(statement)
-        elif targets == {None} and not moved:
-            return
-        elif len(targets) == 1 and statement.module is not None and not moved:
-            self.file.replace(statement.module, str(targets.pop()))
-            for binding, ours in counterparts.items():
-                self._rewrite_imported_name(binding, str(ours))
-        else:
+        elif moved or len(targets) > 1:
             self._split_from(statement, counterparts)
+        elif statement.module is not None and (target := targets.pop()) is not None:
+            self.file.replace(statement.module, target)
+            for binding, ours in counterparts.items():
+                name = str(ours).rpartition(".")[2]
+                if name != binding.alias.evaluated_name:
+                    self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
 
     # Names that are missing, and not needed by what a trial's file is imported for
 
@@ -156,11 +154,6 @@ class ImportRewriter:
         is_script = "__name__" in self.file.source(around[-1].test) and around[-1].orelse is None
         return around[-1] if is_script else None
 
-    def _rewrite_imported_name(self, binding: Binding, ours: str) -> None:
-        name = ours.rpartition(".")[2]
-        if name != binding.alias.evaluated_name:
-            self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
-
     def _split_from(self, statement: cst.ImportFrom, counterparts: dict[Binding, str | None]) -> None:
         """Write one statement for each module that the names are imported from now."""
         groups: dict[str, list[cst.ImportAlias]] = {}
@@ -180,16 +173,14 @@ class ImportRewriter:
         # A line by itself may be part of a command, which another line would break.
         if shares_line or isinstance(parent, cst.SimpleStatementSuite) or "\n" not in self.file.edits.text:
             separator = "; "
-        written = [self._from_statement(statement, module, aliases) for module, aliases in groups.items()]
+        written = []
+        for module, aliases in groups.items():
+            if not statement.lpar:
+                aliases[-1] = aliases[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            source = cst.parse_expression(module)
+            one = statement.with_changes(module=source, names=aliases, semicolon=cst.MaybeSentinel.DEFAULT)
+            written.append(self.file.module.code_for_node(one))
         self.file.replace(statement, separator.join(written))
-
-    def _from_statement(self, statement: cst.ImportFrom, module: str, aliases: Sequence[cst.ImportAlias]) -> str:
-        last = aliases[-1].with_changes(comma=aliases[-1].comma if statement.lpar else cst.MaybeSentinel.DEFAULT)
-        expression: Any = cst.parse_expression(module)
-        changed = statement.with_changes(
-            module=expression, names=[*aliases[:-1], last], semicolon=cst.MaybeSentinel.DEFAULT
-        )
-        return self.file.module.code_for_node(changed)
 
     # Uses
 
@@ -203,14 +194,15 @@ class ImportRewriter:
             advice = "keep only what is for Determined 0.38.1, whose interface det_lightning has"
             reason = "a check of Determined's version, which is now det_lightning's"
             self.file.note(use.node, Severity.check, reason, advice)
-        name, attributes, kept = spelled
+        name, new, kept = spelled
+        replaced = use.attributes[: len(use.attributes) - kept]
         if name != use.node.value:
             self.file.replace(use.node, name)
-        if attributes is not None:
+        if new != [attribute.attr.value for attribute in replaced]:
             # What is left of a deeper path may be nothing, and the rest begins with a dot of its own.
             _, start = self.file.span(use.node)
-            _, end = self.file.span([use.node, *use.attributes][len(use.attributes) - kept])
-            self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in attributes))
+            _, end = self.file.span([use.node, *replaced][-1])
+            self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in new))
 
     def _decides_by_version(self, use: Reference) -> bool:
         """Return whether Determined's version is compared, split, or read by something like ``version.parse``."""
@@ -233,12 +225,11 @@ class ImportRewriter:
         spelled = None if binding is None else self._spelled(binding, attributes)
         if spelled is None or not attributes:
             return None
-        name, changed, kept = spelled
-        rest = attributes if changed is None else [*changed, *attributes[len(attributes) - kept :]]
-        return ".".join([name, *rest])
+        name, new, kept = spelled
+        return ".".join([name, *new, *attributes[len(attributes) - kept :]])
 
-    def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str] | None, int] | None:
-        """Return the new name, the attributes that replace the first ones, if any do, and how many last ones stay."""
+    def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
+        """Return the new name, the attributes that replace the first ones, and how many last ones stay."""
         base = counterpart(binding.path)
         if binding.name in self._left or base is None:
             return None
@@ -246,30 +237,29 @@ class ImportRewriter:
         ours = counterpart(path)
         name = binding.name
         if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
-            if ours is None and self._still_imported(missing_prefix(path)):
+            # A statement that stays may import the path, and bind determined.
+            bound = [one.imported for one in self.bindings.found if one.alias.asname is None]
+            left = [module for module in bound if counterpart(module) is None]
+            if ours is None and any(f"{module}.".startswith(f"{missing_prefix(path)}.") for module in left):
                 return None
             name = "det_lightning"
-        if ours is None or ours == base or not ours.startswith(f"{base}."):
-            return name, None, len(old)
+        if ours is None or not ours.startswith(f"{base}."):
+            return name, [], len(old)
         new = ours.removeprefix(f"{base}.").split(".")
         kept = 0
         while kept < min(len(old), len(new)) and old[-1 - kept] == new[-1 - kept]:
             kept += 1
-        return name, (None if old == new else new[: len(new) - kept]), kept
-
-    def _still_imported(self, path: str) -> bool:
-        """Return whether a statement remains that imports ``path``, and binds ``determined``."""
-        imported = (binding.imported for binding in self.bindings.found if binding.alias.asname is None)
-        return any(f"{module}.".startswith(f"{path}.") for module in imported if counterpart(module) is None)
+        return name, new[: len(new) - kept], kept
 
     def _note_missing_binding(self, binding: Binding) -> None:
         """Note a missing name that a statement imports; if all its uses have their own advice, note those instead."""
         uses = self._uses(binding)
+        is_movable = self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
             self.file.note(binding.alias, Severity.note, reason, "remove it together with the annotations that name it")
             return
-        if not uses and self._is_movable(binding):
+        if not uses and is_movable:
             reason = f"{binding.path} is imported and not used; the import is removed"
             self.file.note(binding.alias, Severity.note, reason, "nothing to do", Premise.changed)
             return
@@ -278,12 +268,11 @@ class ImportRewriter:
             self._note_missing(use.path, use.node)
         if not advised or len(advised) < len(uses):
             in_scripts = bool(uses) and all(self._script_around(use.node) for use in uses)
-            moves = in_scripts and self._is_movable(binding)
-            need = Need.script if moves or self._script_around(binding.alias) else Need.file
+            need = Need.script if (in_scripts and is_movable) or self._script_around(binding.alias) else Need.file
             self.file.findings.append(missing(binding.imported, self.file.line(binding.alias), need))
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
-        need = Need.file if self._script_around(node) is None else Need.script
+        need = Need.script if self._script_around(node) else Need.file
         if path.endswith("__"):  # such as __file__: it runs here once this is gone
             need = Need.nothing
         self.file.findings.append(missing(path, self.file.line(node), need))

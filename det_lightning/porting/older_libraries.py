@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.bindings import Bindings, Reference
+from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.python_syntax import PythonFile, is_keyword
+from det_lightning.porting.python_syntax import PythonFile
 
 _PLAIN_TYPE = ("is gone since numpy 1.24", "use Python's {last}")
 _NUMPY_2 = "is gone since numpy 2"
@@ -49,27 +49,28 @@ def note_older_libraries(file: PythonFile) -> None:
     for package in ("torch", "numpy", "PIL", "collections"):
         bindings = Bindings(file, package)
         for use in bindings.references:
-            _check_use(file, use, f"{package}{use.path.removeprefix('determined')}")
+            path = f"{package}{use.path.removeprefix('determined')}"
+            if use.attributes:
+                _note_gone(file, use.node, path, is_module=False)
+            call = file.parent(use.expression)
+            if isinstance(call, cst.Call) and call.func is use.expression:
+                _check_call(file, call, path)
         for binding in bindings.found:
             # What is bound and never looked up, such as a module from which names are imported.
             path = f"{package}{binding.path.removeprefix('determined')}"
             _note_gone(file, binding.statement, path, is_module=True)
 
 
-def _check_use(file: PythonFile, use: Reference, path: str) -> None:
-    if use.attributes:
-        _note_gone(file, use.node, path, is_module=False)
-    call = file.parent(use.expression)
-    if not isinstance(call, cst.Call) or call.func is not use.expression:
-        return
-    if path.startswith("torch.optim.lr_scheduler.") and any(is_keyword(one, "verbose") for one in call.args):
+def _check_call(file: PythonFile, call: cst.Call, path: str) -> None:
+    keywords = {argument.keyword.value for argument in call.args if argument.keyword is not None}
+    if path.startswith("torch.optim.lr_scheduler.") and "verbose" in keywords:
         name = path.rpartition(".")[2]
         advice = "leave it out; get_last_lr() tells the learning rate"
         file.note(call, Severity.note, f"{name}(verbose=) is gone; torch 2.6 was the last to have it", advice)
-    elif path == "torch.load" and not any(is_keyword(one, "weights_only") for one in call.args):
+    elif path == "torch.load" and "weights_only" not in keywords:
         reason = "torch.load() reads tensors and plain containers only, since torch 2.6"
         file.note(call, Severity.note, reason, "pass weights_only=False for whole modules in files that you trust")
-    elif path == "PIL.Image.fromarray" and (len(call.args) > 1 or any(is_keyword(one, "mode") for one in call.args)):
+    elif path == "PIL.Image.fromarray" and (len(call.args) > 1 or "mode" in keywords):
         reason = "Image.fromarray(mode=) converts no values, and Pillow has deprecated it"
         file.note(call, Severity.note, reason, "convert the array first, as with array.astype(numpy.uint8)")
 

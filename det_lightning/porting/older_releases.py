@@ -11,6 +11,7 @@ from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import (
     PythonFile,
     base_names,
+    called_method,
     dotted_name,
     is_keyword,
     lineage_of,
@@ -79,9 +80,13 @@ def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbac
     attributes = {node.attr.value for node in file.find(cst.Attribute)}
     for node in file.find(cst.Attribute):
         _check_attribute(file, node)
-    for call in file.find(cst.Call):
-        if dotted_name(call.func).endswith("configure_apex_amp"):
-            _check_losses(file, call)
+    for argument in file.find(cst.Arg):
+        call = file.parent(argument)
+        is_amp = isinstance(call, cst.Call) and dotted_name(call.func).endswith("configure_apex_amp")
+        if is_amp and is_keyword(argument, "num_losses") and file.source(argument.value) != "1":
+            reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
+            advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
+            file.note(argument, Severity.check, reason, advice)
     for callback in callbacks:
         _rewrite_hooks(file, callback, attributes)
     for trial in trials:
@@ -118,7 +123,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
 def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
     """Rewrite what is read of an inner object of the context if the context has it too; return whether it has."""
     read = file.parent(inner)
-    outer = None if read is None else file.parent(read)
+    outer = file.parent(read)
     if not isinstance(read, cst.Attribute) or isinstance(outer, cst.Del) or getattr(outer, "target", None) is read:
         return False
     if isinstance(outer, cst.Attribute) and not hasattr(dict, outer.attr.value):  # of a class of Determined's
@@ -130,14 +135,6 @@ def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
             file.replace(read, f"({context}.{new})" if new == _SEVERAL else f"{context}.{new}")
             return True
     return False
-
-
-def _check_losses(file: PythonFile, call: cst.Call) -> None:
-    for argument in call.args:
-        if is_keyword(argument, "num_losses") and file.source(argument.value) != "1":
-            reason = "num_losses: each loss gets its own scale by the order of the context.backward() calls"
-            advice = "call backward() once for each loss and batch, or leave num_losses out for a common scale"
-            file.note(argument, Severity.check, reason, advice)
 
 
 # Callbacks
@@ -182,9 +179,9 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
         for target in assign.targets
-        if _calls(assign.value, *spellings("wrap_model"))
+        if called_method(assign.value) in spellings("wrap_model")
     } - {""}
-    mode_calls = [call for call in file.find(cst.Call, within=trial) if _calls(call, "train", "eval")]
+    mode_calls = [call for call in file.find(cst.Call, within=trial) if called_method(call) in ("train", "eval")]
     removable = [line for method in methods_of(trial) for line in _needless_lines(file, method, wrapped)]
     if removable and len(removable) == len(mode_calls):
         for line in removable:
@@ -228,18 +225,13 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
 
 def _passed_to_base(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
     """Return the model where a method passes it to the method that it overrides, with the argument before it."""
-    calls = [call for call in file.find(cst.Call, within=method) if _calls(call, method.name.value)]
     return [
         (before, argument)
-        for call in calls
-        if file.source(call.func).startswith("super(")
+        for call in file.find(cst.Call, within=method)
+        if called_method(call) == method.name.value and file.source(call.func).startswith("super(")
         for before, argument in itertools.pairwise(call.args)
         if isinstance(argument.value, cst.Name) and argument.value.value == "model"
     ]
-
-
-def _calls(node: cst.CSTNode, *methods: str) -> bool:
-    return isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in methods
 
 
 # The Core API
@@ -289,7 +281,7 @@ def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
 
 def _rewrite_batch_counts(file: PythonFile) -> None:
     """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
-    metadata: dict[cst.Dict, None] = {}  # in the order of the file
+    metadata: dict[cst.BaseExpression, None] = {}  # in the order of the file
     for call in file.find(cst.Call):
         owner, _, method = dotted_name(call.func).rpartition(".")
         keywords = {argument.keyword.value: argument for argument in call.args if argument.keyword is not None}
@@ -299,19 +291,12 @@ def _rewrite_batch_counts(file: PythonFile) -> None:
             file.replace(keyword, _COUNT)
         elif method in _STORES and owner.rpartition(".")[2] == "checkpoint":
             given = [keywords["metadata"]] if "metadata" in keywords else call.args[_STORES.index(method) :][:1]
-            metadata.update(dict.fromkeys(literal for one in given for literal in _dicts_of(file, one.value)))
+            metadata.update(dict.fromkeys(value for one in given for value in file.values_of(one.value)))
     for literal in metadata:
+        if not isinstance(literal, cst.Dict):
+            continue
         values = {string_of(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
         count = values.get(_OLD_COUNT)
         if count is not None and _COUNT not in values and not file.find(cst.Call, within=count):
             start, _ = file.span(literal.elements[0])
             file.edits.replace(start, start, f'"{_COUNT}": {file.source(count)}, ')
-
-
-def _dicts_of(file: PythonFile, node: cst.CSTNode) -> list[cst.Dict]:
-    """Return the literal that an expression is, or those that are assigned to a variable."""
-    if isinstance(node, cst.Dict):
-        return [node]
-    targets = file.assignments(node) if isinstance(node, cst.Name) else []
-    statements = [file.parent(file.parent(target) or target) for target in targets if target is not None]
-    return [one.value for one in statements if isinstance(one, cst.Assign) and isinstance(one.value, cst.Dict)]

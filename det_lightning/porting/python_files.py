@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 from det_lightning.porting.bindings import Bindings
@@ -30,7 +29,11 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     imports = ImportRewriter(file)
     imports.rewrite()
     ported = Bindings(file, "det_lightning")
-    _note_missing_attributes(file, ported)
+    for use in ported.references:
+        private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
+        is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None
+        if use.attributes and is_missing and not private:
+            file.findings.append(missing(missing_prefix(use.path), file.line(use.node)))
     if "determined" in text:
         rewrite_strings(file, imports)
     rewrite_started_commands(file)
@@ -48,17 +51,5 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     note_bypasses(file, classes["trial"])
     # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
     if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
-        known = len(file.findings)
-        note_devices(file)
-        if not uses_trials:
-            found_here = file.findings[known:]
-            file.findings[known:] = [dataclasses.replace(finding, premise=Premise.in_trial) for finding in found_here]
+        note_devices(file, Premise.nothing if uses_trials else Premise.in_trial)
     return file.edits.result(), file.findings
-
-
-def _note_missing_attributes(file: PythonFile, ported: Bindings) -> None:
-    for use in ported.references:
-        private = any(attribute.attr.value.startswith("_") for attribute in use.attributes)
-        is_missing = counterpart(use.path) is None and counterpart(use.binding.path) is not None
-        if use.attributes and is_missing and not private:
-            file.findings.append(missing(missing_prefix(use.path), file.line(use.node)))

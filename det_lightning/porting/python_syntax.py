@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -19,6 +20,8 @@ _Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
 # A line with nothing but a backslash, which libcst loses where a statement begins with it.
 _JOINED = re.compile(r"^[ \t]*\\\r?$", re.MULTILINE)
+# Where syntax holds a name that is not one of a variable.
+_LABELS: dict[type, str] = {cst.Attribute: "attr", cst.Arg: "keyword", cst.Param: "name"}
 # Trials of other frameworks, which train differently.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
@@ -124,8 +127,8 @@ class PythonFile:
     ) -> None:
         self.findings.append(Finding(self.line(node), severity, reason, advice, premise=premise))
 
-    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return self._walk.parents.get(node)
+    def parent(self, node: cst.CSTNode | None) -> cst.CSTNode | None:
+        return None if node is None else self._walk.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """Yield the nodes that contain a node, innermost first."""
@@ -136,20 +139,21 @@ class PythonFile:
 
     def names(self, within: cst.CSTNode | None = None) -> list[cst.Name]:
         """Return the names of variables, without those of attributes, keyword arguments and parameters."""
-        return [name for name in self.find(cst.Name, within=within) if self._is_variable(name)]
-
-    def _is_variable(self, name: cst.Name) -> bool:
-        parent = self.parent(name)
-        if isinstance(parent, cst.Attribute):
-            return parent.attr is not name
-        if isinstance(parent, cst.Arg):
-            return parent.keyword is not name
-        return not (isinstance(parent, cst.Param) and parent.name is name)
+        found = [(name, self.parent(name)) for name in self.find(cst.Name, within=within)]
+        return [name for name, outer in found if getattr(outer, _LABELS.get(type(outer), ""), None) is not name]
 
     def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
         """Return the nodes that may have given a name its value where it is used; None is a builtin."""
         scope = self._scopes.get(name)
         return [] if scope is None else [getattr(found, "node", None) for found in scope[name.value]]
+
+    def values_of(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """Return an expression, or for a variable what is assigned to it."""
+        if not isinstance(node, cst.Name):
+            return [node]
+        targets = [target for target in self.assignments(node) if target is not None]
+        around = [outer for target in targets for outer in itertools.islice(self.ancestors(target), 1, 2)]
+        return [assign.value for assign in around if isinstance(assign, cst.Assign)]
 
     def is_annotation(self, node: cst.CSTNode) -> bool:
         """Return whether a node is a type: in an annotation, or an argument of ``cast`` or ``TypeVar``."""
@@ -181,6 +185,12 @@ def dotted_name(node: cst.CSTNode | None) -> str:
 def last_name(node: cst.CSTNode | None) -> str:
     """Return ``c`` for ``a.b.c``, and the empty string for anything but names and their attributes."""
     return dotted_name(node).rpartition(".")[2]
+
+
+def called_method(node: cst.CSTNode | None) -> str:
+    """Return ``c`` where ``<anything>.c(...)`` is called, and the empty string for anything else."""
+    called = node.func if isinstance(node, cst.Call) else None
+    return called.attr.value if isinstance(called, cst.Attribute) else ""
 
 
 def string_of(node: cst.CSTNode) -> str | None:
@@ -238,9 +248,9 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
     found: dict[str, list[cst.ClassDef]] = {"trial": [], "callback": []}
     for node in file.find(cst.ClassDef):
         bases = base_names(node)
-        kind = next((kinds[base] for base in bases if base in kinds), None)
-        if kind is None and any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases):
-            kind = "trial" if any(method.name.value == "train_batch" for method in methods_of(node)) else None
+        is_derived = any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases)
+        is_trial = is_derived and any(method.name.value == "train_batch" for method in methods_of(node))
+        kind = next((kinds[base] for base in bases if base in kinds), "trial" if is_trial else None)
         if kind is not None:
             kinds[node.name.value] = kind
             found[kind].append(node)

@@ -11,8 +11,9 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting import commands, det_program, embedded_python
+from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
+from det_lightning.porting.embedded_python import programs_in
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
@@ -98,21 +99,17 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
         if isinstance(outer, cst.Arg) and outer.keyword is not None:
             return outer.keyword.value in _REQUIREMENTS
         if isinstance(outer, cst.Assign | cst.AnnAssign):
-            return any(dotted_name(target) in _required_names(file) for target in targets_of(outer))
+            passed = [one for one in file.find(cst.Arg) if one.keyword and one.keyword.value in _REQUIREMENTS]
+            required = {name.value for one in passed for name in file.names(within=one.value)}
+            return any(dotted_name(target) in required for target in targets_of(outer))
         if isinstance(outer, cst.Call | cst.Subscript | cst.BaseStatement | cst.Comparison):
-            return False
+            break
     return False
-
-
-def _required_names(file: PythonFile) -> set[str]:
-    """Return the variables that a file, such as ``setup.py``, passes as requirements."""
-    passed = [arg for arg in file.find(cst.Arg) if arg.keyword is not None and arg.keyword.value in _REQUIREMENTS]
-    return {name.value for arg in passed for name in file.names(within=arg.value)}
 
 
 def _is_first_argument(file: PythonFile, node: cst.SimpleString, functions: set[str]) -> bool:
     argument = file.parent(node)
-    call = None if argument is None else file.parent(argument)
+    call = file.parent(argument)
     if not isinstance(call, cst.Call) or not call.args:  # without arguments: a method of the string
         return False
     return call.args[0] is argument and last_name(call.func) in functions
@@ -147,7 +144,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
     lines: dict[cst.CSTNode, bool] = {}
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
-            for given in _values_of(file, call.args[0].value):
+            for given in file.values_of(call.args[0].value):
                 lines.update(_strings_in(file, given))
             if not any(argument.star for argument in call.args):
                 _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
@@ -155,19 +152,13 @@ def rewrite_started_commands(file: PythonFile) -> None:
         if not any(isinstance(element, cst.StarredElement) for element in sequence.elements):
             _rewrite_words(file, [element.value for element in sequence.elements])
     for node, is_whole in lines.items():
+        text = file.source(node)
         if is_whole:
-            _rewrite_line(file, node)
-        else:
-            _note_part(file, node)
-
-
-def _values_of(file: PythonFile, node: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """Return an expression, or for a variable what is assigned to it."""
-    if not isinstance(node, cst.Name):
-        return [node]
-    targets = [file.parent(target) for target in file.assignments(node) if target is not None]
-    assigns = [file.parent(target) for target in targets if target is not None]
-    return [assign.value for assign in assigns if isinstance(assign, cst.Assign)]
+            _rewrite_line(file, node, text)
+        elif det_program.port_det_commands(text) != (text, []):
+            words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
+            advice = "translate it by hand, since it is put together"
+            file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
 def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
@@ -182,26 +173,16 @@ def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNo
     return {}
 
 
-def _note_part(file: PythonFile, node: cst.CSTNode) -> None:
-    """Note a command of ``det`` of which a string is only a part."""
-    text = file.source(node)
-    ported, findings = det_program.port_det_commands(text)
-    if ported != text or findings:
-        words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
-        advice = "translate it by hand, since it is put together"
-        file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
-
-
-def _rewrite_line(file: PythonFile, node: cst.CSTNode) -> None:
+def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
     """Rewrite a string that is a line for the shell."""
-    quoted = _QUOTED.fullmatch(file.source(node))
+    quoted = _QUOTED.fullmatch(source)
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     ported = port_installs(ported)
-    if any(_IMPORTED.search(code) for code in embedded_python.codes_in(quoted["text"])):
+    if any(_IMPORTED.search(code) for *_, code in programs_in(quoted["text"])):
         file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     file.findings += [
-        dataclasses.replace(finding, needs_determined=finding.needs_determined and Need.script) for finding in findings
+        dataclasses.replace(found, needs_determined=found.needs_determined and Need.script) for found in findings
     ]
     if ported != quoted["text"]:
         file.replace(node, quoted["start"] + ported + quoted["quote"])
