@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, targets_of
+from det_lightning.porting.python_syntax import called_method, dotted_name, targets_of
 from det_lightning.porting.to_lightning.late_values import BATCH_SIZE, LATE_VALUES, replace_expression, write_late_value
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
@@ -60,7 +60,9 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
     file = trial.file
     attribute = file.parent(context)
     if not isinstance(attribute, cst.Attribute):
-        if not _is_passed_to_base(file, context) and not _remove_assignment(trial, context):
+        call = file.parent(attribute)
+        is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # which is rewritten
+        if not is_passed_to_base and not _remove_assignment(trial, context):
             file.todo(context, "a LightningModule has no context; pass what is needed from it")
         return
     part = attribute.attr.value
@@ -81,21 +83,11 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
         file.todo(context, f"a LightningModule has no context to get {name} from")
 
 
-def _is_passed_to_base(file: ModuleFile, context: cst.BaseExpression) -> bool:
-    """Return whether a context is the argument of a base class's ``__init__``, which is rewritten."""
-    given = file.parent(context)
-    call = file.parent(given) if isinstance(given, cst.Arg) else None
-    return isinstance(call, cst.Call) and calls_init_of_trial(call)
-
-
 def calls_init_of_trial(call: cst.Call) -> bool:
     """Return whether a call is ``super().__init__(...)``, or that of a base class with Determined's name."""
-    called = call.func
-    if not isinstance(called, cst.Attribute) or called.attr.value != "__init__":
-        return False
-    base = called.value
+    base = call.func.value if isinstance(call.func, cst.Attribute) else None
     is_super = isinstance(base, cst.Call) and dotted_name(base.func) == "super"
-    return is_super or dotted_name(base).endswith("PyTorchTrial")
+    return called_method(call) == "__init__" and (is_super or dotted_name(base).endswith("PyTorchTrial"))
 
 
 def _remove_assignment(trial: Trial, context: cst.BaseExpression) -> bool:
@@ -175,9 +167,9 @@ def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:
         file.todo(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
-    is_same = isinstance(statement, cst.Assign) and dotted_name(targets_of(statement)[0]) == dotted_name(wrapped) != ""
-    is_name = dotted_name(wrapped) != ""
-    if (isinstance(statement, cst.Expr) and is_name) or is_same:
+    holder = dotted_name(targets_of(statement)[0]) if isinstance(statement, cst.Assign) else dotted_name(wrapped)
+    is_needless = isinstance(statement, cst.Expr | cst.Assign) and holder == dotted_name(wrapped) != ""
+    if is_needless:
         file.replace_statement(file.statement(call), [])
     else:
         file.dedent(wrapped, call)

@@ -10,7 +10,7 @@ import libcst as cst
 from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, methods_of, parameter_names
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
-from det_lightning.porting.to_lightning.trial import Scheduler, Trial, as_item
+from det_lightning.porting.to_lightning.trial import Scheduler, Trial
 
 _COMPUTED = re.compile(r"[^\w.]")
 _FIND_OPTIMIZER = [
@@ -76,14 +76,13 @@ def rewrite_reducers(trial: Trial) -> list[list[str]]:
     file = trial.file
     functions = {function.name.value for function in file.find(cst.FunctionDef)}
     found = [_rewrite_reducer(trial, call, functions) for call in trial.context_calls("wrap_reducer")]
-    reducers = [reducer for reducer in found if reducer is not None]
-    if any(reducer.is_function for reducer in reducers):
+    if any(reducer is not None and reducer.is_function for reducer in found):
         file.edits.insert(file.edits.offset(file.first_line(trial.definition), 0), _COLLECTED, first=True)
     for definition in file.find(cst.ClassDef):
         if base_names(definition) == ["MetricReducer"]:
             start, end = file.span(definition.bases[0].value)
             file.edits.replace(file.text.rindex("(", 0, start), file.text.index(")", end) + 1, "")
-    reducers = [reducer for reducer in reducers if reducer.for_validation]
+    reducers = [reducer for reducer in found if reducer is not None and reducer.for_validation]
     if not reducers:
         return []
     resets = ["def on_validation_epoch_start(self):", *(f"    self.{reducer.holder}.reset()" for reducer in reducers)]
@@ -119,7 +118,13 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
 def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
     """Append properties and hooks to the class; ``reducing`` are those of reducers."""
     methods = [["@property", f"def {name}(self):", f"    return {text}"] for name, text in trial.properties.items()]
-    methods += [*_full_dataset(trial, bool(reducing)), *reducing]
+    if full_dataset := trial.methods.get("evaluate_full_dataset"):
+        if "self.device" not in trial.file.render(full_dataset):
+            trial.file.todo(full_dataset, "move the batches of the loader to self.device here")
+        if reducing:
+            trial.file.todo(full_dataset, "update the reducers of on_validation_epoch_end() here")
+        methods += _FULL_DATASET
+    methods += reducing
     if trial.models:
         # Lightning leaves modules as they are; Determined put wrapped models into training mode.
         lines = [line for holder in trial.models for line in _lines_for_each(holder, "model", "train()")]
@@ -134,52 +139,33 @@ def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
         methods.append([head, *counted, *(f"    {line}" for line in steps)])
     if trial.finds_optimizers:
         methods.append(_FIND_OPTIMIZER)
-    returned = f"[{', '.join(map(as_item, trial.optimizers))}]"
+    returned = f"[{', '.join(trial.optimizers)}]"
     if trial.schedulers:
-        returned += f", [{', '.join(as_item(scheduler.holder) for scheduler in trial.schedulers)}]"
+        returned += f", [{', '.join(scheduler.holder for scheduler in trial.schedulers)}]"
     methods.append(["def configure_optimizers(self):", f"    return {returned}"])
     trial.file.append_to_class(trial.definition, methods)
 
 
-def _full_dataset(trial: Trial, has_reducers: bool) -> list[list[str]]:
-    method = trial.methods.get("evaluate_full_dataset")
-    if method is None:
-        return []
-    if "self.device" not in trial.file.render(method):
-        trial.file.todo(method, "move the batches of the loader to self.device here")
-    if has_reducers:
-        trial.file.todo(method, "update the reducers of on_validation_epoch_end() here")
-    return _FULL_DATASET
-
-
 def _lines_for_each(holder: str, variable: str, call: str) -> list[str]:
     if holder.startswith("*"):
-        return [f"for {variable} in self.{holder[1:]}:", f"    {variable}.{call}"]
-    return [f"self.{holder}.{call}"]
+        return [f"for {variable} in {holder[1:]}:", f"    {variable}.{call}"]
+    return [f"{holder}.{call}"]
 
 
 def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
     lines = _lines_for_each(scheduler.holder, "scheduler", "step()")
-    condition = _condition(scheduler.mode, scheduler.every)
-    if condition is None:
+    every = f"({scheduler.every})" if _COMPUTED.search(scheduler.every) else scheduler.every
+    if scheduler.mode == "MANUAL_STEP":
+        return []
+    if scheduler.mode == "STEP_EVERY_EPOCH":
+        at_epochs = "" if every == "1" else f" and (self.current_epoch + 1) % {every} == 0"
+        condition = f"self.trainer.is_last_batch{at_epochs}"
+    elif scheduler.mode in ("STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
+        condition = "" if every == "1" else f"(batch_idx + 1) % {every} == 0"
+    else:
         held = scheduler.holder.removeprefix("*")
-        return [file.todo_line(f"call self.{held}.step() when its step mode says"), "pass"]
-    if condition == "True":
-        return lines
-    return [] if condition == "False" else [f"if {condition}:", *(f"    {line}" for line in lines)]
-
-
-def _condition(mode: str, every: str) -> str | None:
-    """Return the condition, as code, for a scheduler to step; None if it is not known."""
-    every = f"({every})" if _COMPUTED.search(every) else every
-    if mode == "MANUAL_STEP":
-        return "False"
-    if mode == "STEP_EVERY_EPOCH":
-        is_last = "self.trainer.is_last_batch"
-        return is_last if every == "1" else f"{is_last} and (self.current_epoch + 1) % {every} == 0"
-    if mode in ("STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
-        return "True" if every == "1" else f"(batch_idx + 1) % {every} == 0"
-    return None
+        return [file.todo_line(f"call {held}.step() when its step mode says"), "pass"]
+    return [f"if {condition}:", *(f"    {line}" for line in lines)] if condition else lines
 
 
 # A trial's callbacks, rewritten as Lightning callbacks
@@ -224,29 +210,30 @@ def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
 
 def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
     name, values = _HOOKS[method.name.value]
+    given = parameter_names(method)[1:]
+    uses = [use for use in file.names(within=method) if use.value in given]
     if name == "on_train_epoch_end":
         file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
-    if name == "on_validation_end" and not _takes_by_name(file, method):
+    if name == "on_validation_end" and not all(isinstance(file.parent(use), cst.Subscript) for use in uses):
         file.todo(method, "metrics holds those of training too, by the names that they are logged with")
     stage = ", stage" if name == "teardown" else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
-    used = {name.value for name in file.names(within=method)}
-    given = parameter_names(method)[1:]
-    lines = [f"{given} = {value}" for given, value in zip(given, values, strict=False) if given in used]
+    used = {use.value for use in uses}
+    lines = [f"{own} = {value}" for own, value in zip(given, values, strict=False) if own in used]
     if lines:
         file.insert_in_body(method, lines)
-
-
-def _takes_by_name(file: ModuleFile, method: cst.FunctionDef) -> bool:
-    given = parameter_names(method)[1:]
-    uses = [name for name in file.names(within=method) if name.value in given]
-    return all(isinstance(file.parent(use), cst.Subscript) for use in uses)
 
 
 def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``configure_callbacks``, which returns a list."""
     file.replace_signature(method, "def configure_callbacks(self)")
-    _mark_foreign_callbacks(file, method)
+    # Callbacks from other files must be rewritten as Lightning callbacks too.
+    own = {definition.name.value for definition in file.find(cst.ClassDef)}
+    for call in file.find(cst.Call, within=method):
+        made = dotted_name(call.func)
+        is_made = isinstance(file.parent(call), cst.DictElement) and made and not made.startswith("self.")
+        if is_made and last_name(call.func) not in own | set(_CLIPPING):
+            file.todo(call, f"{last_name(call.func)} must be a pl.Callback")
     for returned in file.find(cst.Return, within=method):
         value = returned.value
         if isinstance(value, cst.Dict):
@@ -256,26 +243,15 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
             file.replace(value, f"list({file.render(value)}.values())")
 
 
-def _mark_foreign_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Mark callbacks from other files, which must be rewritten as Lightning callbacks too."""
-    own = {definition.name.value for definition in file.find(cst.ClassDef)}
-    for call in file.find(cst.Call, within=method):
-        made = call.func
-        is_made = isinstance(file.parent(call), cst.DictElement) and bool(dotted_name(made))
-        if is_made and last_name(made) not in own | set(_CLIPPING) and not dotted_name(made).startswith("self."):
-            file.todo(call, f"{last_name(made)} must be a pl.Callback")
-
-
 def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
     """Return whether a callback is one of Determined's that clip, and note what replaces it."""
-    name = last_name(callback.func) if isinstance(callback, cst.Call) else ""
-    if name not in _CLIPPING or not isinstance(callback, cst.Call):
+    if not isinstance(callback, cst.Call) or last_name(callback.func) not in _CLIPPING:
         return False
     positional = [given.value for given in callback.args if given.keyword is None]
     limit = ", ".join(" ".join(file.render(value).split()) for value in positional) or "..."
     file.todo(
         callback,
         "call this in training_step(), before optimizer.step(): self.clip_gradients(optimizer, "
-        f'gradient_clip_val={limit}, gradient_clip_algorithm="{_CLIPPING[name]}")',
+        f'gradient_clip_val={limit}, gradient_clip_algorithm="{_CLIPPING[last_name(callback.func)]}")',
     )
     return True

@@ -45,21 +45,21 @@ class Imports:
             elif self._file.is_annotation(use.node):
                 self.needed.add(_ANY)
                 self._file.replace(use.expression, "Any")
+        paths = {binding.name: binding.path for binding in reversed(self._bindings.found)}  # the first of each name
+
+        def renamed(name: str) -> str | None:
+            first, dot, rest = name.partition(".")
+            if first not in paths:
+                return None
+            return _TORCH_LOADER if f"{paths[first]}{dot}{rest}" == _LOADER else "Any"
+
         for quoted in self._file.find(cst.SimpleString):
             code = string_of(quoted)
             if code is not None and self._file.is_annotation(quoted):
-                new = rename_in_code(code, self._in_annotation)
+                new = rename_in_code(code, renamed)
                 if new != code:
-                    self.needed.add("import torch")
-                    self.needed.add(_ANY)
+                    self.needed |= {"import torch", _ANY}
                     self._file.replace(quoted, f'"{new}"')
-
-    def _in_annotation(self, name: str) -> str | None:
-        first, dot, rest = name.partition(".")
-        path = next((binding.path for binding in self._bindings.found if binding.name == first), "")
-        if not path:
-            return None
-        return _TORCH_LOADER if f"{path}{dot}{rest}" == _LOADER else "Any"
 
     def left_uses(self, within: cst.CSTNode) -> list[Reference]:
         """Return the uses within a node that still need a name of det_lightning."""
@@ -73,7 +73,9 @@ class Imports:
             self.needed.discard(_ANY)
         new = sorted(self.needed - self._existing())
         ours = {binding.alias: binding.name for binding in self._bindings.found}
-        for statement in self._statements():
+        found = dict.fromkeys([*(binding.statement for binding in self._bindings.found), *self._bindings.stars])
+        # Those at module level first, where needed names are to be imported.
+        for statement in sorted(found, key=lambda one: len(list(self._file.ancestors(one)))):
             left = [alias for alias in _aliases(statement) if ours.get(alias) in remaining]
             kept = [alias for alias in _aliases(statement) if alias in left or alias not in ours]
             self._file.replace_statement(statement, [*_import_lines(statement, kept), *new])
@@ -81,15 +83,10 @@ class Imports:
             if left:
                 self._file.todo(statement, "these names are still used and must be replaced")
 
-    def _statements(self) -> list[cst.Import | cst.ImportFrom]:
-        """Return the imports of det_lightning, those at module level first, where needed names are to be imported."""
-        found = dict.fromkeys([*(binding.statement for binding in self._bindings.found), *self._bindings.stars])
-        return sorted(found, key=lambda statement: len(list(self._file.ancestors(statement))))
-
     def _existing(self) -> set[str]:
         existing = set()
         for statement in self._file.find(cst.Import, cst.ImportFrom):
-            if isinstance(self._file.parent(self._file.parent(statement) or statement), cst.Module):
+            if isinstance(self._file.parent(self._file.parent(statement)), cst.Module):
                 existing.add(self._file.source(statement))
                 if isinstance(statement, cst.ImportFrom) and dotted_name(statement.module) == "typing":
                     existing.update(f"from typing import {alias.evaluated_name}" for alias in _aliases(statement))
@@ -200,13 +197,11 @@ def _written(group: list[_Import], text: str) -> list[str]:
     written = [ast.get_source_segment(text, node) or "" for node in plain]
     for module in sorted(by_module, key=lambda name: (not name.startswith("."), name.lower())):
         same = by_module[module]
-        written += [ast.get_source_segment(text, same[0]) or ""] if len(same) == 1 else [_merged(module, same)]
+        aliases = [name for one in same for name in one.names]
+        names = {f"{name.name} as {name.asname}" if name.asname else name.name for name in aliases}
+        merged = f"from {module} import {', '.join(sorted(names, key=_by_kind))}"
+        written.append(merged if len(same) > 1 else ast.get_source_segment(text, same[0]) or "")
     return written
-
-
-def _merged(module: str, statements: list[ast.ImportFrom]) -> str:
-    names = {f"{name.name} as {name.asname}" if name.asname else name.name for one in statements for name in one.names}
-    return f"from {module} import {', '.join(sorted(names, key=_by_kind))}"
 
 
 def _by_kind(name: str) -> tuple[int, str]:

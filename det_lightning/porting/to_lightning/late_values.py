@@ -12,7 +12,11 @@ from det_lightning.porting.to_lightning.module_file import attribute_of_self, st
 from det_lightning.porting.to_lightning.trial import Trial
 
 _KEY = re.compile(r'\["(\w+)"\]')
-_OPERATIONS = cst.BinaryOperation | cst.UnaryOperation | cst.Attribute | cst.Comparison | cst.ComparisonTarget
+# What binds its parts more tightly than what may replace one of them.
+_OPERATIONS = (
+    cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.ComparisonTarget, cst.Subscript,
+    cst.Call,
+)  # fmt: skip
 
 BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
@@ -71,10 +75,10 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
         replace_expression(trial, use, value.without_trainer or value.text)
         file.todo(use, value.advice)
         return
-    name = file.render(trial.uses_of(holder)[0].attr)  # which may be a new one
+    new_name = file.render(trial.uses_of(holder)[0].attr)
     file.replace_statement(file.statement(use), [])
-    if value.text != f"self.{name}":
-        trial.properties[name] = value.text
+    if value.text != f"self.{new_name}":
+        trial.properties[new_name] = value.text
     for other in trial.uses_of(holder):
         if trial.runs_before_training(other) and not _is_changed(trial, other):
             if value.without_trainer:
@@ -84,13 +88,10 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
 
 def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None:
     """Replace an expression by another one, which may need parentheses, or other quotes within an f-string."""
-    file = trial.file
-    outer = file.parent(use)
-    if any(isinstance(given, cst.FormattedString) for given in file.ancestors(use)):
+    if any(isinstance(outer, cst.FormattedString) for outer in trial.file.ancestors(use)):
         text = _KEY.sub(r".\1", text)
-    is_operation = " " in text and isinstance(outer, _OPERATIONS)
-    is_callee = " " in text and isinstance(outer, cst.Subscript | cst.Call)
-    file.replace(use, f"({text})" if is_operation or is_callee else text)
+    is_joined = " " in text and isinstance(trial.file.parent(use), _OPERATIONS)
+    trial.file.replace(use, f"({text})" if is_joined else text)
 
 
 def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
@@ -101,18 +102,13 @@ def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
     names = [attribute_of_self(target) for target in targets_of(statement)]
     if len(names) != 1 or not names[0] or statement not in statements_of(trial.methods["__init__"].body):
         return ""
-    stores = [node for node in trial.uses_of(names[0]) if _is_changed(trial, node)]
-    return names[0] if len(stores) == 1 else ""
+    return names[0] if sum(_is_changed(trial, node) for node in trial.uses_of(names[0])) == 1 else ""
 
 
 def _is_changed(trial: Trial, attribute: cst.Attribute) -> bool:
     outer = trial.file.parent(attribute)
-    if isinstance(outer, cst.AssignTarget | cst.Del | cst.Element | cst.NamedExpr | cst.AsName):
-        return not isinstance(outer, cst.Element) or _is_target(trial, outer)
-    return getattr(outer, "target", None) is attribute
-
-
-def _is_target(trial: Trial, element: cst.Element) -> bool:
-    inner = trial.file.parent(element)
-    outer = None if inner is None else trial.file.parent(inner)
-    return isinstance(outer, cst.AssignTarget | cst.For | cst.CompFor) and getattr(outer, "target", None) is inner
+    if isinstance(outer, cst.Element):  # perhaps of several that are assigned to
+        several, around, *_ = trial.file.ancestors(outer)
+        return isinstance(around, cst.AssignTarget | cst.For | cst.CompFor) and around.target is several
+    is_bound = isinstance(outer, cst.AssignTarget | cst.Del | cst.NamedExpr | cst.AsName)
+    return is_bound or getattr(outer, "target", None) is attribute

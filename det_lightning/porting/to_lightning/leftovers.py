@@ -70,21 +70,19 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
     """Return the parameters that are used like a context; for those called ``name``, common method names count too."""
     found: set[cst.Param] = set()
     for attribute in file.find(cst.Attribute):
-        used = attribute.attr.value in _OF_CONTEXT
-        used = used or (attribute.attr.value in _ALSO_OF_OTHERS and dotted_name(attribute.value) == name)
-        if used and isinstance(attribute.value, cst.Name):
-            found.update(given for given in file.assignments(attribute.value) if isinstance(given, cst.Param))
+        owner = attribute.value
+        methods = _OF_CONTEXT | _ALSO_OF_OTHERS if dotted_name(owner) == name else _OF_CONTEXT
+        if attribute.attr.value in methods and isinstance(owner, cst.Name):
+            found.update(given for given in file.assignments(owner) if isinstance(given, cst.Param))
     return {parameter for parameter in found if parameter.name.value != "self"}
 
 
 def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
-    kept: set[str] = set()
+    attributes = file.find(cst.Attribute, within=definition)
+    kept = {attribute_of_self(one.value) for one in attributes if one.attr.value in _OF_CONTEXT}
     for method in methods_of(definition):
         for statement in file.find(cst.Assign, within=method):
             value = statement.value
-            if isinstance(value, cst.Name) and any(given in parameters for given in file.assignments(value)):
+            if isinstance(value, cst.Name) and not parameters.isdisjoint(file.assignments(value)):
                 kept.update(attribute_of_self(target.target) for target in statement.targets)
-    for attribute in file.find(cst.Attribute, within=definition):
-        if attribute.attr.value in _OF_CONTEXT:
-            kept.add(attribute_of_self(attribute.value))
     return kept - {""}

@@ -60,21 +60,19 @@ def drop_own_hparams(trial: Trial) -> None:
         for node in trial.file.find(cst.Assign, cst.AnnAssign, within=trial.definition)
         if any(attribute_of_self(target) == "hparams" for target in targets_of(node))
     ]
-    if not statements:
-        return
     if not settings_of(trial) and all(node.value is not None and _is_same(trial, node.value) for node in statements):
         for node in statements:
             trial.file.replace_statement(node, [])
-        return
-    for attribute in trial.uses_of("hparams"):
-        trial.file.replace(attribute, "self.trial_hparams")
+    elif statements:
+        for attribute in trial.uses_of("hparams"):
+            trial.file.replace(attribute, "self.trial_hparams")
 
 
 def _is_same(trial: Trial, value: cst.BaseExpression) -> bool:
     """Return whether a value is a plain dict of the unchanged hyperparameters."""
     if not isinstance(value, cst.Call):
         return dotted_name(value) == "hparams"
-    if dotted_name(value.func) == "dict" and len(value.args) == 1 and not value.args[0].star:
-        return value.args[0].keyword is None and _is_same(trial, value.args[0].value)
-    called = value.func
-    return isinstance(called, cst.Attribute) and called.attr.value == "get_hparams" and trial.is_context(called.value)
+    if isinstance(value.func, cst.Attribute):
+        return value.func.attr.value == "get_hparams" and trial.is_context(value.func.value)
+    is_copied = dotted_name(value.func) == "dict" and len(value.args) == 1
+    return is_copied and not (value.args[0].star or value.args[0].keyword) and _is_same(trial, value.args[0].value)

@@ -6,7 +6,7 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name, last_name
+from det_lightning.porting.python_syntax import PythonFile, Statement, base_names, dotted_name, is_keyword, last_name
 
 
 class ModuleFile(PythonFile):
@@ -57,7 +57,7 @@ class ModuleFile(PythonFile):
         if lines:
             separator = "\n" + self.indentation(statement)
             self.replace(statement, separator.join(lines).replace(f"{separator}\n", "\n\n"))
-        elif self._shares_its_line(statement) or self._is_only_one(statement):
+        elif self._is_needed(statement, first, last):
             self.replace(statement, "pass")
         else:
             self._removed.add(statement)
@@ -65,15 +65,13 @@ class ModuleFile(PythonFile):
                 first = len(self.text[:first].rstrip()) + 1
             self.edits.replace(first, last, "")
 
-    def _shares_its_line(self, statement: Statement) -> bool:
+    def _is_needed(self, statement: Statement, first: int, last: int) -> bool:
+        """Return whether a statement shares the lines from ``first`` to ``last``, or is the only one of its block."""
         start, end = self.span(statement)
-        before = self.text[self.edits.offset(self.line(statement), 0) : start].strip()
-        rest = self.text[end : self.edits.offset(self.end_line(statement) + 1, 0)].strip()
-        return bool(before) or not (rest == "" or rest.startswith("#"))
-
-    def _is_only_one(self, statement: Statement) -> bool:
+        rest = self.text[end:last].strip()
         block = next(outer for outer in self.ancestors(statement) if isinstance(outer, cst.BaseSuite | cst.Module))
-        return all(other is statement or other in self._removed for other in statements_of(block))
+        is_only_one = all(other is statement or other in self._removed for other in statements_of(block))
+        return is_only_one or bool(self.text[first:start].strip()) or not (rest == "" or rest.startswith("#"))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
         """Move the lines of an expression left, to where an enclosing expression begins."""
@@ -113,11 +111,9 @@ class ModuleFile(PythonFile):
 
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
         """Put lines at the beginning of a function, after its docstring."""
-        body = statements_of(function.body)
-        first = body[0]
-        has_docstring = isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString)
-        if has_docstring and len(body) > 1:
-            first = body[1]
+        first, *others = statements_of(function.body)
+        if others and isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
+            first = others[0]
         if isinstance(function.body, cst.SimpleStatementSuite):  # def f(self): pass
             separator = "\n" + self.indentation(function) + "    "
             self.edits.insert(self.span(first)[0], separator + separator.join([*lines, ""]), first=True)
@@ -128,11 +124,10 @@ class ModuleFile(PythonFile):
     def replace_signature(self, function: cst.FunctionDef, new: str) -> None:
         """Replace ``def name(...) -> ...``, without its colon."""
         start = self.text.index("def", self.span(function)[0])
+        given = [self.span(node)[1] for node in self.find(cst.Param, within=function.params)]
+        end = self.text.index(")", max(given, default=start)) + 1
         if function.returns is not None:
             end = self.span(function.returns.annotation)[1]
-        else:
-            given = self.find(cst.Param, within=function.params)
-            end = self.text.index(")", max((self.span(node)[1] for node in given), default=start)) + 1
         self.edits.replace(start, end, new)
 
     def replace_base(self, definition: cst.ClassDef, old: str, new: str) -> None:
@@ -197,8 +192,6 @@ def attribute_of_self(node: cst.CSTNode | None) -> str:
 
 def argument(call: cst.Call, position: int, name: str) -> cst.BaseExpression | None:
     """Return an argument of a call, passed by position or by name."""
-    for given in call.args:
-        if given.keyword is not None and given.keyword.value == name:
-            return given.value
+    named = [given.value for given in call.args if is_keyword(given, name)]
     positional = [given.value for given in call.args if given.keyword is None and not given.star]
-    return positional[position] if len(positional) > position else None
+    return next(iter([*named, *positional[position : position + 1]]), None)

@@ -11,6 +11,7 @@ from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
 from det_lightning.porting.to_lightning.trial import Trial, is_by_name
 
+_NO_NUMBERS = (cst.List, cst.ListComp, cst.Tuple, cst.SimpleString, cst.FormattedString)
 _RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
@@ -19,14 +20,21 @@ _SHORT = 30
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
-def rewrite_optimizer_steps(trial: Trial) -> None:
-    """Write clipping, step and zeroing where the trial calls ``context.step_optimizer``."""
+def rewrite_steps(trial: Trial) -> None:
+    """Write the steps of the module, and in them clipping, step and zeroing for ``context.step_optimizer``."""
     for call in trial.context_calls("step_optimizer"):
         statement = trial.file.parent(call)
         if isinstance(statement, cst.Expr):
             trial.file.replace_statement(statement, _step_lines(trial, call))
         else:
             trial.file.todo(call, "clip, step and zero the optimizer here")
+    _rewrite_train_batch(trial.file, trial.methods["train_batch"])
+    if "evaluate_batch" in trial.methods:
+        reducer = trial.methods.get("evaluation_reducer")
+        _rewrite_evaluate_batch(trial.file, trial.methods["evaluate_batch"], reducer)
+    for name, step in (("train_batch", "training_step"), ("evaluate_batch", "validation_step")):
+        for use in trial.uses_of(name):
+            trial.file.todo(use, f"{step}() logs what {name}() returned; move what both need to a method of its own")
 
 
 def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
@@ -46,23 +54,21 @@ def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
 
 def _optimizer_line(trial: Trial, optimizer: cst.BaseExpression | None, variable: str) -> str:
     """Return what takes the optimizer from Lightning, which counts its steps."""
-    name = "" if optimizer is None else trial.file.attribute_as_written(optimizer)
+    name = "None" if optimizer is None else trial.file.render(optimizer)
     held = trial.optimizers
     position = held.index(name) if name in held else len(held)
     if name in held and not any(other.startswith("*") for other in held[:position]):
         index = "" if len(held) == 1 else f"[{position}]"
-        return f"{variable} = self.optimizers(){index}" + (f"  # self.{name}" if index else "")
+        return f"{variable} = self.optimizers(){index}" + (f"  # {name}" if index else "")
     trial.finds_optimizers = True
-    return f"{variable} = self.lightning_optimizer({'None' if optimizer is None else trial.file.render(optimizer)})"
+    return f"{variable} = self.lightning_optimizer({name})"
 
 
 def _zero_lines(file: ModuleFile, zeroes: cst.BaseExpression | None, variable: str) -> list[str]:
-    value = "True" if zeroes is None else dotted_name(zeroes)
-    if value in ("False", "None"):
-        return []
-    if value == "True" or zeroes is None:
+    if zeroes is None or dotted_name(zeroes) == "True":
         return [f"{variable}.zero_grad()"]
-    return [f"if {file.render(zeroes)}:", f"    {variable}.zero_grad()"]
+    is_never = dotted_name(zeroes) in ("False", "None")
+    return [] if is_never else [f"if {file.render(zeroes)}:", f"    {variable}.zero_grad()"]
 
 
 def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set[str]) -> list[str]:
@@ -106,7 +112,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
     return attribute_of_self(value) in trial.methods
 
 
-def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
+def _rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
     """Write ``training_step``, which logs what ``train_batch`` returned."""
     given = parameter_names(method)
     batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
@@ -121,14 +127,7 @@ def rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
         _rewrite_return(file, method, returned, _training_log(file, method, returned))
 
 
-def rewrite_calls_of_steps(trial: Trial) -> None:
-    """Mark where a trial calls a method of its own that becomes a step, which returns nothing."""
-    for name, step in (("train_batch", "training_step"), ("evaluate_batch", "validation_step")):
-        for use in trial.uses_of(name):
-            trial.file.todo(use, f"{step}() logs what {name}() returned; move what both need to a method of its own")
-
-
-def rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
+def _rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
     """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
     names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
@@ -154,12 +153,8 @@ def _validation_log(file: ModuleFile, returned: cst.Return, reductions: dict[str
         text = "metrics"
     if isinstance(reductions, dict):
         kinds = ", ".join(f'"{name}": "{kind}"' for name, kind in reductions.items())
-        return [
-            *lines,
-            f"reductions = {{{kinds}}}",
-            f"for name, value in {text}.items():",
-            f"    self.log(name, value, reduce_fx=reductions[name], {_ALL_ALIKE}",
-        ]
+        lines += [f"reductions = {{{kinds}}}", f"for name, value in {text}.items():"]
+        return [*lines, f"    self.log(name, value, reduce_fx=reductions[name], {_ALL_ALIKE}"]
     how = "" if reductions in (None, "mean") else f'reduce_fx="{reductions}", '
     return [*lines, f"self.log_dict({text}, {how}{_ALL_ALIKE}"]
 
@@ -183,8 +178,10 @@ def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Ret
     is_last = returned is statements_of(method.body)[-1]
     for literal in _values_of(file, method, returned.value):
         for element in literal.elements if isinstance(literal, cst.Dict) else []:
-            if _is_no_number(element.value):
-                file.todo(element.value, "Lightning logs numbers only: take one of these, or leave them out")
+            value = element.value
+            is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_LISTS
+            if is_list or isinstance(value, _NO_NUMBERS):
+                file.todo(value, "Lightning logs numbers only: take one of these, or leave them out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 
@@ -220,12 +217,6 @@ def _values_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpress
         return [] if value is None else [value]
     assigns = _in_method(file, method, cst.Assign)
     return [one.value for one in assigns if any(dotted_name(given.target) == value.value for given in one.targets)]
-
-
-def _is_no_number(value: cst.BaseExpression) -> bool:
-    if isinstance(value, cst.Call):
-        return last_name(value.func) in _RETURN_LISTS
-    return isinstance(value, cst.List | cst.ListComp | cst.Tuple | cst.SimpleString | cst.FormattedString)
 
 
 def _reductions_of(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:

@@ -1,13 +1,14 @@
 """What a trial is made of: its context, its methods, and what it wraps.
 
-What holds something that was wrapped is written as an expression for a list: ``x`` is ``self.x`` itself, ``*x`` what
-``self.x`` holds, ``*x.values()`` what it holds by name.
+What holds something that was wrapped is written as an item of a list: ``self.x`` itself, ``*self.x`` for what it holds,
+``*self.x.values()`` for what it holds by name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -15,6 +16,7 @@ import libcst as cst
 from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameters_of, targets_of
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
+_ATTRIBUTE = re.compile(r"(?<=self\.)\w+")
 _SEVERAL = (cst.List, cst.ListComp, cst.Tuple, cst.Set, cst.GeneratorExp)
 _BY_NAME = (cst.Dict, cst.DictComp)
 _MODULES = ("ModuleList", "ModuleDict", "Sequential")
@@ -52,12 +54,9 @@ class Trial:
         self.models: list[str] = []
         self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
-        for call in self.context_calls("wrap_model"):
-            self._add_model(call)
-        for call in self.context_calls("wrap_optimizer"):
-            self._add_optimizer(call)
-        for call in self.context_calls("wrap_lr_scheduler"):
-            self._add_scheduler(call)
+        self._find_models()
+        self._find_optimizers()
+        self._find_schedulers()
 
     def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
         """Yield the attributes of ``self`` that are assigned to, and their values."""
@@ -125,42 +124,42 @@ class Trial:
                 waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
         return found
 
-    def _holders(self, call: cst.Call, advice: str) -> list[str]:
-        """Return what holds the result of a call; where the code does not say, put the advice above it."""
-        holders = _holders_of(self.file, call, list(self.assignments()))
-        if not holders:
-            self.file.todo(call, advice)
-        return holders
+    def _wrapped_by(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
+        """Yield the calls of a method, and what holds their results; where the code does not say, give the advice."""
+        for call in self.context_calls(method):
+            holders = _holders_of(self.file, call, list(self.assignments()))
+            if not holders:
+                self.file.todo(call, advice)
+            yield call, holders
 
-    def _add_model(self, call: cst.Call) -> None:
+    def _find_models(self) -> None:
         advice = "keep this model in an attribute: Lightning saves, moves and counts no other ones"
-        holders = self._holders(call, advice)
-        if any(holder.startswith("*") for holder in holders) and not self._is_in_module(call):
-            self.file.todo(call, "keep these models in a torch.nn.ModuleList: Lightning saves and moves no other lists")
-        self.models += [holder for holder in holders if holder not in self.models]
+        for call, holders in self._wrapped_by("wrap_model", advice):
+            outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
+            is_in_module = any(last_name(node.func) in _MODULES for node in outer)
+            if any(holder.startswith("*") for holder in holders) and not is_in_module:
+                listed = "keep these models in a torch.nn.ModuleList: Lightning saves and moves no other lists"
+                self.file.todo(call, listed)
+            self.models += [holder for holder in holders if holder not in self.models]
 
-    def _is_in_module(self, call: cst.Call) -> bool:
-        """Return whether a call is within a container that is a module, whose contents Lightning knows."""
-        outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
-        return any(last_name(node.func) in _MODULES for node in outer)
-
-    def _add_optimizer(self, call: cst.Call) -> None:
+    def _find_optimizers(self) -> None:
         advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
-        holders = self._holders(call, advice)
-        for holder in holders:
-            if any(name == holder and dotted_name(value) == "None" for name, value in self.assignments()):
-                self.file.todo(call, f"configure_optimizers() must leave self.{holder} out where it is None")
-        self.optimizers += [holder for holder in holders if holder not in self.optimizers]
+        for call, holders in self._wrapped_by("wrap_optimizer", advice):
+            unset = {f"self.{name}" for name, value in self.assignments() if dotted_name(value) == "None"}
+            for holder in holders:
+                if holder in unset:
+                    self.file.todo(call, f"configure_optimizers() must leave {holder} out where it is None")
+            self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 
-    def _add_scheduler(self, call: cst.Call) -> None:
+    def _find_schedulers(self) -> None:
         advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
-        holders = self._holders(call, advice)
-        frequency = argument(call, 2, "frequency")
-        if holders and frequency is not None and self._is_local(frequency):
-            self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
-        known = [scheduler.holder for scheduler in self.schedulers]
-        mode = last_name(argument(call, 1, "step_mode"))
-        self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
+        for call, holders in self._wrapped_by("wrap_lr_scheduler", advice):
+            frequency = argument(call, 2, "frequency")
+            if holders and frequency is not None and self._is_local(frequency):
+                self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
+            known = [scheduler.holder for scheduler in self.schedulers]
+            mode = last_name(argument(call, 1, "step_mode"))
+            self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
     def render_frequencies(self) -> None:
         """Keep the rewritten frequencies of schedulers, before the calls that wrap the schedulers are removed."""
@@ -175,16 +174,9 @@ class Trial:
         return any(self.file.is_local(name) for name in own)
 
 
-def as_item(holder: str) -> str:
-    """Return a holder as an item of a list."""
-    return f"*self.{holder[1:]}" if holder.startswith("*") else f"self.{holder}"
-
-
 def renamed(holder: str, names: dict[str, str]) -> str:
     """Return a holder under its new name, if its attribute was renamed."""
-    star = "*" if holder.startswith("*") else ""
-    name, dot, rest = holder.removeprefix("*").partition(".")
-    return star + names.get(name, name) + dot + rest
+    return _ATTRIBUTE.sub(lambda found: names.get(found.group(), found.group()), holder)
 
 
 def _holders_of(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
@@ -194,7 +186,7 @@ def _holders_of(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> 
         function = file.function(call)
         name = "" if function is None else function.name.value
         calls = [(holder, value) for holder, value in assignments if isinstance(value, cst.Call)]
-        return [holder for holder, value in calls if attribute_of_self(value.func) == name]
+        return [f"self.{holder}" for holder, value in calls if attribute_of_self(value.func) == name]
     if isinstance(statement, cst.Expr):
         return _holders_in_expression(statement, call, assignments)
     if isinstance(statement, cst.Assign | cst.AnnAssign) and statement.value is not None:
@@ -208,16 +200,16 @@ def _holders_in_expression(statement: cst.Expr, call: cst.Call, assignments: _As
         return _holders_of_name(call.args[0].value, assignments) if call.args else []
     if isinstance(outer, cst.Call) and isinstance(outer.func, cst.Attribute) and outer.func.attr.value == "append":
         name = attribute_of_self(outer.func.value)
-        return [f"*{name}"] if name and outer.args[0].value is call else []
+        return [f"*self.{name}"] if name and outer.args[0].value is call else []
     return []
 
 
 def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> list[str]:
     """Return the attributes that a name stands for, or that it is assigned to."""
-    if name := attribute_of_self(value):
-        return [name]
     known = dotted_name(value)
-    return [holder for holder, given in assignments if known and dotted_name(given) == known][:1]
+    if attribute_of_self(value):
+        return [known]
+    return [f"self.{holder}" for holder, given in assignments if known and dotted_name(given) == known][:1]
 
 
 def _holders_in_assignment(
@@ -226,25 +218,21 @@ def _holders_in_assignment(
     target = targets_of(statement)[0]
     if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
         pairs = zip(target.elements, value.elements, strict=False)
-        names = [attribute_of_self(left.value) for left, right in pairs if right.value is call]
-        return [name for name in names if name]
+        held_by = [left.value for left, right in pairs if right.value is call]
+        return [dotted_name(holder) for holder in held_by if attribute_of_self(holder)]
     if isinstance(target, cst.Subscript):
         name = attribute_of_self(target.value)
         is_dict = any(holder == name and is_by_name(given) for holder, given in assignments)
-        return [f"*{name}.values()"] if name and value is call and is_dict else []
-    if _is_result(value, call) and isinstance(target, cst.Name):
-        return _holders_of_name(target, assignments)
-    name = attribute_of_self(target)
-    if not name:
-        return []
+        return [f"*self.{name}.values()"] if name and value is call and is_dict else []
     if _is_result(value, call):
-        return [name]
+        is_name = isinstance(target, cst.Name) or attribute_of_self(target)
+        return _holders_of_name(target, assignments) if is_name else []
     held = value
     if isinstance(value, cst.Call) and last_name(value.func) in _CONTAINERS and value.args:
         held = value.args[0].value
-    if isinstance(held, _SEVERAL):
-        return [f"*{name}"]
-    return [f"*{name}.values()"] if isinstance(held, _BY_NAME) else []
+    if not attribute_of_self(target) or not isinstance(held, (*_SEVERAL, *_BY_NAME)):
+        return []
+    return [f"*{dotted_name(target)}{'.values()' if isinstance(held, _BY_NAME) else ''}"]
 
 
 def is_by_name(value: cst.BaseExpression) -> bool:

@@ -98,8 +98,7 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     _rewrite_init(trial)
     reducing = hooks.rewrite_reducers(trial)
     _rewrite_methods(trial)
-    _mark_aggregation(trial, aggregated_by)
-    _mark_workers(trial)
+    _mark_settings(trial, aggregated_by)
     hooks.append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         hooks.rewrite_callback(file, callback)
@@ -143,16 +142,12 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
     return found
 
 
-def _mark_aggregation(trial: Trial, aggregated_by: str) -> None:
-    """Mark the steps of optimizers if gradients are aggregated over batches, which a module does itself."""
+def _mark_settings(trial: Trial, aggregated_by: str) -> None:
+    """Mark what a module does itself or differently: aggregation over batches, and the workers of its loader."""
     by = aggregated_by or ("this file" if "aggregation_frequency" in trial.file.text else "")
-    for call in trial.context_calls("step_optimizer"):
-        if by:
-            advice = "divide the gradients by that number of batches, step and zero on every such batch only"
-            trial.file.todo(call, f"{by} sets an aggregation_frequency: {advice}")
-
-
-def _mark_workers(trial: Trial) -> None:
+    for call in trial.context_calls("step_optimizer") if by else ():
+        advice = "divide the gradients by that number of batches, step and zero on every such batch only"
+        trial.file.todo(call, f"{by} sets an aggregation_frequency: {advice}")
     method = trial.methods.get("build_training_data_loader")
     for given in [] if method is None else trial.file.find(cst.Arg, within=method):
         if is_keyword(given, "num_workers") and trial.file.source(given.value) != "0":
@@ -169,7 +164,6 @@ def _find_trial(file: ModuleFile) -> cst.ClassDef:
         names = ", ".join(trial.name.value for trial in trials) or "none"
         raise NoTrialError(f"exactly one class must derive from PyTorchTrial; found: {names}")
     (trial,) = trials
-    name = trial.name.value
     defined = {method.name.value for method in methods_of(trial)}
     for statement in statements_of(trial.body):
         if isinstance(statement, cst.Assign):
@@ -179,11 +173,11 @@ def _find_trial(file: ModuleFile) -> cst.ClassDef:
         missing.append("evaluate_batch")
     if "build_model" in defined and "optimizer" in defined:
         raise NoTrialError(
-            f"{name} has the interface before Determined 0.12.13 (build_model, optimizer); wrap model and "
+            f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer); wrap model and "
             "optimizer in __init__ and call context.backward() and context.step_optimizer() in train_batch first"
         )
     if missing:
-        raise NoTrialError(f"{name} does not define {', '.join(missing)}")
+        raise NoTrialError(f"{trial.name.value} does not define {', '.join(missing)}")
     return trial
 
 
@@ -207,26 +201,20 @@ def _rewrite_init(trial: Trial) -> None:
 def _parameters(file: ModuleFile, function: cst.FunctionDef) -> list[str]:
     """Return the text of all parameters but the context."""
 
-    def text(parameter: cst.Param) -> str:
-        return file.edits.render(file.span(parameter.name)[0], file.end_of(parameter))
+    def texts(*parameters: cst.Param) -> list[str]:
+        return [file.edits.render(file.span(given.name)[0], file.end_of(given)) for given in parameters]
 
     given = function.params
-    texts = ["self", *(text(parameter) for parameter in parameters_of(function)[2:])]
+    star = ["*"] if given.kwonly_params else []
     if isinstance(given.star_arg, cst.Param):
-        texts.append(f"*{text(given.star_arg)}")
-    elif given.kwonly_params:
-        texts.append("*")
-    texts += [text(parameter) for parameter in given.kwonly_params]
-    return [*texts, *([] if given.star_kwarg is None else [f"**{text(given.star_kwarg)}"])]
+        star = [f"*{text}" for text in texts(given.star_arg)]
+    rest = [] if given.star_kwarg is None else [f"**{text}" for text in texts(given.star_kwarg)]
+    return ["self", *texts(*parameters_of(function)[2:]), *star, *texts(*given.kwonly_params), *rest]
 
 
 def _rewrite_methods(trial: Trial) -> None:
     methods = trial.methods
-    steps.rewrite_optimizer_steps(trial)
-    steps.rewrite_train_batch(trial.file, methods["train_batch"])
-    if "evaluate_batch" in methods:
-        steps.rewrite_evaluate_batch(trial.file, methods["evaluate_batch"], methods.get("evaluation_reducer"))
-    steps.rewrite_calls_of_steps(trial)
+    steps.rewrite_steps(trial)
     if "build_callbacks" in methods:
         hooks.rewrite_build_callbacks(trial.file, methods["build_callbacks"])
     if "get_batch_length" in methods:
