@@ -115,7 +115,7 @@ def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
     advice = "port what it contains by hand, or keep it in a file of its own"
     return [
         Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
-        for magic in sorted(magic for magic in magics if magic is not None and magic not in (*_PYTHON, *_SHELL))
+        for magic in magics - {None, *_PYTHON, *_SHELL}
     ]
 
 

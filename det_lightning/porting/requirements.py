@@ -194,15 +194,15 @@ class _ConfigReader:
             self._key = key["key"]
         if self._depth or is_list:
             self._depth += value.count("[") - value.count("]")
-        if key and self._key == "determined" and self._section.endswith(_NAMED_SECTIONS) and not is_list:
+        is_ours = key is not None and self._key == "determined"
+        if is_ours and self._section.endswith(_NAMED_SECTIONS) and not is_list:
             return self._named(line)
-        if key and self._key == "determined" and self._section == _SOURCES:
+        if is_ours and self._section == _SOURCES:
             if value.rstrip().endswith("}") and re.search(rf"[\"']{_RELEASE}[\"']", value):
                 return ""
             self._note(*_SOURCE)
-        if not self._requires() or line.lstrip().startswith("#"):
-            return line
-        return self._listed(line, key)
+        is_requirement = self._requires() and not line.lstrip().startswith("#")
+        return self._listed(line, key) if is_requirement else line
 
     def _note(self, reason: str, advice: str) -> None:
         self.findings.append(Finding(self._line, Severity.problem, reason, advice))
@@ -219,10 +219,7 @@ class _ConfigReader:
             before = line[: line.index(key["value"])] if key["value"].strip() else line
         bare = line[len(before) :]
         ported = port_requirement(bare)
-        if ported is None:
-            return line
-        start = bare[: len(bare) - len(bare.lstrip())]
-        return before + start + ported + bare[len(bare.rstrip()) :]
+        return line if ported is None else before + bare.replace(bare.strip(), ported)
 
     def _named(self, line: str) -> str:
         found = _VERSION.match(line)

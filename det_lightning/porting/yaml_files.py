@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
 from det_lightning.config import field_effects, read_config
-from det_lightning.config.environment import Images
 from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
@@ -34,9 +32,9 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
     documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     for document in documents:
         port.visit(document)
-        port.check_document(dict(_entries(document)))
+        port.check_document(_entries(document))
     if len(documents) == 1:
-        port.check_configuration(dict(_entries(documents[0])))
+        port.check_configuration(_entries(documents[0]))
     return port.edits.result(), port.findings
 
 
@@ -75,16 +73,14 @@ class _YamlPort:
             found = _MODULE.fullmatch(word.value) if isinstance(word, yaml.ScalarNode) else None
             if before.value == "-m" and found:
                 self._seen.add(id(word))
-                words = launcher_counterpart(found.group(1))
-                if words is None:
-                    self.findings.append(missing_launcher(found.group(1), _line(word)))
-                else:
+                if words := launcher_counterpart(found.group(1)):
                     before_word = self.edits.text[self.edits.offset(_line(word), 0) : word.start_mark.index]
                     separator = ", " if node.flow_style else self.edits.newline() + before_word
                     self._replace(word, separator.join(_quoted(new, word) for new in words))
+                else:
+                    self.findings.append(missing_launcher(found.group(1), _line(word)))
         scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]
-        trial = trial_class_in([word.value for word in scalars])
-        if trial is not None:
+        if trial := trial_class_in([word.value for word in scalars]):
             self.findings.append(runs_a_class(trial, next(_line(word) for word in scalars if trial in word.value)))
 
     # Kinds of documents
@@ -95,7 +91,7 @@ class _YamlPort:
             if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
                 self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
-            for package in _items(dict(_entries(item)).get("pip")):
+            for package in _items(_entries(item).get("pip")):
                 ported = port_requirement(package.value) if isinstance(package, yaml.ScalarNode) else None
                 if ported is not None:
                     self._replace(package, _quoted(ported, package))
@@ -114,7 +110,7 @@ class _YamlPort:
                 finding = package_finding(trial.partition(":")[0], _line(entrypoint))
                 if finding is not None and finding.severity is Severity.problem:  # it is not covered
                     self.findings.append(finding)
-        precision = dict(_entries(entries.get("optimizations"))).get("mixed_precision")
+        precision = _entries(entries.get("optimizations")).get("mixed_precision")
         if precision is not None and precision.value != "O0":
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
             advice = (
@@ -142,10 +138,13 @@ def _findings_of_run(text: str) -> list[Finding]:
         Finding(note.line or 0, Severity.note, f"{note.path}: {note.message}", "leave it; det-lightning run says so")
         for note in config.notes
     ]
+    images = config.environment.image
+    # A trial needs only torch of Determined's environments.
+    is_of_determined = all("determinedai/" in name for name in (images.cpu, images.cuda, images.rocm) if name)
     for field in field_effects(config):
         severity = _SEVERITIES.get(field.effect)
         advice = field.note.rstrip(".")
-        if field.path == "environment.image" and not _is_of_determined(config.environment.image):
+        if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check
             advice = "install what the code needs of the image before the run, in a virtual environment of the project"
         # The porting tool has advice of its own for mixed_precision.
@@ -153,12 +152,6 @@ def _findings_of_run(text: str) -> list[Finding]:
             reason = f"{field.path} has no effect under det-lightning run"
             findings.append(Finding(field.line or 0, severity, reason, advice))
     return findings
-
-
-def _is_of_determined(image: Images) -> bool:
-    """Return whether images are Determined's environments, of which a trial needs only torch."""
-    names = [name for name in (image.cpu, image.cuda, image.rocm) if name]
-    return all("determinedai/" in name for name in names)
 
 
 def _class_that_run_trains(text: str) -> str | None:
@@ -186,7 +179,5 @@ def _items(node: Any) -> list[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
-def _entries(node: Any) -> Iterator[tuple[str, yaml.Node]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield str(key.value), value
+def _entries(node: Any) -> dict[str, yaml.Node]:
+    return {str(key.value): value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
