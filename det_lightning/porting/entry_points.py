@@ -7,7 +7,7 @@ import enum
 import os
 import pathlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from det_lightning.escaping import escape
 from det_lightning.porting.facts import Kind
@@ -68,16 +68,19 @@ class EntryPoint:
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     """Return the entry points of the files of a project, by their directories."""
-    ports = [port for port in graph.ports.values() if _is_entry_point(port)]
     # What a configuration starts, and what a script imports, is not an entry point itself.
     within = {
-        id(reached)
+        reached.path
         for port in graph.ports.values()
         for reached in (graph.reached_by(port)[1:] if port.is_configuration else graph.imported_by(port))
         if not reached.is_configuration
     }
-    found = [_entry_point(graph, port) for port in ports if id(port) not in within]
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
+    found = []
+    for port in graph.ports.values():
+        may_be_started = port.facts.kind in order and port.path.name != "startup-hook.sh" and port.path not in within
+        if may_be_started and (port.facts.uses_determined or needs_of(port, Need.file, Need.script)):
+            found.append(_entry_point(graph, port))
     return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
 
 
@@ -92,12 +95,6 @@ def needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
     return started + [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
 
 
-def _is_entry_point(port: FilePort) -> bool:
-    if port.path.name == "startup-hook.sh" or port.facts.kind is Kind.other:
-        return False
-    return port.facts.uses_determined or bool(needs_of(port, Need.file, Need.script))
-
-
 def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     files = graph.reached_by(port)
     needs = [*needs_of(port, Need.script), *needs_around(graph, port)]
@@ -109,43 +106,35 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     ]
     directory = graph.code_directory(port) if port.is_configuration else None
     if port.is_configuration:
-        others += _not_found(port) if directory is None else _not_startable(graph, port)
+        found = _without_code(port) if directory is None else _not_startable(graph, port)
+        others += [Reason(path, Finding(0, Severity.problem, why, advice)) for path, why, advice in found]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
+    reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
+    for reason in needs or others:
+        reasons.setdefault((reason.path, reason.finding.line), reason)
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
     project = port.path.parent if directory is None else _shown(directory)
     command = _command(port, files, project)
-    return EntryPoint(port, project, outcome, command, _one_per_line(needs or others), checks, files)
+    return EntryPoint(port, project, outcome, command, list(reasons.values()), checks, files)
 
 
-def _not_startable(graph: FileGraph, port: FilePort) -> list[Reason]:
-    reasons = []
+def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
     for name, module in graph.missing_classes(port):
-        reason = f"there is no class {name} in {_shown(module.path)}"
-        reasons.append(Reason(port.path, Finding(0, Severity.problem, reason, "correct its entrypoint")))
+        yield port.path, f"there is no class {name} in {_shown(module.path)}", "correct its entrypoint"
     script = graph.executed_by(port)
     if script is not None and not os.access(script.path, os.X_OK):
         advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
-        reasons.append(Reason(script.path, Finding(0, Severity.problem, "it is not executable", advice)))
-    return reasons
+        yield script.path, "it is not executable", advice
 
 
-def _not_found(port: FilePort) -> list[Reason]:
-    """Return why the code of a configuration is not known, if it should be."""
+def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+    """Yield why the code of a configuration is not known, if it should be."""
     names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
     if names:
         reason = f"there is no {names[0]} in the directories that were given"
-        return [Reason(port.path, Finding(0, Severity.problem, reason, "name the directory of the code, too"))]
-    if not port.facts.has_entrypoint:
-        advice = "name the class of the trial, as entrypoint: module:Class"
-        return [Reason(port.path, Finding(0, Severity.problem, "it has no entrypoint", advice))]
-    return []
-
-
-def _one_per_line(reasons: list[Reason]) -> list[Reason]:
-    first: dict[tuple[pathlib.Path, int], Reason] = {}
-    for reason in reasons:
-        first.setdefault((reason.path, reason.finding.line), reason)
-    return list(first.values())
+        yield port.path, reason, "name the directory of the code, too"
+    elif not port.facts.has_entrypoint:
+        yield port.path, "it has no entrypoint", "name the class of the trial, as entrypoint: module:Class"
 
 
 def _shown(directory: pathlib.Path) -> pathlib.Path:

@@ -12,15 +12,12 @@ _HOOK = "startup-hook.sh"
 
 
 class FileGraph:
-    """The files of a project, ported one by one."""
+    """The files of a project, ported one by one. Only those in ``ports`` can be asked about."""
 
     def __init__(self, ports: Iterable[FilePort]) -> None:
         self.ports = {_normal(port.path): port for port in ports}
-        self._imported = {
-            path: [found for name in port.facts.imports if (found := self._module(port, name)) is not None]
-            for path, port in self.ports.items()
-        }
-        self._started = {path: self._starts_of(port) for path, port in self.ports.items()}
+        self._imported = {port.path: self._imports_of(port) for port in self.ports.values()}
+        self._started = {port.path: self._starts_of(port) for port in self.ports.values()}
 
     def imported_by(self, port: FilePort) -> list[FilePort]:
         """Return the files that a file imports, directly or indirectly."""
@@ -32,80 +29,74 @@ class FileGraph:
 
     def started_by(self, port: FilePort) -> list[FilePort]:
         """Return the files that a file starts as scripts, directly or by what it reaches."""
-        started = [path for file in self.reached_by(port) for path in self._started[_normal(file.path)]]
-        return [self.ports[path] for path in dict.fromkeys(started)]
+        started = [one for file in self.reached_by(port) for one in self._started[file.path]]
+        return list({one.path: one for one in started}.values())
 
     def named_by(self, port: FilePort) -> dict[str, FilePort]:
         """Return the files that commands in a file name, by these names."""
         modules = () if port.path.suffix == ".py" else port.facts.imports
-        found = {
-            **{name: self._file(port, name) for name in port.facts.starts},
-            **{name: self._module(port, name) for name in modules},
-        }
-        return {name: self.ports[path] for name, path in found.items() if path is not None}
+        found = {name: self._file(port, name) for name in port.facts.starts}
+        found |= {name: self._module(port, name) for name in modules}
+        return {name: named for name, named in found.items() if named is not None}
 
     def missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
         """Return the classes that commands in a file name, and that their modules do not have, with these."""
-        missing = []
-        for given in port.facts.classes:
-            module, _, name = given.partition(":")
-            found = self._module(port, module)
-            if found is not None and not {name, "*"} & set(self.ports[found].facts.names):
-                missing.append((name, self.ports[found]))
-        return missing
+        given = [name.partition(":") for name in port.facts.classes]
+        found = [(name, self._module(port, module)) for module, _, name in given]
+        return [(name, module) for name, module in found if module and not {name, "*"} & set(module.facts.names)]
 
     def executed_by(self, port: FilePort) -> FilePort | None:
         """Return the file of the project that the command of a configuration begins with, if it does."""
-        found = self._file(port, port.facts.executes) if port.facts.executes else None
-        return None if found is None else self.ports[found]
+        return self._file(port, port.facts.executes) if port.facts.executes else None
 
     def code_directory(self, port: FilePort) -> pathlib.Path | None:
         """Return the directory that a configuration is to be run with; None if its code is not here."""
         for name in port.facts.imports:
             if found := self._module(port, name):
                 # From pkg/module.py to what pkg is in.
-                depth = name.count(".") + (found.name == "__init__.py")
-                return found.parents[depth]
+                return _normal(found.path).parents[name.count(".") + (found.path.name == "__init__.py")]
         for name in port.facts.starts:
             if found := self._file(port, name):
-                return found.parents[len(pathlib.PurePath(name).parts) - 1]
+                return _normal(found.path).parents[len(pathlib.PurePath(name).parts) - 1]
         return None
 
     def _reached(self, port: FilePort, *, started: bool) -> list[FilePort]:
-        reached: dict[pathlib.Path, None] = {}
-        left = [_normal(port.path)]
-        while left:
-            path = left.pop(0)
-            following = [*self._imported[path], *(self._started[path] if started else [])]
-            for found in following:
-                if found not in reached and found != _normal(port.path):
-                    reached[found] = None
+        reached: dict[pathlib.Path, FilePort] = {}
+        left = [port]
+        for file in left:  # which grows
+            for found in [*self._imported[file.path], *(self._started[file.path] if started else [])]:
+                if found.path not in reached and found is not port:
+                    reached[found.path] = found
                     left.append(found)
-        return [self.ports[path] for path in reached]
+        return list(reached.values())
 
-    def _starts_of(self, port: FilePort) -> list[pathlib.Path]:
-        files = [self._file(port, name) for name in port.facts.starts]
-        modules = [self._module(port, name) for name in port.facts.modules]
-        started = [path for path in (*files, *modules) if path is not None]
-        directory = self.code_directory(port) if port.is_configuration else None
-        return started if directory is None or directory / _HOOK not in self.ports else [*started, directory / _HOOK]
+    def _imports_of(self, port: FilePort) -> list[FilePort]:
+        found = [self._module(port, name) for name in port.facts.imports]
+        return [imported for imported in found if imported is not None]
 
-    def _module(self, port: FilePort, name: str) -> pathlib.Path | None:
-        parts = name.strip(".").split(".") if name.strip(".") else []
+    def _starts_of(self, port: FilePort) -> list[FilePort]:
+        found = [self._file(port, name) for name in port.facts.starts]
+        found += [self._module(port, name) for name in port.facts.modules]
+        if port.is_configuration and (directory := self.code_directory(port)):
+            found.append(self.ports.get(directory / _HOOK))
+        return [started for started in found if started is not None]
+
+    def _module(self, port: FilePort, name: str) -> FilePort | None:
+        parts = [part for part in name.split(".") if part]
         if name.startswith("."):
             levels = len(name) - len(name.lstrip("."))
             return self._module_at(_normal(port.path).parents[levels - 1], parts)
         return self._first(port, lambda base: self._module_at(base, parts))
 
-    def _module_at(self, base: pathlib.Path, parts: list[str]) -> pathlib.Path | None:
+    def _module_at(self, base: pathlib.Path, parts: list[str]) -> FilePort | None:
         path = base.joinpath(*parts)
         candidates = [path / "__init__.py", *([path.with_suffix(".py")] if parts else [])]
-        return next((candidate for candidate in candidates if candidate in self.ports), None)
+        return next((self.ports[candidate] for candidate in candidates if candidate in self.ports), None)
 
-    def _file(self, port: FilePort, name: str) -> pathlib.Path | None:
-        return self._first(port, lambda base: path if (path := _normal(base / name)) in self.ports else None)
+    def _file(self, port: FilePort, name: str) -> FilePort | None:
+        return self._first(port, lambda base: self.ports.get(_normal(base / name)))
 
-    def _first(self, port: FilePort, find: Callable[[pathlib.Path], pathlib.Path | None]) -> pathlib.Path | None:
+    def _first(self, port: FilePort, find: Callable[[pathlib.Path], FilePort | None]) -> FilePort | None:
         """Return what is found from the directory of a file or from one above it.
 
         For a file that is not Python, the directories right below its own are tried last; a match counts only if

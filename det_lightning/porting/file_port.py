@@ -126,7 +126,7 @@ def port_file(path: pathlib.Path) -> FilePort:
         return FilePort(path, text, text, [], encoding)
     port, facts_of = kind
     body = text.removeprefix(_BOM)
-    mark = text[: len(text) - len(body)]
+    mark = text.removesuffix(body)
     try:
         ported, findings = port(body)
         if ported != body:
@@ -153,20 +153,16 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
 def project_directory(path: pathlib.Path) -> pathlib.Path:
     """Return the directory whose code a file is for: its own, but the one above ``requirements`` or ``.github``."""
     of_ci = next((directory for directory in path.parents if directory.name in OF_CI), None)
-    if of_ci is not None:
-        return of_ci.parent
-    return path.parent.parent if _lists_requirements(path.absolute().parent) else path.parent
+    inner = path.parent if _lists_requirements(path) else path
+    return inner.parent if of_ci is None else of_ci.parent
 
 
-def _lists_requirements(directory: pathlib.Path) -> bool:
-    return directory.name.lower() == "requirements"
+def _lists_requirements(path: pathlib.Path) -> bool:
+    return path.absolute().parent.name.lower() == "requirements"
 
 
 def _kind_of(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
-    given = [path.name]
-    directory = path.absolute().parent
-    if _lists_requirements(directory):
-        given.append(f"{directory.name}/{path.name}")
+    given = [path.name, *([f"requirements/{path.name}"] if _lists_requirements(path) else [])]
     return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 
 

@@ -43,21 +43,19 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
 def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
     """Return why files stay, by their paths; of shell scripts and notebooks only some lines may."""
     why: dict[pathlib.Path, Reason] = {}
-    for port in graph.ports.values():
+    found = graph.ports.values()
+    for port in found:
         needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
         if port.is_configuration:
             needs = needs_around(graph, port)
         if needs:
             why[port.path] = needs[0]
-    staying = [port for port in graph.ports.values() if port.path in why]
     # What a configuration starts on Determined is made for it.
-    for port in staying:
-        if port.is_configuration:
-            for started in [*graph.started_by(port), *graph.named_by(port).values()]:
-                why.setdefault(started.path, why[port.path])
+    for port in [port for port in found if port.path in why and port.is_configuration]:
+        for started in [*graph.started_by(port), *graph.named_by(port).values()]:
+            why.setdefault(started.path, why[port.path])
     # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
-    staying = [port for port in graph.ports.values() if port.path in why]
-    for port in staying:
+    for port in [port for port in found if port.path in why]:
         for imported in graph.imported_by(port):
             if imported.facts.apis & port.facts.apis:
                 why.setdefault(imported.path, why[port.path])
@@ -81,10 +79,13 @@ def _kept(
     after = _lines(port.after, port.facts.kind)
     # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
     is_whole = is_python or port.is_configuration or (is_notebook and (port.facts.apis or len(before) != len(after)))
-    if is_whole:
-        for file in (port, *staying.values()):
-            if file.path in why:
-                return _restored(port, why[file.path])
+    reason = next((why[file.path] for file in (port, *staying.values()) if file.path in why), None)
+    if is_whole and reason is not None:
+        staying_for = f"stays as it is, for Determined: {reason}"
+        finding = Finding(0, Severity.note, staying_for, "port again when that is changed")
+        facts = dataclasses.replace(port.facts, imports_determined=True)
+        others = _unchecked(port).findings
+        return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
     directory = project_directory(port.path)
     needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     needs_ours = any(path.is_relative_to(directory) for path in ours)
@@ -140,13 +141,6 @@ def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bo
         return True
     programs = set(names).intersection(in_programs)
     return bool(programs) and not programs.isdisjoint(facts_of_commands(text).imports)
-
-
-def _restored(port: FilePort, why: Reason) -> FilePort:
-    finding = Finding(0, Severity.note, f"stays as it is, for Determined: {why}", "port again when that is changed")
-    facts = dataclasses.replace(port.facts, imports_determined=True)
-    others = _unchecked(port).findings
-    return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
 
 
 def _unchecked(port: FilePort) -> FilePort:
