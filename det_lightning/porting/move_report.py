@@ -75,11 +75,9 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
 def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Check], *, written: bool) -> None:
     """Write the report of a move as HTML or Markdown, by the end of the file's name; an existing file is replaced.
 
-    ``written`` says whether the project's files were changed, or only would be. Raises ValueError for another ending,
-    and ImportError if jinja2 is not installed.
+    ``written`` says whether the project's files were changed, or only would be. Raises ImportError if jinja2 is not
+    installed.
     """
-    if file.suffix not in FORMATS:
-        raise ValueError(f"The report is written to a file that ends with {' or '.join(FORMATS)}; got {file}.")
     outcomes = Counter(entry.outcome for entry in project.entry_points)
     page = render_page(
         f"det_lightning.porting:move{file.suffix}.jinja",
@@ -103,16 +101,13 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
         by_directory.setdefault(entry.project, []).append(entry)
     files: dict[pathlib.Path | None, list[FilePort]] = {}
     for port in project.files:
-        files.setdefault(_directory_of(port.path, by_directory), []).append(port)
+        around = [directory for directory in by_directory if port.path.absolute().is_relative_to(directory.absolute())]
+        nearest = max(around, key=lambda directory: len(directory.absolute().parts), default=None)
+        files.setdefault(nearest, []).append(port)
     for directory, entries in by_directory.items():
         yield MovedProject(str(directory), entries, files.get(directory, []))
     if None in files:
         yield MovedProject("", [], files[None])
-
-
-def _directory_of(path: pathlib.Path, directories: Iterable[pathlib.Path]) -> pathlib.Path | None:
-    around = [directory for directory in directories if path.absolute().is_relative_to(directory.absolute())]
-    return max(around, key=lambda directory: len(directory.absolute().parts), default=None)
 
 
 def _lines_changed(port: FilePort) -> int:
