@@ -60,7 +60,7 @@ class ModelDDP(DistributedDataParallel):
             self.register_comm_hook(options.comm_state, options.comm_hook)
         self._reduced = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.communicates = True
-        self.evaluates = False
+        self._evaluates = False
         self._will_average = False
         self._was_averaged = False
         self._local_only: set[torch.nn.Parameter] = set()
@@ -89,7 +89,7 @@ class ModelDDP(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; its next backward pass averages the gradients, if any are wanted."""
-        if self.evaluates:
+        if self._evaluates:
             return self.module(*inputs, **kwargs)
         if self.static_graph and not self.communicates:
             raise errors.InvalidExperimentException(
@@ -125,7 +125,10 @@ class ModelDDP(DistributedDataParallel):
         self.require_forward_param_sync = True  # even in the middle of an aggregation
         if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()  # type: ignore[no-untyped-call]
-        self.evaluates = True
+        self._evaluates = True
+
+    def end_evaluation(self) -> None:
+        self._evaluates = False
 
     def end_backward(self) -> None:
         """Record that a backward pass is over, and whether it averaged this model's gradients."""
@@ -170,7 +173,7 @@ class ReplicatedPlacement(ModelPlacement):
 
     def end_validation(self) -> None:
         for model in self.models:
-            model.evaluates = False
+            model.end_evaluation()
 
 
 class ReplicatedGradients(GradientExchange):

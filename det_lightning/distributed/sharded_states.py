@@ -14,10 +14,6 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.layout import SHARDS_DIR
 from det_lightning.checkpoint.format.shards import StoredPart, index_file, map_tensors, write_index
-from det_lightning.distributed.backend import parameters_of
-
-#: What stands for a whole tensor in a loaded state.
-_Whole = torch.Tensor | safe_load.StoredTensor
 
 
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
@@ -52,7 +48,7 @@ def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
 
-def shard_like(whole: _Whole, parameter: torch.Tensor) -> DTensor:
+def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Tensor) -> DTensor:
     """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded like ``parameter``."""
     assert isinstance(parameter, DTensor)
     if isinstance(whole, safe_load.StoredTensor):
@@ -63,18 +59,24 @@ def shard_like(whole: _Whole, parameter: torch.Tensor) -> DTensor:
     return cast(DTensor, sharded.clone())
 
 
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value of a loaded state stands for a tensor, which may be sharded."""
+    return isinstance(value, torch.Tensor | safe_load.StoredTensor)
+
+
 def shard_if_alike(value: Any, target: Any) -> Any:
     """Return a whole tensor sharded like ``target`` if that is sharded and of the same shape; otherwise ``value``."""
-    if isinstance(target, DTensor) and isinstance(value, _Whole) and value.shape == target.shape:
+    if isinstance(target, DTensor) and _is_tensor(value) and value.shape == target.shape:
         return shard_like(value, target)
     return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the whole state of an optimizer whose parameters may be sharded."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
     # If their numbers differ, the optimizer itself says so.
-    by_index = dict(zip(indices, parameters_of(optimizer), strict=False))
+    by_index = dict(zip(indices, parameters, strict=False))
     fitted = {
         index: {key: _fit(value, by_index.get(index)) for key, value in values.items()}
         for index, values in state["state"].items()
@@ -83,7 +85,7 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
 
 
 def _fit(value: Any, parameter: Any) -> Any:
-    if isinstance(value, _Whole) and value.dim() > 0 and isinstance(parameter, DTensor):
+    if _is_tensor(value) and value.dim() > 0 and isinstance(parameter, DTensor):
         return shard_like(value, parameter)
     return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
