@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,9 @@ def test_a_length_that_cannot_be_used_is_an_error_only_where_it_is_needed() -> N
     fitted(config, max_length=pytorch.Batch(2), validation_period=pytorch.Batch(1))
     with pytest.raises(ValueError, match="max_length"):
         fitted({"searcher": {"metric": "loss"}})
+
+
+def test_a_value_that_cannot_be_copied_reaches_the_trial() -> None:
+    lock = threading.Lock()
+    with pytorch.init(exp_conf={"data": {"lock": lock}}, enable_tensorboard_logging=False) as context:
+        assert context.get_data_config()["lock"] is lock
