@@ -70,13 +70,26 @@ class ExperimentDirectory:
 
     def loggers(self) -> list[str]:
         """Return the names of the loggers that were chosen when the experiment began."""
-        if not self.options.exists():  # an earlier release created the experiment
-            return []
-        options = _read_json(self.options)
-        loggers = options.get("loggers") if isinstance(options, dict) else None
+        loggers = self._chosen_options().get("loggers")
         if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
         return loggers
+
+    def source_checkpoint(self) -> str | None:
+        """Return the checkpoint that trials start from, as it was found when the experiment began."""
+        named = self.config()["searcher"].get("source_checkpoint_uuid")  # also where an earlier release kept it
+        source = self._chosen_options().get("source_checkpoint", named)
+        if not isinstance(source, str | None):
+            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
+        return source
+
+    def _chosen_options(self) -> dict[str, Any]:
+        if not self.options.exists():  # an earlier release created the experiment
+            return {"loggers": []}
+        options = _read_json(self.options)
+        if not isinstance(options, dict):
+            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
+        return options
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory.

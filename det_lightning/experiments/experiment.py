@@ -64,14 +64,16 @@ def create(
     Raises an ExperimentError if the code or a logger cannot be used, or the checkpoint to start from does not exist.
     """
     require_loggers(loggers)
-    _find_source(config, parent)
+    searcher = config.searcher
+    source_checkpoint = find_source(searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()), parent)
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
         if source is not None:
             shutil.copyfile(source, directory.given_config)
         directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
-        directory.options.write_text(json.dumps({"loggers": list(loggers)}), encoding="utf-8")
+        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint}
+        directory.options.write_text(json.dumps(options), encoding="utf-8")
         directory.events.touch()
     except BaseException:
         shutil.rmtree(directory.path)
@@ -88,8 +90,7 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
-        source = _find_source(config, directory.path.parent)
-        launcher = machines.launcher(directory, config.as_dict(), demand, source)
+        launcher = machines.launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:
@@ -105,10 +106,6 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
         return outcome
     finally:
         log.close()
-
-
-def _find_source(config: ExperimentConfig, experiments: Path) -> str | None:
-    return find_source(config.searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()), experiments)
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:

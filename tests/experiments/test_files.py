@@ -192,6 +192,36 @@ def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
         directory.loggers()
 
 
+@pytest.mark.parametrize(
+    ("options", "source"),
+    [
+        (None, "abc"),  # as earlier releases left it
+        ({"loggers": []}, "abc"),
+        (
+            {"loggers": [], "source_checkpoint": "/experiments/first-1/checkpoints/abc"},
+            "/experiments/first-1/checkpoints/abc",
+        ),
+    ],
+)
+def test_trials_start_from_the_checkpoint_that_was_found_at_first(
+    options: dict[str, Any] | None, source: str, tmp_path: Path
+) -> None:
+    directory = made_experiment(tmp_path)
+    config = directory.config()
+    config["searcher"]["source_checkpoint_uuid"] = "abc"
+    directory.config_file.write_text(json.dumps(config))
+    if options is not None:
+        directory.options.write_text(json.dumps(options))
+    assert directory.source_checkpoint() == source
+
+
+def test_a_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    directory.options.write_text('{"loggers": [], "source_checkpoint": 3}')
+    with pytest.raises(errors.DamagedExperiment, match=r"options\.json should hold .*'source_checkpoint'"):
+        directory.source_checkpoint()
+
+
 @pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
 def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
