@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -139,7 +140,8 @@ def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     """Return the experiments in a directory, by number."""
-    found = [ExperimentDirectory(path) for path in parent.glob("*-*") if (path / "events.jsonl").is_file()]
+    # Those that are closed to this user are left out; Path.is_file() would be an error there.
+    found = [ExperimentDirectory(path) for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK)]
     return sorted(found, key=lambda directory: directory.experiment_id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ def find_source(checkpoint: str | None, storage: Mapping[str, Any] | None, exper
     Args:
         checkpoint: an id, an absolute path or a URL; None if trials start from scratch.
         storage: where to look for an id; None if the experiment stores its checkpoints in its own new directory.
-        experiments: the directory with the experiments, which may have such storages of their own: an id is looked for
-            there first.
+        experiments: the directory with the experiments; an id that is not in ``storage`` is looked for in theirs, if
+            they are local.
 
     Raises:
         ExperimentError: it does not exist, or is a relative path.
@@ -35,32 +36,39 @@ def find_source(checkpoint: str | None, storage: Mapping[str, Any] | None, exper
             f"{_FIELD} is the relative path {checkpoint!r}, and trials have working directories of their own. Write "
             f"an absolute path, such as {Path(checkpoint).absolute()}, or a URL, or an id."
         )
-    return _require(checkpoint, storage or Path().absolute())
+    try:
+        CheckpointStorage(storage or Path().absolute()).find(checkpoint)
+    except errors.CheckpointNotFound as e:
+        raise errors.ExperimentError(f"{_FIELD}: {e}") from e
+    return checkpoint
 
 
 def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments: Path) -> str:
     path = storage.get("container_path") if storage is not None and storage["type"] == "directory" else None
-    is_relative = path is not None and not Path(path).is_absolute()
+    if storage is None:
+        missing = (
+            f"{_FIELD} is the id {checkpoint_id!r}, but the configuration names no checkpoint_storage to look for it "
+            "in. Add one, or write the checkpoint's absolute path or URL."
+        )
+    elif path is not None and not Path(path).is_absolute():
+        missing = (
+            f"{_FIELD} is the id {checkpoint_id!r}, but checkpoint_storage.container_path is the relative path "
+            f"{path!r}, which is one in the experiment's own new directory. Write the checkpoint's absolute path or "
+            "URL."
+        )
+    else:
+        try:
+            CheckpointStorage(storage).find(checkpoint_id)
+        except errors.CheckpointNotFound as e:
+            missing = f"{_FIELD}: {e}"
+        else:
+            return checkpoint_id
     for directory in find_experiments(experiments):
-        own = CheckpointStorage(directory.path / path if path is not None else directory.checkpoints)
-        if own.is_complete(checkpoint_id):
-            return own.find(checkpoint_id)
-    if storage is not None and not is_relative:
-        return _require(checkpoint_id, storage)
-    reason = (
-        f"checkpoint_storage.container_path is the relative path {path!r}, one in an experiment's own directory"
-        if is_relative
-        else "the configuration names no checkpoint_storage to look for it in"
-    )
-    raise errors.ExperimentError(
-        f"{_FIELD} is the id {checkpoint_id!r}, but no experiment in {escape(experiments)} has a complete checkpoint "
-        f"with this id, and {reason}. Write the checkpoint's absolute path or URL."
-    )
-
-
-def _require(checkpoint: str, storage: Mapping[str, Any] | Path) -> str:
-    try:
-        CheckpointStorage(storage).find(checkpoint)
-    except errors.CheckpointNotFound as e:
-        raise errors.ExperimentError(f"{_FIELD}: {e}") from e
-    return checkpoint
+        # Those of other users may be closed to this one, and damage to one is not what this is about.
+        with contextlib.suppress(OSError, errors.DamagedExperiment, errors.StorageError):
+            own = directory.checkpoint_storage()
+            if isinstance(own, str) or own["type"] in ("directory", "shared_fs"):
+                local = CheckpointStorage(own)
+                if local.is_complete(checkpoint_id):
+                    return local.find(checkpoint_id)
+    raise errors.ExperimentError(f"{missing} No experiment in {escape(experiments)} has this checkpoint, either.")

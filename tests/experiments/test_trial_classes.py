@@ -175,17 +175,21 @@ def test_a_warm_start_begins_with_the_state_of_the_checkpoint_and_counts_from_ze
     assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
 
 
-@pytest.mark.parametrize("storage", [None, {"type": "directory", "container_path": "saved"}])
+OWN = {"checkpoint_storage": {"type": "directory", "container_path": "saved"}}
+
+
+@pytest.mark.parametrize(("sections", "of_second"), [({}, {}), (OWN, OWN), (OWN, {})])
 def test_a_warm_start_finds_an_id_in_the_experiments_of_the_same_directory(
-    storage: dict[str, str] | None, tmp_path: Path
+    sections: dict[str, Any], of_second: dict[str, Any], tmp_path: Path
 ) -> None:
-    sections: dict[str, Any] = {} if storage is None else {"checkpoint_storage": storage}
     first = run_experiment(tmp_path, **sections)
-    newest = CheckpointStorage(first / ("checkpoints" if storage is None else "saved")).newest()
+    newest = CheckpointStorage(first / ("saved" if sections else "checkpoints")).newest()
     assert newest is not None
+    (tmp_path / "damaged-1").mkdir()
+    (tmp_path / "damaged-1" / "events.jsonl").touch()
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": Path(newest).name}
     project = tmp_path / "project"
-    (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections, "searcher": searcher}))
+    (project / "config.yaml").write_text(json.dumps({**CONFIG, **of_second, "searcher": searcher}))
     run("run", project / "config.yaml", project, "--experiments", tmp_path)
     trained, started = (events_of(experiment, "validation") for experiment in (first, tmp_path / "linear-2"))
     assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
