@@ -40,7 +40,7 @@ class SourceLines(dict[KeyPath, int | None]):
         return ConfigMistake(self.find(path), path_text(path), message)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)  # it may hold secrets
 class Document:
     """The content of a configuration, and what was found while it was read."""
 

@@ -123,8 +123,7 @@ class RunContent:
         copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
-        if run.events.callbacks:  # they may have changed the settings
-            self._follow_settings()
+        self._follow_settings()
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
         content.shards = shards

@@ -61,6 +61,7 @@ class LossScaler:
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; a KeyError if an entry is missing."""
         self._scale.fill_(float(state["loss_scale"]))
         self._unskipped.fill_(int(state["unskipped"]))
 

@@ -54,10 +54,14 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register torch's gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
+        """Register a gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
 
-        Pass it to ``step_optimizer`` too. Raise an InvalidExperimentException if there already is a scaler or a wrapped
-        model, apex is in use, or the precision was chosen outside of the trial.
+        Args:
+            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
+
+        Raises:
+            InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
+                was chosen outside of the trial.
         """
         self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
         if self._has_levels:
@@ -208,7 +212,8 @@ class ChosenPrecision:
         Use what is returned. On the CPU bfloat16 is used instead of float16, with a warning.
 
         Args:
-            models, optimizers: what ``wrap_model`` and ``wrap_optimizer`` returned, each one or a list.
+            models: what ``wrap_model`` returned, one or a list.
+            optimizers: what ``wrap_optimizer`` returned, one or a list.
             enabled: if False, nothing is changed.
             opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
                 norms), ``"O3"`` (half precision).
@@ -220,7 +225,8 @@ class ChosenPrecision:
             cast_model_outputs: the type that outputs are cast to; float32 by default.
             num_losses: number of losses in a batch that each have their own scaler; 1 scales all losses alike.
             verbosity: 0 logs nothing.
-            min_loss_scale, max_loss_scale: a dynamic scale is never halved below the one, or doubled above the other.
+            min_loss_scale: a dynamic scale is never halved below this.
+            max_loss_scale: a dynamic scale is never doubled above this.
 
         Returns:
             Models and optimizers, each alone or as a list, as given.

@@ -30,8 +30,10 @@ _BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
 class DataLoader:
     """Takes the arguments of ``torch.utils.data.DataLoader``, and builds the real loader once the run is known.
 
-    That also repeats the data, shards them over ranks and skips what a resumed run has already seen. Until it is built,
-    the arguments may be changed as attributes. To try it out, use :meth:`get_data_loader`, or iterate over this object.
+    The real loader also repeats the data, shards them over ranks and skips what a resumed run has already seen. Use
+    :meth:`get_data_loader`, or iterate over this object, to try it out on its own.
+
+    The arguments are also attributes, which may be changed until the real loader is built.
 
     Args:
         dataset: a map-style dataset.
@@ -39,8 +41,8 @@ class DataLoader:
         shuffle: draw a new order for every epoch, from the global random state or ``generator``.
         sampler: determines the order instead of ``shuffle``.
         batch_sampler: determines the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        prefetch: when training on a GPU with workers, put batches in pinned memory, and copy each to the GPU while it
-            is still busy with the previous one.
+        prefetch: when training on a GPU with workers, copy each batch to the GPU while it is still busy with the
+            previous one. Batches are put in pinned memory for this. ``False`` turns both off.
         **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
 
     The others are as in torch.
@@ -121,9 +123,13 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
     ) -> data.DataLoader[Any]:
-        """Build torch's loader, of rank ``rank``'s share: batches ``rank``, ``rank + num_replicas``, ...
+        """Build torch's loader.
 
-        It leaves out the first ``skip`` batches of that share, and repeats the data endlessly if ``repeat``.
+        Args:
+            repeat: repeat the data endlessly.
+            skip: number of this rank's batches to skip at the beginning.
+            num_replicas: number of ranks that share the batches.
+            rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
         """
         if self._journal is None or not repeat:
             return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
@@ -234,7 +240,12 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     """Move a batch, with any nesting of dicts, lists and tuples, to ``device``; the structure is kept.
 
     numpy arrays of numbers become tensors, and any other object with a ``to`` method is moved by it. Anything else is
-    returned unchanged, with one warning for each type, which is then added to ``warned_types``.
+    returned unchanged, with one warning for each type.
+
+    Args:
+        data: what to move.
+        device: where to move it.
+        warned_types: the types that a warning was already given for; new ones are added.
 
     Example:
         >>> import numpy as np

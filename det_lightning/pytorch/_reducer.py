@@ -251,9 +251,11 @@ class ReducerRegistry:
         return any(registration.training for registration in self._registrations)
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
-        """Return the metrics of a training workload or of a validation, over all ranks; the training loop reports them.
+        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
 
-        ``allgather_fn`` is used in place of the registry's own.
+        Args:
+            for_training: whether to reduce the metrics of a training workload, or of a validation.
+            allgather_fn: used instead of the registry's own.
 
         Raises:
             ValueError: a reducer failed. The message names it, the method and what it was given.

@@ -34,9 +34,12 @@ class RunConfiguration:
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
-        """Return the configuration that a call was given, if any; without ``hparams`` with those in it.
+        """Return the configuration that a call was given, if any.
 
-        Raise a ConfigError or InvalidExperimentException that names all mistakes.
+        By default ``hparams`` are those of the configuration, with the middle of each range.
+
+        Raises:
+            ConfigError, InvalidExperimentException: an argument cannot be used; all mistakes are named.
         """
         require_usable(hparams, None if isinstance(exp_conf, str | os.PathLike) else exp_conf)
         if exp_conf is None:

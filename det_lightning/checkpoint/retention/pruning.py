@@ -107,9 +107,14 @@ _INCOMPLETE_AFTER_S = 3600.0
 class PrunePlan:
     """Ids of checkpoints: which to delete, and why the others stay.
 
-    ``by_rule`` (by trial) and ``incomplete`` are to be deleted. The trial of the ``unknown`` is named neither by an
-    index nor by their metadata; a live run has resumed from those ``in_use``, or writes their trial. ``surveyed`` is
-    what was known about those that the rule chose from.
+    Attributes:
+        by_rule: those of each trial that the rule does not keep.
+        kept: those that the rule keeps.
+        incomplete: incomplete ones to delete.
+        perhaps_being_written: incomplete ones that are too young to delete.
+        unknown: those whose trial neither an index nor their metadata names.
+        in_use: those that a live run has resumed from, or that belong to a live run's trial.
+        surveyed: what was known about those that the rule chose from.
     """
 
     by_rule: list[tuple[TrialIndex, list[str]]]

@@ -87,10 +87,14 @@ class Retention:
         return cls(**given) if given else None
 
     def choose_to_delete(self, records: Iterable[CheckpointRecord], smaller_is_better: bool = True) -> list[str]:
-        """Return the ids of those checkpoints of one experiment that need not be kept, oldest first.
+        """Return the ids of the checkpoints that need not be kept, oldest first.
 
         A checkpoint is kept if its metric is among the best of the experiment or of its trial, or if it is among the
         latest of its trial. Of two equal metrics the earlier wins.
+
+        Args:
+            records: all checkpoints of one experiment.
+            smaller_is_better: whether a smaller metric is better.
         """
         by_age = sorted(records, key=lambda record: record.order)
         sign = 1 if smaller_is_better else -1

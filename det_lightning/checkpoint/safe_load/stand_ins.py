@@ -89,6 +89,11 @@ def make_scalar(data_type: Any, content: Any) -> Any:
     return np.frombuffer(content, dtype)[0]
 
 
+def _no_bytes() -> bytes:
+    """Stand in for ``bytes``, with which ``b""`` and arrays without elements are pickled."""
+    return b""
+
+
 class _OneCycle:
     """Stands for the class ``OneCycleLR``."""
 
@@ -106,7 +111,7 @@ STAND_INS: dict[str, Any] = {
     "numpy.dtype": DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": make_scalar for core in ("core", "_core")},
-    "builtins.bytes": lambda: b"",  # with which b"" and arrays without elements are pickled
+    "builtins.bytes": _no_bytes,
     "builtins.getattr": _attribute,
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }

@@ -139,7 +139,8 @@ class CheckpointStorage:
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return their ids.
 
-        With ``own_only``, leave other users' checkpoints on a local disk.
+        Args:
+            own_only: on a local disk, leave other users' checkpoints.
         """
         if not self.is_local:
             removal.remove_dead_stagings()
@@ -149,7 +150,11 @@ class CheckpointStorage:
     # Finding
 
     def list_ids(self, complete: bool = True) -> list[str]:
-        """Return the sorted ids of the checkpoints, of incomplete ones only if not ``complete``. Links are left out."""
+        """Return the ids of the checkpoints, sorted. Links are left out.
+
+        Args:
+            complete: leave out incomplete ones.
+        """
         if self.root.is_object_store:
             return [info.id for info in self.survey(complete)]
         markers = metadata.markers_of(complete)
@@ -178,7 +183,10 @@ class CheckpointStorage:
         """Yield the paths or URLs of the complete checkpoints, newest first.
 
         Among runs that resume one another, more batches mean newer; otherwise the run that was written to last is
-        newer, by the storage's own file times. With ``job``, look only at the checkpoints of the job with this name.
+        newer, by the storage's own file times.
+
+        Args:
+            job: look only at the checkpoints of the job with this name.
         """
         if self.root.is_object_store:
             known = self.survey()
@@ -243,7 +251,10 @@ class CheckpointStorage:
         """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
 
         In a bucket this takes one listing, and a read of each checkpoint that the bucket's index lacks; metadata from
-        the index have no manifest and no experiment configuration. Incomplete ones are left out if ``complete``.
+        the index have no manifest and no experiment configuration.
+
+        Args:
+            complete: leave out incomplete ones.
         """
         if not self.root.is_object_store:
             return self.describe(self.list_ids(complete))

@@ -54,7 +54,7 @@ _locked: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 @dataclasses.dataclass(eq=False)
 class LockedFile:
-    """A local file that this process has locked until it is removed, or the process ends."""
+    """A local file that this process has locked, where there are locks, until it is removed or the process ends."""
 
     path: pathlib.Path
     file: IO[bytes]

@@ -86,14 +86,23 @@ class TorchBatchProcessorContext:
     get_distributed_size = forward("distributed", DistributedContext.get_size)
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return the hyperparameters of the trial; raise a ValueError if the script runs alone, and there are none."""
+        """Return the hyperparameters of the trial.
+
+        Raises:
+            ValueError: there are none, because the script runs alone.
+        """
         info = self._core_context.info
         if info is None:
             raise ValueError("There are no hyperparameters here; a configuration has them: `det-lightning run CONFIG`.")
         return info.trial.hparams
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
-        """Move data to the device; see :func:`det_lightning.pytorch.to_device`."""
+        """Move data, with any nesting of dicts, lists and tuples, to the device; numpy arrays become tensors.
+
+        Args:
+            data: what to move.
+            warned_types: the types that a warning was already given for; new ones are added.
+        """
         return to_device(data, self.device, self._warned_types if warned_types is None else warned_types)
 
     def prepare_model_for_inference(self, model: torch.nn.Module) -> torch.nn.Module:

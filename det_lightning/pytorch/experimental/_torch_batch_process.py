@@ -9,7 +9,7 @@ import logging
 import math
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from torch.utils import data
@@ -59,9 +59,11 @@ class TorchBatchProcessor(abc.ABC):
 
     @abc.abstractmethod
     def process_batch(self, batch: Any, batch_idx: int) -> None:
-        """Process a batch as the loader yields it, not moved to the device.
+        """Process one batch.
 
-        ``batch_idx`` is its index on this rank, counted from 0 over all runs.
+        Args:
+            batch: a batch as the loader yields it, not moved to the device.
+            batch_idx: index of the batch on this rank, counted from 0 over all runs.
         """
 
     def on_checkpoint_start(self) -> None:  # noqa: B027 (an event that need not be handled)
@@ -134,7 +136,7 @@ def torch_batch_process(
         context = TorchBatchProcessorContext(core_context, f"{progress.output_id}/rank_{ranks.rank}")
         processor = batch_processor_cls(context=context)
         loader = DataLoader(dataset, **options)
-        batches = iter(loader.get_data_loader(False, progress.steps_completed, ranks.size, ranks.rank))
+        batches = loader.get_data_loader(False, progress.steps_completed, ranks.size, ranks.rank)
         records = len(dataset)  # type: ignore[arg-type]
         length = _batches_of_each_rank(records, options["batch_size"], ranks.size, max_batches)
         if not _process_batches(processor, context, progress, batches, length, checkpoint_interval):
@@ -152,16 +154,17 @@ def _process_batches(
     processor: TorchBatchProcessor,
     context: TorchBatchProcessorContext,
     progress: _Progress,
-    batches: Iterator[Any],
+    batches: Iterable[Any],
     length: int,
     checkpoint_interval: int,
 ) -> bool:
     """Process the batches of this rank; return whether all are done, rather than the run preempted."""
     steps_completed = progress.steps_completed
+    iterator = iter(batches)  # its workers end with this function
     saved_at: int | None = None
     for batch_idx in range(steps_completed, length):
         # A rank may have one batch fewer than others; it still takes part in their exchanges.
-        batch = next(batches, None)
+        batch = next(iterator, None)
         if batch is not None:
             processor.process_batch(batch=batch, batch_idx=batch_idx)
         steps_completed = batch_idx + 1
