@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,17 @@ def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments:
             missing = f"{_FIELD}: {e}"
         else:
             return checkpoint_id
-    for directory in find_experiments(experiments):
-        # Those of other users may be closed to this one, and damage to one is not what this is about.
-        with contextlib.suppress(OSError, errors.DamagedExperiment, errors.StorageError):
-            own = directory.checkpoint_storage()
-            if isinstance(own, str) or own["type"] in ("directory", "shared_fs"):
-                local = CheckpointStorage(own)
-                if local.is_complete(checkpoint_id):
-                    return local.find(checkpoint_id)
+    for local in _local_storages(experiments):
+        with contextlib.suppress(errors.StorageError):
+            if local.is_complete(checkpoint_id):
+                return local.find(checkpoint_id)
     raise errors.ExperimentError(f"{missing} No experiment in {escape(experiments)} has this checkpoint, either.")
+
+
+def _local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
+    """Yield those of the experiments that can be read: others may be damaged, or closed to this user."""
+    for directory in find_experiments(experiments):
+        with contextlib.suppress(OSError, errors.DamagedExperiment):
+            storage = directory.checkpoint_storage()
+            if isinstance(storage, str) or storage["type"] in ("directory", "shared_fs"):
+                yield CheckpointStorage(storage)
