@@ -13,6 +13,9 @@ from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
 from tests.checkpoint.made_checkpoints import make_files
 from tests.cli.exported import describe_trial
 
+# Most tests start a Python of their own.
+pytestmark = pytest.mark.slow
+
 LIGHTNING = ["lightning_fabric", "pytorch_lightning"]
 HEAVY = [*LIGHTNING, "numpy", "tensorboard", "torch", "torchmetrics"]
 
@@ -22,7 +25,6 @@ def imported_with(module: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "without"),
     [
@@ -45,9 +47,7 @@ def test_an_import_does_not_bring_what_it_does_not_need(module: str, without: li
     assert imported.isdisjoint(without)
 
 
-@pytest.mark.parametrize(
-    "module", ["det_lightning", "det_lightning.cli", pytest.param("det_lightning.pytorch", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("module", ["det_lightning", "det_lightning.cli", "det_lightning.pytorch"])
 def test_the_readers_of_configurations_wait_until_one_is_read(module: str) -> None:
     assert imported_with(module).isdisjoint(["pydantic", "ruamel.yaml", "det_lightning.config"])
 
@@ -64,7 +64,6 @@ def test_reading_a_configuration_needs_little_else_of_the_package() -> None:
     }
 
 
-@pytest.mark.slow
 def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     code = (
         "import sys, det_lightning as det; det.pytorch.PyTorchTrial; print('pytorch_lightning' in sys.modules);"
@@ -74,7 +73,6 @@ def test_lightning_is_imported_when_the_trainer_is_asked_for() -> None:
     assert done.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.slow
 def test_the_garbage_collector_rests_while_lightning_is_imported() -> None:
     code = (
         "import gc, det_lightning as det; det.pytorch.PyTorchTrial; collections = [];"
@@ -89,7 +87,6 @@ def test_the_garbage_collector_rests_while_lightning_is_imported() -> None:
 NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "cli"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "further"),
     [("determined", {"google_crc32c", "pathspec", "platformdirs"}), ("lightning", {"google_crc32c", "pathspec"})],

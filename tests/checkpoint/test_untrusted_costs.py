@@ -17,6 +17,9 @@ from det_lightning.checkpoint.safe_load import read_state
 from tests.soak import mutations
 from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
 
+# Each file is made to be expensive.
+pytestmark = pytest.mark.slow
+
 TIMES = 2000
 ENCODE = name_of("_codecs", "encode")
 LATIN = text("latin1")

@@ -105,7 +105,8 @@ def reduce_of_gathered(size: int, batches: list[int]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("size", "without"), [(2, 0), (2, 1), (4, 0), pytest.param(16, 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "without"), [(2, 0), (2, 1), (4, 0), (16, 0)])
 def test_a_validation_is_reduced_over_uneven_ranks_as_one_that_was_gathered(
     size: int, without: int, tmp_path: Path
 ) -> None:

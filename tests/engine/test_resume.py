@@ -14,6 +14,9 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from tests.trials import CountingCallback, SmallTrial, seed_everything, weights_of
 
+# Each test trains up to the end more than once: little alone, much together.
+pytestmark = pytest.mark.slow
+
 LENGTH = 24
 
 
@@ -83,7 +86,6 @@ def test_a_run_stopped_by_a_shorter_length_resumes_bit_equal(stop_after: int, tm
     assert_same_state(resumed, straight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [2, 7, 13])
 def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
     class WithWorkers(SmallTrial):
@@ -95,7 +97,6 @@ def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: 
     assert_same_state(resumed, straight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 3}, {"max_length": 7}], ids=str)
 def test_a_run_whose_validation_workers_live_on_resumes_bit_equal(part: dict[str, int], tmp_path: Path) -> None:
     """They draw their seed from the random state of the training at the first validation only."""
@@ -141,7 +142,6 @@ def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(
     assert_same_state(resumed, straight)
 
 
-@pytest.mark.slow
 def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     checkpoint = None
@@ -368,7 +368,6 @@ def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
     assert torch.equal(resumed.head.weight, straight.head.weight)
 
 
-@pytest.mark.slow
 def test_state_of_callbacks_that_is_missing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:

@@ -264,6 +264,7 @@ def test_a_file_that_takes_too_much_memory_is_left_and_the_next_one_is_ported(tm
         assert process.port(small).after == "import det_lightning\n"
 
 
+@pytest.mark.slow
 def test_importing_what_reads_a_file_does_not_count_as_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
