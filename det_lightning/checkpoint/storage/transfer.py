@@ -29,7 +29,15 @@ _POLL_S = 0.1
 _LAST_WAIT_S = 1.0
 
 # Errors after which another attempt would not help.
-_FINAL_ERRORS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
+_FINAL_ERRORS = (
+    PermissionError,
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ValueError,
+    TypeError,
+)
 _FINAL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG)
 _FINAL_NAMES = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
 
