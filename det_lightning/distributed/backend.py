@@ -105,15 +105,19 @@ class ModelStates:
         yield
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the whole state of a wrapped model."""
         return model.state_dict()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of an optimizer."""
         return optimizer.state_dict()
 
     def load_model(self, model: torch.nn.Module, weights: dict[str, Any]) -> None:
+        """Load a whole state into a wrapped model."""
         model.load_state_dict(weights)
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Load a whole state into an optimizer."""
         optimizer.load_state_dict(state)
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:

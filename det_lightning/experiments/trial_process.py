@@ -101,6 +101,7 @@ class TrialProcess:
         return True
 
     def exit_status(self) -> int | None:
+        """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
         return recorded_status(self._directory, self._run)
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
@@ -136,6 +137,7 @@ class OrphanedRun:
         return not is_running(self._directory)
 
     def exit_status(self) -> int:
+        """Return its exit status; if none was recorded, everything was killed at once, and it counts as preempted."""
         status = recorded_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 

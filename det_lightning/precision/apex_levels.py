@@ -39,6 +39,7 @@ class LossScaler:
         self._bound()
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss in float32, times the scale."""
         return loss.float() * self._scale
 
     def inverse(self) -> torch.Tensor:
@@ -58,6 +59,7 @@ class LossScaler:
             self._scale.clamp_(*self._bounds)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return apex's entry for one scaler."""
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,6 +134,7 @@ class ApexLevels(ApexScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
+        """Run ``loss.backward`` on the scaled loss; afterwards the gradients are unscaled again."""
         if not self.level.scales:
             super().backward(loss.float(), gradient, retain_graph, create_graph)
             return
@@ -170,9 +173,11 @@ class ApexLevels(ApexScaling):
         return None if overflow is None else StepUnless(overflow)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return apex's own state, under Determined's key."""
         return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load apex's state; warn about missing parts."""
         if "amp_state" not in state:
             logger.warning(
                 "The trial uses apex levels but the checkpoint has no 'amp_state'; loss scaling starts over."
@@ -190,6 +195,7 @@ class ApexLevels(ApexScaling):
                 scaler.load_state_dict(entry)
 
     def unfinished(self) -> dict[str, Any]:
+        """Return the gradients of masters, and which optimizers are to skip a step."""
         overflows = [self._overflows.get(optimizer) for optimizer in self._optimizers]
         return {
             "overflows": [None if overflow is None else float(overflow) for overflow in overflows],
@@ -197,6 +203,7 @@ class ApexLevels(ApexScaling):
         }
 
     def load_unfinished(self, saved: dict[str, Any]) -> None:
+        """Load what :meth:`unfinished` returned."""
         self._overflows.clear()
         for optimizer, overflow in zip(self._optimizers, saved.get("overflows", []), strict=False):
             if overflow is not None:

@@ -116,6 +116,7 @@ class WholeModelPrecision:
         return functools.partial(cast_floats, cast=floats_of(self.dtype)) if self.dtype is torch.float64 else None
 
     def cast(self, model: torch.nn.Module) -> None:
+        """Cast the weights of ``model`` in place, if ``casts_weights``."""
         if self.casts_weights:
             model.to(self.dtype)
 

@@ -123,6 +123,7 @@ class ChosenPrecision:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
     def cast(self, model: torch.nn.Module) -> None:
+        """Cast the weights of a model that is about to be wrapped, if the precision asks for it."""
         self._whole_models.cast(model)
 
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:

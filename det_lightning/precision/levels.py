@@ -60,6 +60,7 @@ class Level:
 
     @property
     def uses_half_precision(self) -> bool:
+        """Whether anything is computed in half precision."""
         return self.patch_torch_functions or self.weights_type is not None
 
     @property

@@ -31,6 +31,7 @@ class LossScaling:
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
+        """Run ``loss.backward`` on the scaled loss."""
         self._exchange.backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:

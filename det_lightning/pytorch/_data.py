@@ -262,12 +262,19 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
     # Most batches are containers of tensors, which often are on the device already; those are not moved one by one.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
-    if kind is list or kind is tuple or kind is dict:
-        parts = dict(data.items() if kind is dict else enumerate(data))
-        for key, value in parts.items():
+    if kind is list or kind is tuple:
+        parts = [*data]
+        for index, value in enumerate(parts):
             if type(value) is not torch.Tensor or value.device != device:
-                parts[key] = move(device, warned_types, value)
-        return parts if kind is dict else kind(parts.values())
+                parts[index] = move(device, warned_types, value)
+        return parts if kind is list else tuple(parts)
+    if kind is dict:
+        entries = dict(data.items())
+        for key in entries:
+            value = entries[key]
+            if type(value) is not torch.Tensor or value.device != device:
+                entries[key] = move(device, warned_types, value)
+        return entries
     if type(data) is torch.Tensor:
         # A copy to a device need not be waited for, since work on the device follows it anyway; one to the CPU must be.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")

@@ -58,9 +58,11 @@ def load_trial_from_checkpoint_path(
 ) -> Any:
     """Build the trial of a checkpoint of any release since 0.12 and load its weights.
 
-    Without ``trial_class=`` this runs the code of the checkpoint; give it for one whose code you do not trust, and none
-    is run. If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there
-    are not imported. Links are never followed.
+    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in it.
+    Give ``trial_class=`` for a checkpoint whose code you do not trust; then none of its code is run.
+
+    If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there are not
+    imported. Links are never followed.
 
     Args:
         path: path or URL of the checkpoint's directory.

@@ -138,7 +138,7 @@ def _attributes_of(sampler: Any) -> dict[str, Any]:
 def _samplers_of(sampler: Any) -> Iterator[Any]:
     """Yield ``sampler`` and every sampler that it wraps, outermost first."""
     yield sampler
-    for name, value in getattr(sampler, "__dict__", {}).items():
+    for name, value in _attributes_of(sampler).items():
         if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
             yield from _samplers_of(value)
 

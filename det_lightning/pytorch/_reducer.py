@@ -207,7 +207,8 @@ class ReducerRegistry:
             reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
                 torchmetrics ``Metric`` or ``MetricCollection``.
             name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training, for_validation: reduce at the end of training workloads; of validations.
+            for_training: reduce at the end of training workloads.
+            for_validation: reduce at the end of validations.
 
         Returns:
             The object to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.

@@ -127,6 +127,7 @@ class RunClaims:
         return _describe_holder(file)
 
     def are_due(self) -> bool:
+        """Return whether :meth:`renew` has anything to do."""
         return any(lease.is_due() for lease in self._leases.values())
 
     def renew(self) -> None:

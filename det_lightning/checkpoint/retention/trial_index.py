@@ -71,6 +71,7 @@ class TrialIndex:
         return sorted(self._records.values(), key=lambda record: record.order)
 
     def experiment_records(self) -> list[CheckpointRecord]:
+        """Return the checkpoints of all trials of the experiment."""
         others = [index for index in read_indexes(self._root, self.experiment) if index.trial != self.trial]
         return [*self.records, *(record for index in others for record in index.records)]
 
@@ -80,6 +81,7 @@ class TrialIndex:
         self._records.setdefault(record.id, record)
 
     def add(self, record: CheckpointRecord) -> None:
+        """Note a complete checkpoint."""
         with self._changing():
             self._records[record.id] = record
 
@@ -101,6 +103,7 @@ class TrialIndex:
         return latest
 
     def remove(self, checkpoint_ids: list[str]) -> None:
+        """Forget checkpoints."""
         with self._changing():
             for checkpoint_id in checkpoint_ids:
                 self._included.pop(checkpoint_id, None)

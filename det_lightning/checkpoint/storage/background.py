@@ -174,6 +174,7 @@ class Snapshotter:
         return copy.deepcopy(state, memo)
 
     def wait_for_device(self) -> None:
+        """Wait until the copies from GPUs are complete."""
         while self._copying:
             self._copying.pop().synchronize()
 

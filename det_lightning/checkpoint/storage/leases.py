@@ -96,6 +96,7 @@ class Lease:
         return cls(file, None, content)
 
     def is_due(self) -> bool:
+        """Return whether the lease must be renewed to stay valid."""
         steady, adjustable = self._renewed
         passed = max(time.monotonic() - steady, time.time() - adjustable)
         return self._lock is None and passed > _RENEW_AFTER_S

@@ -123,6 +123,7 @@ class Location:
     # The following methods see the current state; some file systems cache listings.
 
     def exists(self) -> bool:
+        """Return whether there is anything here."""
         self.fs.invalidate_cache()
         return bool(self.fs.exists(self.path))
 
