@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
-from det_lightning.checkpoint.format.code_copy import CodeCopier, CodeLimits
+from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.format.code_selection import CodeLimits
+from det_lightning.checkpoint.safe_load import verify_checkpoint
 
 PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
 MODULE = "a_module_of_this_test"
@@ -197,29 +199,23 @@ def test_training_survives_a_removed_working_directory(
 # .detignore
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "größe/\n".encode(),
-        b"\xef\xbb\xbf" + "größe/\n".encode(),
-        "größe/\n".encode("latin-1"),
-        "größe/\n".encode("utf-16"),
-        "größe/\r\n".encode("utf-16-le"),
-        "größe/\r\n".encode("utf-16-be"),
-        "!\nkept[\n\\\ngröße/\n".encode(),
-    ],
-    ids=["UTF-8", "UTF-8 with BOM", "Latin-1", "UTF-16", "UTF-16 LE", "UTF-16 BE", "lines that are no patterns"],
-)
-def test_detignore_is_understood_in_any_encoding(content: bytes, copied: Any) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_detignore_leaves_out_what_it_names(encoding: str, copied: Any) -> None:
     touch("kept.py", "größe/large")
-    Path(".detignore").write_bytes(content)
+    Path(".detignore").write_text("größe/\r\n", encoding)
     assert copied() == ["kept.py"]
 
 
 @pytest.mark.parametrize(
     "make",
-    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name), lambda path: path.write_bytes(b"\xff\xfe\0")],
-    ids=["FIFO", "directory", "link to itself", "half a letter"],
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.write_text("größe/", "latin-1"),
+        lambda path: path.write_text("!"),
+    ],
+    ids=["FIFO", "directory", "link to itself", "not UTF-8", "no pattern"],
 )
 def test_with_an_unreadable_detignore_only_python_sources_are_copied(
     make: Any, copied: Any, caplog: pytest.LogCaptureFixture
@@ -263,46 +259,25 @@ def test_an_example_of_an_environment_file_is_not_a_secret(copied: Any) -> None:
     assert copied() == [".env.example", "settings.env/kept.py"]
 
 
-# Git
+# .gitignore
 
 
-def test_gitignore_applies_in_a_work_tree_only(copied: Any) -> None:
-    touch("kept.py", "data/large", "package/data/large", "package/kept.txt")
+def test_the_gitignore_of_the_directory_applies(copied: Any) -> None:
+    touch("kept.py", "data/large", "package/data/small")
     Path(".gitignore").write_text("/data/\n")
-    Path("package/.gitignore").write_text("data/\n")
-    everything = [".gitignore", "data/large", "kept.py", "package/.gitignore", "package/data/large", "package/kept.txt"]
-    assert copied() == everything
-    subprocess.run(["git", "init", "-q"], check=True)
-    assert copied() == [".gitignore", "kept.py", "package/.gitignore", "package/kept.txt"]
+    assert copied() == [".gitignore", "kept.py", "package/data/small"]
     Path(".detignore").write_text("!/data/\n")
-    assert copied() == [".gitignore", "data/large", "kept.py", "package/.gitignore", "package/kept.txt"]
+    assert copied() == [".gitignore", "data/large", "kept.py", "package/data/small"]
 
 
 def test_the_same_files_are_left_out_as_by_git(copied: Any) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
-    touch("a.py", "a.txt", "src/b.py", "src/b.txt", "src/log/c.log", "src/log/kept.log", "out/d.py", "x y.txt", "x y")
-    touch("src/.gitignore", content="log/*\n!kept.log\n")
-    touch(".gitignore", content="*.txt\n!x*.txt\n/out\n\n# no pattern\nx\\ y\n")
+    touch("a.py", "a.txt", "src/b.py", "src/b.txt", "src/log/c.log", "out/d.py", "x y.txt", "x y")
+    touch(".gitignore", content="*.txt\n!x*.txt\n/out\nlog/*\n\n# no pattern\nx\\ y\n")
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
     ).stdout
     assert copied() == sorted(filter(None, listed.split("\0")))
-
-
-def test_the_gitignore_of_a_parent_directory_applies_too(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(["git", "init", "-q"], check=True)
-    touch("project/kept.py", "project/left.csv")
-    touch(".gitignore", content="*.csv\n")
-    monkeypatch.chdir("project")
-    assert copied() == ["kept.py"]
-
-
-def test_a_working_directory_that_is_ignored_itself_is_copied(copied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(["git", "init", "-q"], check=True)
-    touch("outputs/today/kept.py")
-    touch(".gitignore", content="outputs/\n")
-    monkeypatch.chdir("outputs/today")
-    assert copied() == ["kept.py"]
 
 
 # Modules
@@ -313,7 +288,6 @@ def test_a_file_from_which_a_module_was_imported_is_always_copied(where: str, co
     touch(f"{where}/{MODULE}.py", f"{where}/other.csv", content="X = 1\n")
     touch("kept.py")
     touch(".gitignore", content="generated/\n")
-    subprocess.run(["git", "init", "-q"], check=True)
     limits = None if where != "large" else CodeLimits(size_bytes=4)
     assert f"{where}/{MODULE}.py" not in copied() or where == "large"
     module(Path(where).resolve())
@@ -331,7 +305,6 @@ def test_a_module_that_was_imported_through_a_link_is_copied(copied: Any, module
 def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: Any) -> None:
     touch(f"generated/{MODULE}.py", content="X = 1\n")
     touch(".gitignore", content="generated/\n")
-    subprocess.run(["git", "init", "-q"], check=True)
     module(Path("generated").resolve())
     for _ in range(2):
         checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointContent({}, TrialState()))
@@ -349,7 +322,6 @@ def test_modules_of_an_environment_in_the_working_directory_are_left_out(copied:
     touch(f"venv/lib/{MODULE}.py", f"lib/site-packages/{MODULE}.py", content="X = 1\n")
     touch("venv/pyvenv.cfg")
     Path(".gitignore").write_text("lib/\n")
-    subprocess.run(["git", "init", "-q"], check=True)
     module(Path("venv/lib").resolve())
     assert copied() == [".gitignore"]
 
@@ -372,6 +344,65 @@ def test_results_caches_and_core_files_are_left_out(name: str, copied: Any) -> N
     touch("kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py", name)
     touch("own_cache/CACHEDIR.TAG", content="Signature: 8a477f597d28d172789f06886806bc55")
     assert copied() == sorted(["kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py"])
+
+
+# Several checkpoints of a run
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all files count as written long ago."""
+    monkeypatch.setattr("det_lightning.checkpoint.format.code_copy._TICK_NS", -(10**18))
+
+
+def test_unchanged_files_are_links_to_one_copy(tmp_path: Path, settled: None) -> None:
+    touch("same.py", "package/same.py", "changed.py", "deleted.py")
+    copier = CodeCopier()
+    copier.copy(tmp_path / "one")
+    touch("changed.py", content="changed")
+    touch("new.py")
+    Path("deleted.py").unlink()
+    copier.copy(tmp_path / "two")
+    assert files_below(tmp_path / "two") == ["changed.py", "new.py", "package/same.py", "same.py"]
+    assert copier.find_unchanged() == {"code/package/same.py", "code/same.py"}
+    for name in ("package/same.py", "same.py"):
+        assert inode(tmp_path / "one" / name) == inode(tmp_path / "two" / name) != inode(Path(name))
+    assert (tmp_path / "one" / "changed.py").read_text() == "content"
+    assert (tmp_path / "two" / "changed.py").read_text() == "changed"
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("other"), Path.unlink], ids=["changed", "deleted"])
+def test_a_file_is_copied_again_if_its_copy_was(change: Any, tmp_path: Path, settled: None) -> None:
+    touch("kept.py")
+    copier = CodeCopier()
+    copier.copy(tmp_path / "one")
+    change(tmp_path / "one" / "kept.py")
+    copier.copy(tmp_path / "two")
+    assert (tmp_path / "two" / "kept.py").read_text() == "content"
+
+
+def test_a_file_that_was_just_written_is_copied_again(tmp_path: Path) -> None:
+    touch("kept.py")
+    copier = CodeCopier()
+    for name in ("one", "two"):
+        copier.copy(tmp_path / name)
+    assert not copier.find_unchanged()
+    assert inode(tmp_path / "one" / "kept.py") != inode(tmp_path / "two" / "kept.py")
+
+
+def test_checkpoints_with_linked_code_are_verified_and_deleted_one_by_one(tmp_path: Path, settled: None) -> None:
+    touch("kept.py")
+    storage = CheckpointStorage(tmp_path)
+    writer = CheckpointWriter(storage)
+    first, second = (writer.write(CheckpointContent({}, TrialState())) for _ in range(2))
+    storage.delete(first)
+    assert verify_checkpoint(tmp_path / second).problems == []
+    (tmp_path / second / "code" / "kept.py").write_text("changed")
+    assert any("code/kept.py" in problem for problem in verify_checkpoint(tmp_path / second).problems)
 
 
 # Sizes and permissions

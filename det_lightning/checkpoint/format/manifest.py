@@ -47,6 +47,11 @@ def describe_file(path: pathlib.Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "crc32c": f"{checksum:08x}"}
 
 
+def describe_content(content: bytes) -> dict[str, Any]:
+    """Return size and CRC-32C of the content of a file."""
+    return {"bytes": len(content), "crc32c": f"{google_crc32c.value(content):08x}"}
+
+
 def _raise(error: OSError) -> None:
     raise error
 

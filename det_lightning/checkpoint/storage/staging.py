@@ -20,7 +20,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
 from det_lightning.checkpoint.storage.leases import is_abandoned, lock_new_file, new_content
 from det_lightning.checkpoint.storage.location import Location, is_name, write_whole
-from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
+from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class LocalStaging:
             self._mark.remove()
             raise
 
-    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last."""
-        folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
-        _sync([*map(self.directory.joinpath, names), *folders])
+    def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
+        """Complete the checkpoint: flush the files ``names`` to the disk, and write ``metadata.json`` last."""
+        paths = [*map(self.directory.joinpath, names)]
+        _sync([*paths, *{folder for path in paths for folder in path.parents if folder.is_relative_to(self.directory)}])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         _sync([self.directory, self.directory.parent])
         self._mark.remove()
@@ -108,13 +108,16 @@ class RemoteStaging:
             shutil.rmtree(self._staging, ignore_errors=True)
             raise
 
-    def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
+    def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
+        """Upload all files; an object store copies those that are ``unchanged``.
+
+        If the storage fails for good, keep the local copy, which is complete.
+        """
         in_order = in_upload_order([*names, METADATA_FILE])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
-            upload(self.directory, in_order, self._target, self._retry)
+            upload(self.directory, in_order, self._target, self._retry, unchanged)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._own_mark.remove()

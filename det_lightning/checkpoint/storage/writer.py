@@ -8,7 +8,7 @@ import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -21,6 +21,7 @@ from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.transfer import StoredFiles
 from det_lightning.escaping import escape
 from det_lightning.masking import describe_masked
 from det_lightning.parts_of_determined import REFERENCE_VERSION
@@ -56,6 +57,7 @@ class CheckpointWriter:
         self.storage = storage
         storage_dir = storage.root.local_path if storage.is_local else None
         self._code = CodeCopier(code_dir, storage_dir, code_with_secrets)
+        self._latest_id: str | None = None
 
     def write(
         self,
@@ -108,7 +110,7 @@ class CheckpointWriter:
         """Write the last file and complete the checkpoint in the storage; see :meth:`write`."""
         try:
             try:
-                files = describe_files(staging.directory, content.described)
+                files = describe_files(staging.directory, {**content.described, **self._code.descriptions})
                 entries = {
                     "determined_version": REFERENCE_VERSION,
                     "steps_completed": content.trial_state.batches_trained,
@@ -118,10 +120,17 @@ class CheckpointWriter:
                     **content.notes,
                     MANIFEST_KEY: files,
                 }
-                names = list(files)
+                names: Iterable[str] = files
+                unchanged = None
+                if self.storage.is_local:
+                    # Flushing thousands of small files would take minutes; their checksums show a loss.
+                    names = files.keys() - self._code.descriptions.keys()
+                elif self._latest_id is not None:
+                    latest = self.storage.root.checkpoint(self._latest_id)
+                    unchanged = StoredFiles(latest, self._code.find_unchanged())
                 if content.described:  # other ranks have uploaded what they wrote
                     names = [name for name in names if (staging.directory / name).exists()]
-                staging.commit(with_checksum(entries), names)
+                staging.commit(with_checksum(entries), names, unchanged)
             except _WRITE_ERRORS as e:
                 raise _explain(e, staging.directory) from e
         except errors.StorageError:
@@ -129,6 +138,7 @@ class CheckpointWriter:
         except BaseException:
             staging.abandon()
             raise
+        self._latest_id = staging.directory.name
 
 
 def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:
