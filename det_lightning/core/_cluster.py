@@ -77,12 +77,8 @@ class RendezvousInfo:
     container_slot_counts: list[int]
 
 
-@dataclasses.dataclass
 class ResourcesInfo:
     """The devices of the task.
-
-    Attributes:
-        gpu_uuids: the identifiers of its GPUs; empty on the CPU.
 
     Example:
         >>> import det_lightning as det
@@ -90,7 +86,13 @@ class ResourcesInfo:
         2
     """
 
-    gpu_uuids: list[str]
+    def __init__(self, gpu_uuids: list[str]) -> None:
+        self._gpu_uuids = gpu_uuids
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """The identifiers of the GPUs of the task; empty on the CPU."""
+        return self._gpu_uuids
 
 
 class ClusterInfo:
