@@ -163,7 +163,7 @@ class ClusterInfo:
         Raises:
             RuntimeError: the task is not a trial.
         """
-        if self._trial_info is None:
+        if self.task_type != "TRIAL" or self._trial_info is None:
             raise RuntimeError(f"A task of type {self.task_type} has no trial.")
         return self._trial_info
 
@@ -191,6 +191,8 @@ class ClusterInfo:
 
     @property
     def _rendezvous(self) -> RendezvousInfo:
+        if self.task_type != "TRIAL":  # always one container
+            return RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(self.slot_ids)])
         if self._rendezvous_info is None:
             raise RuntimeError("The machines of this task are not known.")
         return self._rendezvous_info
