@@ -11,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
+from det_lightning.arguments import is_path, refuse_texts, require
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -82,6 +83,16 @@ class DeterminedCheckpoint(pl.Callback):
         best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
+        call = "DeterminedCheckpoint"
+        is_retention = retention is None or isinstance(retention, Retention)
+        require(
+            is_retention, f"{call}(retention=...)", "a Retention", retention, "For example Retention(trial_latest=3)."
+        )
+        require(code_dir is None or is_path(code_dir), f"{call}(code_dir=...)", "the path of a directory", code_dir)
+        require(metric is None or isinstance(metric, str), f"{call}(metric=...)", "the name of a metric", metric)
+        refuse_texts(
+            call, smaller_is_better=smaller_is_better, code_with_secrets=code_with_secrets, async_write=async_write
+        )
         if retention is None and isinstance(storage, Mapping):
             retention = Retention.from_config(storage)
             if all(name.startswith("save_") or value is None for name, value in storage.items()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import functools
@@ -21,6 +20,7 @@ from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
+from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _is_inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
 
 
-@contextlib.contextmanager
+@for_with_statement("with open_checkpoint(...) as directory")
 def open_checkpoint(
     url: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
