@@ -125,9 +125,10 @@ class TrialBuilder:
         return trial, self._context
 
     def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
-        if isinstance(self._trial, type):
-            self._trial = build_trial(self._trial, context, self._trial_kwargs)
-        self._trial = adapt_legacy_trial(self._trial, context)
+        trial = self._trial
+        if isinstance(trial, type):
+            trial = build_trial(trial, context, self._trial_kwargs)
+        self._trial = adapt_legacy_trial(trial, context)
         return self._trial
 
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:

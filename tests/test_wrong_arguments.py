@@ -11,17 +11,20 @@ import pytorch_lightning as pl
 import torch
 import torchmetrics
 
-from det_lightning import adapters, callbacks, core, errors, experimental, pytorch
+from det_lightning import adapters, core, errors, experimental, pytorch
+from det_lightning import callbacks as lightning_callbacks
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.checkpoint import Retention, open_checkpoint
-from det_lightning.pytorch import experimental as batch_inference
+from det_lightning.pytorch.experimental import torch_batch_process
 from tests.trials import SmallTrial
 
 # Called with wrong arguments on purpose, so that their types are left out.
 api: Any = pytorch
 core_api: Any = core
 trial_module: Any = adapters.TrialModule
+callbacks: Any = lightning_callbacks
 checkpoints: Any = callbacks.DeterminedCheckpoint
+process_batches: Any = torch_batch_process
 one_batch: Any = experimental.test_one_batch
 opened_checkpoint: Any = open_checkpoint
 
@@ -193,7 +196,7 @@ def test_a_missing_with_statement_is_named(
         (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),
         (lambda: one_batch(SmallTrial, "a.yaml"), "config=...\\) takes a dict; got 'a.yaml' of type str"),
         (
-            lambda: batch_inference.torch_batch_process(MODEL, [1]),
+            lambda: process_batches(MODEL, [1]),
             "a subclass of TorchBatchProcessor; got an object of type Linear",
         ),
         (lambda: api.CheckpointLoadContext("x"), "hparams= takes a dict; got 'x' of type str"),
