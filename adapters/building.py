@@ -12,7 +12,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.arguments import require
+from det_lightning.arguments import wrong_argument
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
@@ -72,9 +72,8 @@ class TrialBuilder:
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
             raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
-        require(
-            isinstance(trial_kwargs, Mapping), "trial_kwargs=", "a dict of arguments after the context", trial_kwargs
-        )
+        if not isinstance(trial_kwargs, Mapping):
+            raise TypeError(wrong_argument("trial_kwargs=", "a dict of arguments after the context", trial_kwargs))
         self._owns_context = context is None
         self._trial = trial
         self._context = context

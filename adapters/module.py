@@ -19,7 +19,7 @@ from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
-from det_lightning.arguments import require
+from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -103,8 +103,10 @@ class TrialModule(InferenceModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        is_context = context is None or isinstance(context, PyTorchTrialContext)
-        require(is_context, "TrialModule(context=...)", "the context of `with init(...) as context`", context)
+        if not (context is None or isinstance(context, PyTorchTrialContext)):
+            raise TypeError(
+                wrong_argument("TrialModule(context=...)", "the context of `with init(...) as context`", context)
+            )
         if context is None:
             configuration = RunConfiguration.of_call(exp_conf, hparams)
             hparams = configuration.hparams

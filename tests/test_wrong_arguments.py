@@ -14,7 +14,7 @@ import torchmetrics
 from det_lightning import adapters, core, errors, experimental, pytorch
 from det_lightning import callbacks as lightning_callbacks
 from det_lightning.adapters.strategies import PerModelDDPStrategy
-from det_lightning.checkpoint import Retention, open_checkpoint
+from det_lightning.checkpoint import Retention
 from det_lightning.pytorch.experimental import torch_batch_process
 from tests.trials import SmallTrial
 
@@ -26,7 +26,6 @@ callbacks: Any = lightning_callbacks
 checkpoints: Any = callbacks.DeterminedCheckpoint
 process_batches: Any = torch_batch_process
 one_batch: Any = experimental.test_one_batch
-opened_checkpoint: Any = open_checkpoint
 
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -166,8 +165,12 @@ def test_the_default_strategy_may_be_written_as_none() -> None:
     [
         (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
         (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was looked up without a with statement"),
-        (lambda: open(opened_checkpoint("x")), TypeError, r"`with open_checkpoint\(...\) as directory:`"),  # noqa: SIM115, PTH123
-        (lambda: opened_checkpoint("x") / "y", TypeError, "Used as a path without a with statement"),
+        (lambda: Path(core_api.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
+        (
+            lambda: core_api.init().checkpoint.restore_path("x") / "y",
+            TypeError,
+            "Used as a path without a with statement",
+        ),
         (
             lambda: [*core_api.init().checkpoint.store_path({})],
             TypeError,
@@ -211,10 +214,13 @@ def test_a_missing_with_statement_is_named(
             ),
             r"DistributedContext\(rank=...\) takes a whole number; got '0'",
         ),
-        (lambda: checkpoints("c", retention=3), "takes a Retention; got 3 of type int. For example Retention"),
+        (
+            lambda: checkpoints("c", retention=3),
+            r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
+        ),
         (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of it"),
         (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
-        (lambda: checkpoints("c", smaller_is_better="no"), "takes True or False; got smaller_is_better='no'"),
+        (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
         (
             lambda: callbacks.DeterminedTensorBoard("runs"),
@@ -240,7 +246,11 @@ CORE: list[tuple[Call, type[Exception], str]] = [
         ValueError,
         r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'",
     ),
-    (lambda _: callbacks.PreemptionHandler("USR1"), ValueError, r"signals=...\) takes a Signals \(.*got 'U"),
+    (
+        lambda _: callbacks.PreemptionHandler("USR1"),
+        ValueError,
+        r"signals=...\) takes a list of signals, .*got 'USR1' of",
+    ),
 ]
 
 

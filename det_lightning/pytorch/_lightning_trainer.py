@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.arguments import is_path, require
+from det_lightning.arguments import require, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
@@ -138,8 +138,8 @@ def choose_checkpoints(
     fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
-    is_checkpoint = latest is None or is_path(latest)
-    require(is_checkpoint, "latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest)
+    if not (latest is None or isinstance(latest, str | os.PathLike)):
+        raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage

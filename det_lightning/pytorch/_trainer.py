@@ -240,8 +240,10 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
-        refuse_texts("fit()", test_mode=test_mode, step_zero_validation=step_zero_validation, trusted=trusted)
-        refuse_texts("fit()", preemption=preemption, fall_back=fall_back, save_on_interrupt=save_on_interrupt)
+        flags = {"test_mode": test_mode, "trusted": trusted, "preemption": preemption, "fall_back": fall_back}
+        flags |= {"step_zero_validation": step_zero_validation, "save_on_interrupt": save_on_interrupt}
+        if any(isinstance(flag, str) for flag in flags.values()):
+            refuse_texts("fit()", **flags)
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
             max_length=max_length,

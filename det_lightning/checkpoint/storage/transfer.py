@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -12,7 +13,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 from det_lightning import errors
@@ -20,7 +21,6 @@ from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
-from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +125,41 @@ def _may_pass(error: BaseException) -> bool:
     )
 
 
-def upload(source: pathlib.Path, names: Iterable[str], target: Location, retry: RetryPolicy) -> None:
-    """Copy files of a local directory to ``target``."""
+@dataclasses.dataclass(frozen=True)
+class StoredFiles:
+    """Files that a checkpoint in the storage holds as well, if it still exists: ``names`` below ``directory``."""
+
+    directory: Location
+    names: Set[str]
+
+
+def upload(
+    source: pathlib.Path,
+    names: Iterable[str],
+    target: Location,
+    retry: RetryPolicy,
+    unchanged: StoredFiles | None = None,
+) -> None:
+    """Copy files of a local directory to ``target``; an object store copies those that are ``unchanged`` itself."""
+    stored: Set[str] = frozenset()
+    if unchanged is not None and unchanged.names and target.is_object_store:
+        stored = (
+            unchanged.names & retry.call("reading", unchanged.directory.find_files, where=unchanged.directory).keys()
+        )
     for name in names:
         remote = target / name
-        retry.call("writing", functools.partial(remote.fs.put_file, str(source / name), remote.path), where=remote)
+        if unchanged is None or name not in stored or not _copy_within(unchanged.directory / name, remote):
+            retry.call("writing", functools.partial(remote.fs.put_file, str(source / name), remote.path), where=remote)
+
+
+def _copy_within(original: Location, copy: Location) -> bool:
+    """Copy a file within an object store; return False if the store cannot, or the original is gone."""
+    try:
+        copy.fs.cp_file(original.path, copy.path)
+    except Exception as e:  # whatever the library of a store raises; the file is uploaded
+        logger.debug("%s is uploaded, because the store did not copy it: %s", escape(copy), e)
+        return False
+    return True
 
 
 def download(
@@ -172,7 +202,7 @@ def _is_inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name
 
 
-@for_with_statement("with open_checkpoint(...) as directory")
+@contextlib.contextmanager
 def open_checkpoint(
     url: str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
