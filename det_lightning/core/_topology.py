@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+from numbers import Integral
 from typing import Any
 
 from det_lightning.arguments import require
@@ -48,7 +49,7 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
             f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
         )
     for name, number in given.items():
-        require(isinstance(number, int), f"DistributedContext({name}=...)", "a whole number", number)
+        require(isinstance(number, Integral), f"DistributedContext({name}=...)", "a whole number", number)
     topology = ProcessTopology(**given)
     values = vars(topology)
     problems = []

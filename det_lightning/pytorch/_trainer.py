@@ -240,7 +240,12 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
-        flags = {"test_mode": test_mode, "trusted": trusted, "preemption": preemption, "fall_back": fall_back}
+        flags: dict[str, Any] = {
+            "test_mode": test_mode,
+            "trusted": trusted,
+            "preemption": preemption,
+            "fall_back": fall_back,
+        }
         flags |= {"step_zero_validation": step_zero_validation, "save_on_interrupt": save_on_interrupt}
         if any(isinstance(flag, str) for flag in flags.values()):
             refuse_texts("fit()", **flags)

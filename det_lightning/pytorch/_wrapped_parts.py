@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from numbers import Number
 from typing import Any, TypeVar
 
 import torch
@@ -110,7 +111,7 @@ class WrappedParts:
         advice = "Wrap each optimizer by itself."
         require(is_optimizer, "wrap_optimizer()", "an optimizer of torch", optimizer, advice)
         call = "wrap_optimizer(backward_passes_per_step=...)"
-        require(isinstance(backward_passes_per_step, int), call, "a whole number", backward_passes_per_step)
+        require(isinstance(backward_passes_per_step, Number), call, "a number", backward_passes_per_step)
         self._precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
@@ -145,7 +146,7 @@ class WrappedParts:
         is_scheduler = hasattr(lr_scheduler, "step") and not isinstance(lr_scheduler, type | torch.optim.Optimizer)
         call = "wrap_lr_scheduler()"
         require(is_scheduler, call, "a learning rate scheduler and a step_mode, in this order", lr_scheduler)
-        require(isinstance(frequency, int), "wrap_lr_scheduler(frequency=...)", "a whole number", frequency)
+        require(isinstance(frequency, Number), "wrap_lr_scheduler(frequency=...)", "a number", frequency)
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise errors.InvalidExperimentException(
