@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,11 +12,12 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.arguments import wrong_argument
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial
 from det_lightning.pytorch._settings import RunConfiguration
 
 _TYPES = {
@@ -70,6 +72,8 @@ class TrialBuilder:
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
             raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
+        if not isinstance(trial_kwargs, Mapping):
+            raise TypeError(wrong_argument("trial_kwargs=", "a dict of arguments after the context", trial_kwargs))
         self._owns_context = context is None
         self._trial = trial
         self._context = context
@@ -120,9 +124,10 @@ class TrialBuilder:
         return trial, self._context
 
     def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
-        if isinstance(self._trial, type):
-            self._trial = self._trial(context, **self._trial_kwargs)
-        self._trial = adapt_legacy_trial(self._trial, context)
+        trial = self._trial
+        if isinstance(trial, type):
+            trial = build_trial(trial, context, self._trial_kwargs)
+        self._trial = adapt_legacy_trial(trial, context)
         return self._trial
 
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
@@ -135,7 +140,7 @@ class TrialBuilder:
         assert isinstance(self._trial, type)
         arguments = {"trial_seed": 0, **self._context_kwargs}
         context = PyTorchTrialContext(**arguments, backend=LocalBackend(device), loading_only=True)
-        return adapt_legacy_trial(self._trial(context, **self._trial_kwargs), context), context
+        return adapt_legacy_trial(build_trial(self._trial, context, self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
         if self._owns_context and self._context is not None:

@@ -19,6 +19,7 @@ from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
+from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -102,6 +103,10 @@ class TrialModule(InferenceModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        if not (context is None or isinstance(context, PyTorchTrialContext)):
+            raise TypeError(
+                wrong_argument("TrialModule(context=...)", "the context of `with init(...) as context`", context)
+            )
         if context is None:
             configuration = RunConfiguration.of_call(exp_conf, hparams)
             hparams = configuration.hparams
@@ -115,7 +120,7 @@ class TrialModule(InferenceModule):
             average_aggregated_gradients=average_aggregated_gradients,
             trial_seed=trial_seed,
         )
-        self.builder = TrialBuilder(trial, context, trial_kwargs or {}, configuration, said)
+        self.builder = TrialBuilder(trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # A wrong period raises now, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)

@@ -11,6 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
+from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -82,6 +83,14 @@ class DeterminedCheckpoint(pl.Callback):
         best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
+        _refuse_wrong_kinds(
+            retention=retention,
+            code_dir=code_dir,
+            metric=metric,
+            smaller_is_better=smaller_is_better,
+            code_with_secrets=code_with_secrets,
+            async_write=async_write,
+        )
         if retention is None and isinstance(storage, Mapping):
             retention = Retention.from_config(storage)
             if all(name.startswith("save_") or value is None for name, value in storage.items()):
@@ -188,3 +197,21 @@ class DeterminedCheckpoint(pl.Callback):
     def close(self) -> None:
         """Release the trial's name, and what keeps other runs from deleting checkpoints."""
         self._saver.end()
+
+
+def _refuse_wrong_kinds(**given: Any) -> None:
+    """Raise a TypeError that names each argument of the wrong kind; None is always right."""
+    flag = (int, "True or False")
+    kinds: dict[str, tuple[Any, str]] = {
+        "retention": (Retention, "a Retention, such as Retention(trial_latest=3)"),
+        "code_dir": ((str, os.PathLike), "the path of a directory"),
+        "metric": (str, "the name of a metric"),
+        **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write"), flag),
+    }
+    mistakes = [
+        wrong_argument(f"DeterminedCheckpoint({name}=...)", kinds[name][1], value)
+        for name, value in given.items()
+        if value is not None and not isinstance(value, kinds[name][0])
+    ]
+    if mistakes:
+        raise TypeError(" ".join(mistakes))

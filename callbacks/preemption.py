@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 
 from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_come_through
 from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.arguments import wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.core._signals import EndSignals, print_at_once
 from det_lightning.engine.stopping import StopRequest, end_without_traceback
@@ -143,7 +144,11 @@ def _default_signals() -> list[int]:
 
 
 def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
-    numbers = tuple(signal.Signals(number) for number in signals)
+    try:
+        numbers = tuple(signal.Signals(number) for number in signals)
+    except (TypeError, ValueError):
+        expected = "a list of signals, such as [signal.SIGTERM]"
+        raise ValueError(wrong_argument("PreemptionHandler(signals=...)", expected, signals)) from None
     forbidden = {getattr(signal, name, None) for name in ("SIGINT", "SIGKILL", "SIGSTOP")}
     wrong = [number.name for number in numbers if number in forbidden]
     if wrong:

@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 import torch
 
 from det_lightning.adapters.module import require_trial_module
+from det_lightning.arguments import require
 
 
 class TorchProfiler(pl.Callback):
@@ -29,6 +30,7 @@ class TorchProfiler(pl.Callback):
     """
 
     def __init__(self, profiler: torch.profiler.profile) -> None:
+        require(hasattr(profiler, "step"), "TorchProfiler()", "a torch.profiler.profile", profiler)
         self._profiler = profiler
         self._runs = False
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
+from det_lightning.arguments import wrong_argument
 from det_lightning.core._tensorboard import TensorBoardOutput
 
 
@@ -32,6 +33,8 @@ class DeterminedTensorBoard(pl.Callback):
     """
 
     def __init__(self, output: TensorBoardOutput) -> None:
+        if not isinstance(output, TensorBoardOutput):
+            raise TypeError(wrong_argument("DeterminedTensorBoard()", "context.tensorboard", output))
         self._output = output
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

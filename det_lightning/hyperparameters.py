@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["as_passed_on", "chosen_hparams", "flat", "ranges_in"]
+from det_lightning.masking import mask
+
+__all__ = ["as_passed_on", "chosen_hparams", "explain_texts", "flat", "ranges_in"]
 
 # From here on Go writes exponents, and Python reads floats.
 _SMALLEST_WITH_EXPONENT = 1e21
@@ -49,6 +52,21 @@ def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
+
+
+def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
+    """Add to an error about a text the hyperparameters that are texts and read like numbers, such as ``"0.1"``."""
+    texts = {name: value for name, value in flat(mask(hparams or {})).items() if _is_number(value)}
+    if texts and "str" in str(error):
+        listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
+        error.args = (f"{error}. These hyperparameters are texts: {listed}. Give numbers without quotes.",)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:

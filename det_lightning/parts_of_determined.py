@@ -19,19 +19,46 @@ _MASTER = (
 )
 _INTERNAL = ("it is internal to Determined's harness", "remove it or replace it with your own code")
 _ADAPTER = ("a LightningModule needs no adapter here", "give the LightningModule that it wraps to pl.Trainer")
+_NATIVE = ("Determined's Native API is gone since 0.18", "train with det_lightning.pytorch.init() and Trainer")
+_RANGE = (
+    "ranges are not written in Python since 0.18",
+    "write them into an experiment configuration, such as lr: {type: log, base: 10, minval: -4, maxval: -1}, and start "
+    "det-lightning run CONFIG",
+)
+_PRIVATE = ("it is a private module of Determined", "import the name from det_lightning itself")
+_IN_CONTAINERS = (
+    "it prepares processes in Determined's containers",
+    "start the script with python -m det_lightning.launch.torch_distributed or det_lightning.launch.horovod",
+)
 _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
 
 #: Why each part is missing, and what to use instead; a row also applies to everything below it.
 MISSING_PARTS = {
     "determined": ("there is no counterpart", "remove it or replace it with your own code"),
+    "determined.CallbackTrialController": _INTERNAL,
+    "determined.Categorical": _RANGE,
+    "determined.Constant": _RANGE,
+    "determined.DistributedContext": ("it is in the Core API since 0.17", "use det_lightning.core.DistributedContext"),
+    "determined.Double": _RANGE,
     "determined.EnvContext": _INTERNAL,
+    "determined.Integer": _RANGE,
     "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
+    "determined.Log": _RANGE,
+    "determined.LoopTrialController": _INTERNAL,
+    "determined.NativeContext": _NATIVE,
+    "determined.RankInfo": ("ranks are in the Core API since 0.17", "use det_lightning.core.DistributedContext"),
     "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
     "determined.TrialController": _INTERNAL,
     "determined._core": _CORE_API,
     "determined._env_context": _INTERNAL,
+    "determined._execution": _PRIVATE,
     "determined._generic": _CORE_API,
+    "determined._import": _PRIVATE,
+    "determined._info": _PRIVATE,
+    "determined._trial": _PRIVATE,
+    "determined._trial_context": _PRIVATE,
     "determined._trial_controller.TrialController": _INTERNAL,
+    "determined.callback": ("its callbacks were for other trials", "subclass det_lightning.pytorch.PyTorchCallback"),
     "determined.cli": _MASTER,
     "determined.common": (
         "it is internal to Determined's tools, and most of it talks to a Determined master",
@@ -44,24 +71,27 @@ MISSING_PARTS = {
     ),
     "determined.constants": _INTERNAL,
     "determined.core": _CORE_API,
+    "determined.create": _NATIVE,
+    "determined.create_trial_instance": _NATIVE,
     "determined.deploy": _MASTER,
     "determined.errors": (
         "nothing here raises it",
         "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
         "CheckpointError is any error of a checkpoint",
     ),
+    "determined.estimator.EstimatorTrialController": _INTERNAL,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.experimental": _MASTER,
-    "determined.experimental.create": (
-        "Determined's Native API is gone since 0.18",
-        "train with det_lightning.pytorch.init() and Trainer",
-    ),
+    "determined.experimental.create": _NATIVE,
+    "determined.experimental.create_trial_instance": _NATIVE,
+    "determined.experimental.init_native": _NATIVE,
     "determined.experimental.pytorch_lightning": _ADAPTER,
     "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
     "determined.horovod": (
         "Horovod is set up for the trial, not by it",
         "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
     ),
+    "determined.init_native": _NATIVE,
     "determined.ipc": _INTERNAL,
     "determined.keras": _KERAS,
     "determined.launch": (
@@ -73,17 +103,23 @@ MISSING_PARTS = {
         "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
         "transformers.Trainer with DeepSpeed",
     ),
+    "determined.launch.horovod": _IN_CONTAINERS,
     "determined.launch.tensorflow": _KERAS,
+    "determined.launch.torch_distributed": _IN_CONTAINERS,
+    "determined.launch.wrap_rank": _IN_CONTAINERS,
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
         "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
+    "determined.monkey_patch": _INTERNAL,
+    "determined.profile": _INTERNAL,
     "determined.profiler": (
         "its profiler reports to a Determined master",
         "call context.set_profiler() in a trial, or core_context.profiler.on() in a script for the Core API",
     ),
+    "determined.pytorch.PyTorchTrialController": _INTERNAL,
     "determined.pytorch._lightning": _ADAPTER,
     "determined.pytorch.deepspeed": (
         "DeepSpeedTrial is not covered",
@@ -104,6 +140,7 @@ MISSING_PARTS = {
         "it copies files for Determined's master",
         "use context.get_tensorboard_writer(), or det_lightning.callbacks.DeterminedTensorBoard",
     ),
+    "determined.tensorpack": ("it is for Tensorpack", "rewrite the trial in PyTorch"),
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
     "determined.workload": _INTERNAL,
 }

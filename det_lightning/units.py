@@ -22,7 +22,11 @@ class TrainUnit:
         [2, 5]
     """
 
-    def __init__(self, value: int | Container[int]) -> None:
+    def __init__(self, value: int | Container[int], *others: object) -> None:
+        if others:
+            name = type(self).__name__
+            steps = [value, *others]
+            raise TypeError(f"{name}() takes one value; got {len(steps)}. Give several as a list: {name}({steps!r}).")
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:

@@ -36,6 +36,20 @@ IMPORTS = {
     "from determined.util import write_user_code": "determined.util.write_user_code",
     "from determined.horovod import create_run_command": "determined.horovod.create_run_command",
     "from determined.tensorboard import TensorboardManager": "determined.tensorboard.TensorboardManager",
+    "from determined import NativeContext": "determined.NativeContext",
+    "from determined import Categorical": "determined.Categorical",
+    "from determined.experimental import create": "determined.experimental.create",
+    "from determined.pytorch import PyTorchTrialController": "determined.pytorch.PyTorchTrialController",
+    "from determined.callback import Callback": "determined.callback",
+    **{
+        f"from determined.launch.{launcher} import {helper}": f"determined.launch.{launcher}.{helper}"
+        for launcher, helper in [
+            ("deepspeed", "create_run_command"),
+            ("horovod", "create_sshd_worker_cmd"),
+            ("torch_distributed", "create_log_redirect_cmd"),
+            ("wrap_rank", "forward_stream"),
+        ]
+    },
 }
 USES = {
     "det.keras.callbacks": "determined.keras",
@@ -45,6 +59,7 @@ USES = {
     "det.errors.CheckpointStateException": "determined.errors.CheckpointStateException",
     "det.util.json_encode({})": "determined.util.json_encode",
     "det.tensorboard.build": "determined.tensorboard.build",
+    "det.create(trial_def=None)": "determined.create",
 }
 
 RUN = """

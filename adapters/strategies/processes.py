@@ -12,6 +12,7 @@ from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.arguments import describe, require
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
@@ -38,8 +39,14 @@ class TrainingProcesses:
     backend: Backend
 
     @classmethod
-    def of_script(cls, distributed: DistributedContext | None, strategy: str | Strategy) -> TrainingProcesses:
+    def of_script(
+        cls, distributed: DistributedContext | None, strategy: str | Strategy | None = None
+    ) -> TrainingProcesses:
         """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
+        is_context = distributed is None or isinstance(distributed, DistributedContext)
+        advice = "For example DistributedContext.from_torch_distributed(), or leave it out under torchrun."
+        require(is_context, "init(distributed=...)", "a DistributedContext", distributed, advice)
+        strategy = PerModelDDPStrategy.strategy_name if strategy is None else strategy
         if _is_horovod(strategy):
             return _of_horovod(distributed)
         chosen = _chosen(strategy)
@@ -105,4 +112,6 @@ def _chosen(strategy: str | Strategy) -> PerModelStrategy:
         if strategy == known.strategy_name:
             return known()
     names = " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
-    raise ValueError(f"strategy must be {names}; got {strategy!r}.")
+    raise ValueError(
+        f"strategy must be {names}, or a strategy of det_lightning.adapters.strategies; got {describe(strategy)}."
+    )

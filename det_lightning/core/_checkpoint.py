@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.arguments import find_member, is_path, require
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
@@ -31,6 +32,7 @@ from det_lightning.core._shards import (
     shared_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,8 @@ class CheckpointContext:
             TypeError: JSON cannot hold the metadata.
             StorageError: the storage refuses.
         """
+        expected = "the path of a directory and the metadata, in this order"
+        require(ckpt_dir is None or is_path(ckpt_dir), "checkpoint.upload()", expected, ckpt_dir)
         ranks = self._contributing("upload", shard)
         if ckpt_dir is None and not shard:
             raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on at least one rank.")
@@ -132,7 +136,7 @@ class CheckpointContext:
         self._complete(staging, target, merged)
         return target.name
 
-    @contextlib.contextmanager
+    @for_with_statement("with core_context.checkpoint.store_path(...) as (directory, checkpoint_id)")
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[pathlib.Path, str]]:
@@ -183,11 +187,12 @@ class CheckpointContext:
             StorageError: the storage cannot be read.
             RuntimeError: the rank that copies for this one has failed.
         """
+        _require_id("download", storage_id)
         ranks = self._sharing(download_mode)
         names = self._selected(ranks, storage_id, selector)
         on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
 
-    @contextlib.contextmanager
+    @for_with_statement("with core_context.checkpoint.restore_path(...) as directory")
     def restore_path(
         self,
         storage_id: str,
@@ -207,6 +212,7 @@ class CheckpointContext:
         Raises:
             CheckpointNotFound, StorageError, RuntimeError: see :meth:`download`.
         """
+        _require_id("restore_path", storage_id)
         ranks = self._sharing(download_mode)
         with contextlib.ExitStack() as stack:
             location = on_local_chief(ranks, lambda: self._find(storage_id))
@@ -232,6 +238,7 @@ class CheckpointContext:
             CheckpointNotFound: the directory with this id is not a checkpoint; nothing was removed.
             StorageError: the storage refuses.
         """
+        _require_id("delete", storage_id)
         if not self.storage.root.checkpoint(storage_id).is_dir():
             logger.info("There is no checkpoint %s in %s.", storage_id, self.storage)
             return
@@ -249,7 +256,7 @@ class CheckpointContext:
         return self._distributed if shard else DistributedContext()
 
     def _sharing(self, mode: DownloadMode) -> DistributedContext:
-        shares = DownloadMode(mode) is DownloadMode.LocalWorkersShareDownload
+        shares = find_member("download_mode=", DownloadMode, mode) is DownloadMode.LocalWorkersShareDownload
         return self._distributed if shares else DistributedContext()
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
@@ -259,6 +266,7 @@ class CheckpointContext:
         return staging, self.storage.root.checkpoint(checkpoint_id)
 
     def _merged(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
+        require(metadata is None or isinstance(metadata, dict), "metadata=", "a dict", metadata)
         merged = merge_metadata(ranks.allgather(metadata or {}))
         if self._task is not None and "steps_completed" not in merged:
             raise ValueError(
@@ -290,3 +298,7 @@ class CheckpointContext:
         wanted = None if selector is None else [name for name in names if selector(name)]
         of_ranks = ranks.allgather_local(wanted)
         return names if None in of_ranks else sorted({name for chosen in of_ranks for name in chosen})
+
+
+def _require_id(method: str, storage_id: Any) -> None:
+    require(is_path(storage_id), f"checkpoint.{method}()", "the id, path or URL of a checkpoint", storage_id)

@@ -77,12 +77,8 @@ class RendezvousInfo:
     container_slot_counts: list[int]
 
 
-@dataclasses.dataclass
 class ResourcesInfo:
     """The devices of the task.
-
-    Attributes:
-        gpu_uuids: the identifiers of its GPUs; empty on the CPU.
 
     Example:
         >>> import det_lightning as det
@@ -90,7 +86,13 @@ class ResourcesInfo:
         2
     """
 
-    gpu_uuids: list[str]
+    def __init__(self, gpu_uuids: list[str]) -> None:
+        self._gpu_uuids = gpu_uuids
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """The identifiers of the GPUs of the task; empty on the CPU."""
+        return self._gpu_uuids
 
 
 class ClusterInfo:
@@ -161,7 +163,7 @@ class ClusterInfo:
         Raises:
             RuntimeError: the task is not a trial.
         """
-        if self._trial_info is None:
+        if self.task_type != "TRIAL" or self._trial_info is None:
             raise RuntimeError(f"A task of type {self.task_type} has no trial.")
         return self._trial_info
 
@@ -189,6 +191,8 @@ class ClusterInfo:
 
     @property
     def _rendezvous(self) -> RendezvousInfo:
+        if self.task_type != "TRIAL":  # always one container
+            return RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(self.slot_ids)])
         if self._rendezvous_info is None:
             raise RuntimeError("The machines of this task are not known.")
         return self._rendezvous_info

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
+from det_lightning.arguments import require
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._checkpoint import CheckpointContext
 from det_lightning.core._cluster import ClusterInfo, get_cluster_info
@@ -161,6 +162,9 @@ def init(
         >>> det.checkpoint.CheckpointStorage("checkpoints").list_ids() == [storage_id]
         True
     """
+    is_context = distributed is None or isinstance(distributed, DistributedContext)
+    advice = "For example DistributedContext.from_torch_distributed()."
+    require(is_context, "core.init(distributed=...)", "a DistributedContext", distributed, advice)
     info = get_cluster_info()
     task = current_task()
     if task is not None and distributed is None and len(task.slots) > 1:

@@ -6,6 +6,7 @@ import enum
 import logging
 import signal
 
+from det_lightning.arguments import find_member
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._signals import EndSignals
 from det_lightning.core._task import TrialTask
@@ -55,7 +56,7 @@ class PreemptContext:
         task: TrialTask | None = None,
     ) -> None:
         self._distributed = distributed
-        self._mode = PreemptMode(preempt_mode)
+        self._mode = find_member("preempt_mode=", PreemptMode, preempt_mode)
         self._task = task
         self._started = False
         self._acknowledged = False

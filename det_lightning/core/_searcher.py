@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from det_lightning.arguments import find_member
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import TrialTask
 
@@ -141,7 +142,7 @@ class SearcherContext:
             FutureWarning,
             stacklevel=2,
         )
-        mode = SearcherMode(searcher_mode)
+        mode = find_member("searcher_mode=", SearcherMode, searcher_mode)
         in_step = mode is SearcherMode.WorkersAskChief
         if self._distributed.rank == 0:
             operation = SearcherOperation(length, True, self._task)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+from numbers import Integral
 from typing import Any
+
+from det_lightning.arguments import require
 
 # The variables of the launchers, in the order of the fields of ProcessTopology.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -45,6 +48,8 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
             "DistributedContext needs rank, size, local_rank, local_size, cross_rank and cross_size, or none of them; "
             f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
         )
+    for name, number in given.items():
+        require(isinstance(number, Integral), f"DistributedContext({name}=...)", "a whole number", number)
     topology = ProcessTopology(**given)
     values = vars(topology)
     problems = []

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._run_files import default_directory, remember_run
@@ -71,7 +72,7 @@ class TrainContext:
     ) -> None:
         self._distributed = distributed
         self._storage = storage
-        self._tensorboard_mode = TensorboardMode(tensorboard_mode)
+        self._tensorboard_mode = find_member("tensorboard_mode=", TensorboardMode, tensorboard_mode)
         self._task = task
         remember_run(self)
 

@@ -121,15 +121,18 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
         if unit is not None and not isinstance(unit, Batch | Epoch)
     ]
     mistakes += [
-        f"{name} must count in whole numbers or be a container of them; got {unit!r}"
+        f"{name} must count in whole numbers or be a container of them, such as Batch([5, 30]); got {unit!r}"
         for name, unit in units
-        if isinstance(unit, Batch | Epoch) and not isinstance(unit.value, int | Container)
+        if isinstance(unit, Batch | Epoch)
+        and (isinstance(unit.value, str) or not isinstance(unit.value, int | Container))
     ]
     length = dict(units)["max_length"]
     if isinstance(length, Batch | Epoch) and isinstance(length.value, Container):
         mistakes.append(f"max_length must be Batch(int) or Epoch(int); got {length!r}")
     if mistakes:
         raise TypeError("; ".join(mistakes) + ".")
+    if isinstance(length, Batch | Epoch) and isinstance(length.value, int) and length.value < 0:
+        raise ValueError(f"max_length must not be negative; got {length!r}. Give the length of the whole training.")
 
 
 class Action(enum.Enum):

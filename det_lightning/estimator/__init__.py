@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.estimator._context import EstimatorContext, EstimatorExperimentalContext, EstimatorTrialContext
 from det_lightning.estimator._reducer import MetricReducer
-from det_lightning.estimator._trial import EstimatorTrial
+from det_lightning.estimator._trial import EstimatorTrial, ServingInputReceiverFn
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "EstimatorTrialContext",
     "MetricReducer",
     "RunHook",
+    "ServingInputReceiverFn",
     "Trainer",
     "init",
     "load_estimator_from_checkpoint_path",

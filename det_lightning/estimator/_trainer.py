@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from det_lightning.arguments import require
 from det_lightning.estimator._adapter import adapter_of
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch import _trainer
+from det_lightning.with_statement import for_with_statement
 
 
-@contextlib.contextmanager
+@for_with_statement("with estimator.init(...) as context")
 def init(**options: Any) -> Iterator[EstimatorTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 
@@ -35,6 +36,9 @@ class Trainer(_trainer.Trainer):
     """
 
     def __init__(self, trial: EstimatorTrial, context: EstimatorTrialContext, **lightning: Any) -> None:
+        call = "Trainer(trial, context)"
+        require(isinstance(trial, EstimatorTrial), call, "an EstimatorTrial", trial)
+        require(isinstance(context, EstimatorTrialContext), call, "an EstimatorTrialContext", context)
         self.adapter = adapter_of(type(trial))(context.run, trial, context)
         super().__init__(self.adapter, context.run, **lightning)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from det_lightning.estimator._context import EstimatorTrialContext
 
+#: A function without arguments that returns a ``ServingInputReceiver`` or ``TensorServingInputReceiver``.
+ServingInputReceiverFn = Callable[..., Any]
+
 
 class EstimatorTrial(abc.ABC):
     """A trial that trains a TensorFlow Estimator, with TensorFlow's version 1 behaviour.
@@ -43,6 +46,6 @@ class EstimatorTrial(abc.ABC):
     def build_validation_spec(self) -> Any:
         """Return a ``tf.estimator.EvalSpec``; validations evaluate ``steps`` batches, or all if it is None."""
 
-    def build_serving_input_receiver_fns(self) -> dict[str, Callable[..., Any]]:
+    def build_serving_input_receiver_fns(self) -> dict[str, ServingInputReceiverFn]:
         """Return functions by name; each adds a SavedModel to checkpoints, in a subdirectory of that name."""
         return {}

@@ -11,6 +11,7 @@ from det_lightning import compat
 from det_lightning.core._task import current_task
 from det_lightning.importing import load_class
 from det_lightning.pytorch import _trainer
+from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_class
 
 
 def main(entrypoint: str) -> int:
@@ -28,7 +29,7 @@ def main(entrypoint: str) -> int:
     trial_class = load_class(entrypoint)
     api = _api_of(trial_class)
     with api.init() as context:
-        trainer = api.Trainer(trial_class(context), context, enable_progress_bar=False)
+        trainer = api.Trainer(build_trial(trial_class, context), context, enable_progress_bar=False)
         trainer.fit(latest_checkpoint=task.latest_checkpoint)
     return 0
 
@@ -37,8 +38,9 @@ def _api_of(trial_class: type) -> Any:
     """Return the module with ``init`` and ``Trainer`` for a kind of trials."""
     # TensorFlow is slow to import, and only the class itself shows that it is needed.
     estimator = sys.modules.get("det_lightning.estimator")
-    if estimator is not None and issubclass(trial_class, estimator.EstimatorTrial):
+    if estimator is not None and isinstance(trial_class, type) and issubclass(trial_class, estimator.EstimatorTrial):
         return estimator
+    require_trial_class("The entrypoint", trial_class)
     return _trainer
 
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import pytorch
+from det_lightning.arguments import require
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.missing_parts import attribute_error
+from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_class
 
 __all__ = ["test_one_batch"]
 
@@ -34,6 +36,8 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
         >>> rate = {"type": "log", "base": 10, "minval": -3, "maxval": -1}
         >>> test_one_batch(MyTrial, {"hyperparameters": {"lr": rate, "global_batch_size": 8}})
     """
+    require_trial_class("test_one_batch()", trial_class)
+    require(config is None or isinstance(config, Mapping), "test_one_batch(config=...)", "a dict", config)
     exp_conf = {**(config or {}), "scheduling_unit": 1}
     hparams = chosen_hparams(exp_conf)
     with (
@@ -42,7 +46,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
             hparams=hparams, exp_conf=exp_conf, aggregation_frequency=1, enable_tensorboard_logging=False
         ) as context,
     ):
-        trainer = pytorch.Trainer(trial_class(context), context, enable_progress_bar=False)
+        trainer = pytorch.Trainer(build_trial(trial_class, context), context, enable_progress_bar=False)
         trainer.fit(
             max_length=pytorch.Batch(1),
             step_zero_validation=False,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._task import current_task
 from det_lightning.missing_parts import attribute_error
-from det_lightning.parts_of_determined import missing_part
 
 if TYPE_CHECKING:
     from det_lightning.estimator import EstimatorNativeContext
@@ -40,9 +39,9 @@ def init(
     """
     if not local and current_task() is None:
         raise ValueError(
-            "estimator.init(local=False) submits an experiment to a Determined master, and there is none. Use "
-            "init(local=True), or start the script as the entrypoint of a configuration: det-lightning run CONFIG. "
-            f"({missing_part('determined.experimental')})"
+            f"estimator.init(local={local!r}) submits the script to a Determined master, and det_lightning has none. "
+            "Pass local=True to train in this process, or start the script as the entrypoint of a configuration: "
+            "det-lightning run CONFIG."
         )
     from det_lightning.estimator import EstimatorNativeContext
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from det_lightning.launch.command_line import split, trial_of
+from det_lightning.missing_parts import attribute_error
+
+#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
+__path__: list[str] = []
 
 _LAUNCHER = "python3 -m det_lightning.launch.torch_distributed"
 _ERROR = """\
@@ -39,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = f"{_LAUNCHER} {shlex.join(script) or 'python3 train.py'}"
     print(_ERROR + advice.format(command=command, trial=trial), file=sys.stderr, end="")
     return 2
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

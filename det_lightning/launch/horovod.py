@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from det_lightning.extras import how_to_build_horovod
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
+from det_lightning.missing_parts import attribute_error
+
+#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
+__path__: list[str] = []
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -96,6 +101,10 @@ def _run(command: list[str], environment: Mapping[str, str]) -> int:
         sys.stdout.flush()
         os.execvpe(command[0], command, environment)
     return subprocess.run(command, env=environment, check=False).returncode
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

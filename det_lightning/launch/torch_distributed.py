@@ -8,11 +8,16 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
+from det_lightning.missing_parts import attribute_error
+
+#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
+__path__: list[str] = []
 
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
@@ -106,6 +111,10 @@ def _is_given(name: str, options: list[str]) -> bool:
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

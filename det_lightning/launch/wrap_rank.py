@@ -10,7 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, NoReturn
+
+from det_lightning.missing_parts import attribute_error
+
+#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
+__path__: list[str] = []
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 _RANK_HELP = "the rank, or the names of variables that hold it, separated by commas: the first that is set counts"
@@ -72,6 +77,10 @@ def _signals_passed_to(process: subprocess.Popen[str]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

@@ -66,11 +66,13 @@ class ChosenPrecision:
         self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
         if self._has_levels:
             raise errors.InvalidExperimentException(
-                "wrap_scaler() after configure_apex_amp(): use either torch.amp or apex levels, not both."
+                "wrap_scaler() or experimental.use_amp() was called after configure_apex_amp(), which scales losses "
+                "already: use either torch.amp or apex levels, not both, and leave the other call out."
             )
         if self.scaler is not None:
             raise errors.InvalidExperimentException(
-                "There is a gradient scaler already: call wrap_scaler() or experimental.use_amp() once."
+                f"There is a gradient scaler already, by {self._chosen_by}. Call wrap_scaler() or "
+                "experimental.use_amp() once."
             )
         if self.models:
             raise errors.InvalidExperimentException(
@@ -270,10 +272,14 @@ class ChosenPrecision:
         self._refuse_two_precisions("configure_apex_amp()")
         if self.scaler is not None and (self._autocasts or self.scaler.is_enabled()):
             raise errors.InvalidExperimentException(
-                "configure_apex_amp() after wrap_scaler() or use_amp(): use either torch.amp or apex levels, not both."
+                f"configure_apex_amp() was called after {self._chosen_by}, which scales losses already: use either "
+                "torch.amp or apex levels, not both, and leave the other call out."
             )
         if self._has_levels:
-            raise errors.InvalidExperimentException("configure_apex_amp() was called a second time; call it once.")
+            raise errors.InvalidExperimentException(
+                "configure_apex_amp() was called a second time, and each precision is chosen once. Call it once, with "
+                "lists of all models and optimizers: configure_apex_amp([generator, critic], [optimizer, other])."
+            )
 
     def _initialize_apex(self, given: tuple[Any, Any], **arguments: Any) -> tuple[Any, Any]:
         if self._processes > 1:

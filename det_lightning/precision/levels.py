@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from det_lightning import errors
+from det_lightning.arguments import describe
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +94,12 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
     if opt_level == "O1":
         mistakes += _clashes_with_autocast(given)
     elif given.get("patch_torch_functions"):
-        mistakes.append("patch_torch_functions=True goes with opt_level='O1' only, which it defines")
+        mistakes.append("patch_torch_functions=True goes with opt_level='O1' only; leave it out, or use 'O1'")
     values: dict[str, Any] = {name: _parse(name, value, mistakes) for name, value in given.items()}
     lowest = values.get("min_loss_scale")
     highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
-        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}")
+        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}; give a smaller one")
     if mistakes:
         raise errors.InvalidExperimentException(
             f"configure_apex_amp(opt_level={opt_level!r}, ...) got " + "; and ".join(mistakes) + "."
@@ -174,10 +175,10 @@ _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
     """Return as a list what was given as the argument ``name``, alone or in a list or tuple."""
     found = list(given) if isinstance(given, list | tuple) else [given]
-    if wrong := [f"{item!r:.80} of type {type(item).__name__}" for item in found if not isinstance(item, kind)]:
+    if wrong := [describe(item) for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
-            f"configure_apex_amp({name}=...) takes a {kind.__module__}.{kind.__name__} or a list of them; got "
-            f"{', '.join(wrong)}."
+            f"configure_apex_amp({name}=...) takes what wrap_{name[:-1]}() returned, one {kind.__name__} or a list of "
+            f"them; got {', '.join(wrong)}."
         )
     return found
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from det_lightning.arguments import require
+
 
 class PyTorchCallback:
     """Code that runs at the events of a run. Override the methods you need, and return it from ``build_callbacks``.
@@ -166,6 +168,7 @@ def reset_parameters(model: torch.nn.Module) -> None:
         >>> torch.equal(model.weight, before)
         False
     """
+    require(isinstance(model, torch.nn.Module), "reset_parameters()", "a torch.nn.Module", model)
     model.apply(_reset)
 
 

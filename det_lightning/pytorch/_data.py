@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import data
 
+from det_lightning.arguments import wrong_argument
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._position import ResumableBatchSampler
 from det_lightning.pytorch._random_state import PassJournal
@@ -97,6 +98,9 @@ class DataLoader:
                 "Give one of them, or return a torch.utils.data.DataLoader and call "
                 "context.experimental.disable_dataset_reproducibility_checks()."
             )
+        is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+        if not is_dataset or isinstance(dataset, type):
+            raise TypeError(wrong_argument("DataLoader()", "a dataset", dataset))
         self.dataset = dataset
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers

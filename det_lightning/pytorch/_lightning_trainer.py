@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.arguments import require, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
@@ -28,6 +29,7 @@ from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,21 @@ logger = logging.getLogger(__name__)
 _MOST_FALLBACKS = 10
 # Each time another run deletes the newest checkpoint, it has written a newer one.
 _MOST_TRIES = 10
+
+
+def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise a TypeError that names the argument of ``Trainer`` that is of the wrong kind."""
+    call = "Trainer(trial, context)"
+    if isinstance(trial, PyTorchTrialContext) and isinstance(context, PyTorchTrial):
+        raise TypeError(f"{call} got the context first. Give the trial first: Trainer(trial, context).")
+    advice = "Build it with the context: Trainer(MyTrial(context), context)."
+    require(isinstance(trial, PyTorchTrial), call, "a PyTorchTrial", trial, advice)
+    advice = "Give the context that the trial was built with, of `with init(...) as context`."
+    require(isinstance(context, PyTorchTrialContext), call, "a PyTorchTrialContext", context, advice)
+    for callback in callbacks_in(arguments):
+        is_callback = hasattr(callback, "state_key") and not isinstance(callback, type)
+        advice = "Callbacks of a trial are returned by its build_callbacks()."
+        require(is_callback, "Trainer(callbacks=...)", "callbacks of Lightning", callback, advice)
 
 
 def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
@@ -121,6 +138,8 @@ def choose_checkpoints(
     fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
+    if not (latest is None or isinstance(latest, str | os.PathLike)):
+        raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage

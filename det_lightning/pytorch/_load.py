@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.arguments import refuse_texts, require
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import modernize, read_load_data
@@ -21,7 +22,7 @@ from det_lightning.escaping import escape, name_some
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial, require_trial_class
 from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,11 @@ def load_trial_from_checkpoint_path(
         >>> det.pytorch.load_trial_from_checkpoint_path(newest, trial_class=MyTrial).head
         Linear(in_features=4, out_features=1, bias=True)
     """
+    if trial_class is not None:
+        require_trial_class("load_trial_from_checkpoint_path(trial_class=...)", trial_class)
+    refuse_texts("load_trial_from_checkpoint_path()", trusted=trusted)
+    for name, given in {"torch_load_kwargs": torch_load_kwargs, "hparams": hparams, "exp_conf": exp_conf}.items():
+        require(given is None or isinstance(given, Mapping), f"{name}=", "a dict", given)
     if kwargs:
         if torch_load_kwargs:
             raise ValueError(f"Give torch_load_kwargs or further arguments, not both; got {sorted(kwargs)} as well.")
@@ -125,7 +131,7 @@ def load_trial_from_checkpoint_path(
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
             context = CheckpointLoadContext(hparams, exp_conf)
-            trial = chosen(context, **trial_kwargs or {})
+            trial = build_trial(chosen, context, trial_kwargs)
         adapt_legacy_trial(trial, context)
         load_models(context, state, str(state_file), load_data["trial_cls_spec"])
     if may_be_functional and is_legacy_trial(trial):

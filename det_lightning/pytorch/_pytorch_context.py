@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.arguments import is_path, refuse_texts, require, wrong_argument
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
@@ -72,6 +73,9 @@ class PyTorchTrialContext:
     ) -> None:
         if not loading_only:
             require_usable(hparams, exp_conf)
+        for name, given in {"hparams": hparams, "exp_conf": exp_conf}.items():
+            require(given is None or isinstance(given, Mapping), f"{name}=", "a dict", given)
+        refuse_texts("init()", enable_tensorboard_logging=enable_tensorboard_logging)
         self.distributed = distributed or DistributedContext()
         size = self.distributed.size
         self.settings = TrialSettings(
@@ -89,6 +93,8 @@ class PyTorchTrialContext:
         self.experimental = PyTorchExperimentalContext(self.precision, self.reducers)
         self.profiler: Any = None
         self.position = TrainingPosition()
+        call = "tensorboard_path"
+        require(tensorboard_path is None or is_path(tensorboard_path), call, "a path", tensorboard_path)
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
         # Looked up on each call, because a test may replace the method.
         self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
@@ -110,6 +116,7 @@ class PyTorchTrialContext:
         A range among the ``hyperparameters`` of ``config`` gives its middle, a ``categorical`` its first value; a
         ValueError is raised if a hyperparameter is of an unknown type, or lacks its values.
         """
+        require(isinstance(config, Mapping), "from_config()", "an experiment configuration as a dict", config)
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
@@ -166,6 +173,8 @@ class PyTorchTrialContext:
 
         With several ranks, gradients are exchanged only on batches that update.
         """
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(wrong_argument("context.backward()", "the loss as a tensor with its graph", loss))
         hooks = self.update_hooks
         for before in hooks.before_backward:
             before(loss)
@@ -197,7 +206,7 @@ class PyTorchTrialContext:
                 gradients are aggregated over batches.
             TypeError: ``clip_grads`` is not a function.
         """
-        if clip_grads is not None and not callable(clip_grads):
+        if clip_grads is not None and (not callable(clip_grads) or isinstance(clip_grads, type)):
             raise TypeError(
                 f"step_optimizer(clip_grads=...) takes a function of the parameters; got {clip_grads!r}. To clip "
                 "their norm: clip_grads=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)."

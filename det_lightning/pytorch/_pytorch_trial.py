@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch.utils.data
 
+from det_lightning.arguments import require
+from det_lightning.hyperparameters import explain_texts
+from det_lightning.masking import short_text
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._data import DataLoader, TorchData, data_length
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -126,3 +131,44 @@ class SelfSavingTrial(PyTorchTrial):
     @abc.abstractmethod
     def describe_files(self) -> dict[str, str]:
         """Return ``framework`` and ``format`` for ``metadata.json``."""
+
+
+def require_trial_class(call: str, trial_class: Any) -> None:
+    """Raise a TypeError unless ``trial_class`` is a class of trials, or a function that builds one."""
+    is_trial = isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)
+    if not is_trial and (isinstance(trial_class, type | torch.nn.Module | PyTorchTrial) or not callable(trial_class)):
+        raise TypeError(
+            f"{call} takes the class of a trial, a subclass of det_lightning.pytorch.PyTorchTrial; got "
+            f"{short_text(trial_class)}."
+        )
+
+
+def build_trial(
+    trial_class: Callable[..., Any], context: PyTorchTrialContext, trial_kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Return a trial; a TypeError says which arguments of its class are missing, or which hyperparameters are texts."""
+    arguments = {} if trial_kwargs is None else trial_kwargs
+    require(isinstance(arguments, Mapping), "trial_kwargs=", "a dict of arguments after the context", arguments)
+    try:
+        return trial_class(context, **arguments)
+    except TypeError as error:
+        if mismatch := _find_mismatch(trial_class, context, arguments):
+            raise TypeError(mismatch) from error
+        explain_texts(error, context.settings.hparams)
+        raise
+
+
+def _find_mismatch(trial_class: Callable[..., Any], context: PyTorchTrialContext, arguments: Mapping[str, Any]) -> str:
+    """Return what is wrong with the arguments of a trial's class; empty if nothing is."""
+    signature = inspect.signature(trial_class)
+    try:
+        signature.bind(context, **arguments)
+    except TypeError as error:
+        name = getattr(trial_class, "__name__", repr(trial_class))
+        given = f"trial_kwargs={short_text(dict(arguments))}" if arguments else "without trial_kwargs="
+        return (
+            f"{name}{signature} was called with the context, {given}: {error}. A trial takes the context first; pass "
+            "others in trial_kwargs={...} of TrialModule or load_trial_from_checkpoint_path, or give them "
+            "defaults."
+        )
+    return ""

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Sampler
 
 from det_lightning import errors
+from det_lightning.arguments import wrong_argument
 
 # The types of generators whose states are saved.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
@@ -30,7 +31,9 @@ UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowErro
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's, numpy's and Python's global generators."""
+    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all of them take the seed."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(wrong_argument("trial_seed", "an integer from 0 to 2**32 - 1", seed))
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from det_lightning.arguments import describe
+
 if TYPE_CHECKING:
     import torchmetrics
 
@@ -216,6 +218,13 @@ class ReducerRegistry:
         Raises:
             AssertionError: the object was wrapped before, or is none of these.
         """
+        if not isinstance(name, str | None):
+            raise TypeError(f"wrap_reducer(reducer, name) takes a name as a text; got {describe(name)}.")
+        if isinstance(reducer, type) and hasattr(reducer, "reset"):
+            raise AssertionError(
+                f"wrap_reducer() takes an object; got {describe(reducer)} (name={name!r}). Create one first: "
+                f"wrap_reducer({reducer.__name__}(...), ...)."
+            )
         if isinstance(reducer, torch.nn.Module) and self._device is not None:
             reducer.to(self._device)
         if any(reducer is known.wrapped for known in self._registrations):
@@ -231,7 +240,7 @@ class ReducerRegistry:
                 of_torch.exchange_through(self._allgather)
         elif isinstance(reducer, MetricReducer):
             registered = reducer
-        elif callable(reducer):
+        elif callable(reducer) and reducer is not Reducer:
             wrapped = registered = FunctionReducer(reducer)  # a new one each time: a function may serve several metrics
         else:
             raise AssertionError(

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 from collections.abc import Collection, Mapping
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
+from det_lightning.arguments import wrong_argument
 from det_lightning.core._task import TrialTask
 from det_lightning.hyperparameters import chosen_hparams, ranges_in
 from det_lightning.masking import MaskedSettings, describe_masked, leave_out_masked, mask
@@ -151,6 +153,8 @@ class TrialSettings:
 
     def aggregate_over(self, batches: int) -> None:
         """Set the number of batches whose gradients make one update; raise a ValueError if it is below 1."""
+        if not isinstance(batches, Number):
+            raise TypeError(wrong_argument("aggregation_frequency", "a number of batches", batches))
         if batches < 1:
             raise ValueError(f"aggregation_frequency must be at least 1; got {batches}.")
         self.aggregation_frequency = batches

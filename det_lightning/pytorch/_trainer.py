@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import quiet_hints
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
+from det_lightning.arguments import refuse_texts
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
@@ -24,17 +25,20 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
 from det_lightning.core._topology import elastic_job
+from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
     choose_checkpoints,
     choose_preemption,
     make_lightning_trainer,
+    require_parts,
 )
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.units import Batch, Epoch, TrainUnit
+from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +51,7 @@ _DEFAULT_SCHEDULE = {
 _fits = itertools.count(1)
 
 
-@contextlib.contextmanager
+@for_with_statement("with det.pytorch.init(...) as context")
 def init(
     *,
     hparams: dict[str, Any] | None = None,
@@ -57,7 +61,7 @@ def init(
     enable_tensorboard_logging: bool = True,
     trial_seed: int | None = None,
     tensorboard_path: str | os.PathLike[str] | None = None,
-    strategy: str | Strategy = "trial_ddp",
+    strategy: str | Strategy | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 
@@ -75,9 +79,10 @@ def init(
         trial_seed: seed for Python's, numpy's and torch's random generators; by default the ``experiment_seed`` of
             ``exp_conf``, without which they are not seeded.
         tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
-        strategy: how several processes train: with ``"trial_ddp"`` each has whole models, ``"trial_fsdp"`` shards them,
-            and ``"horovod"`` is also chosen by ``USE_HOROVOD`` in the environment and by ``horovodrun``; or a strategy
-            of ``det_lightning.adapters.strategies`` with options, such as a ``PerModelFSDPStrategy``.
+        strategy: how several processes train: with ``"trial_ddp"``, the default, each has whole models;
+            ``"trial_fsdp"`` shards them, and ``"horovod"`` is also chosen by ``USE_HOROVOD`` in the environment and by
+            ``horovodrun``; or a strategy of ``det_lightning.adapters.strategies`` with options, such as a
+            ``PerModelFSDPStrategy``.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
@@ -118,6 +123,8 @@ def init(
         raise
     except BaseException as error:
         context.distributed.abandon(error)
+        if isinstance(error, TypeError):
+            explain_texts(error, context.settings.hparams)
         if isinstance(error, errors.InvalidHP):
             end_for_invalid_hp(error, task, context.distributed.rank)
         raise
@@ -149,6 +156,7 @@ class Trainer:
     """
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, **lightning: Any) -> None:
+        require_parts(trial, context, lightning)
         self._trial = trial
         self._context = context
         self._lightning = lightning
@@ -232,6 +240,15 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
+        flags: dict[str, Any] = {
+            "test_mode": test_mode,
+            "trusted": trusted,
+            "preemption": preemption,
+            "fall_back": fall_back,
+        }
+        flags |= {"step_zero_validation": step_zero_validation, "save_on_interrupt": save_on_interrupt}
+        if any(isinstance(flag, str) for flag in flags.values()):
+            refuse_texts("fit()", **flags)
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
             max_length=max_length,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from numbers import Number
 from typing import Any, TypeVar
 
 import torch
 
 from det_lightning import errors
+from det_lightning.arguments import require
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision import ChosenPrecision
@@ -70,6 +72,8 @@ class WrappedParts:
                 wrap different models.
         """
         self._require_open("wrap_model")
+        advice = "Wrap each model by itself."
+        require(isinstance(model, torch.nn.Module), "wrap_model()", "a torch.nn.Module", model, advice)
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
             if self._distributed.size > 1:
@@ -103,6 +107,11 @@ class WrappedParts:
                 ``backward_passes_per_step`` is below 1.
         """
         self._require_open("wrap_optimizer")
+        is_optimizer = hasattr(optimizer, "param_groups") and not isinstance(optimizer, type)
+        advice = "Wrap each optimizer by itself."
+        require(is_optimizer, "wrap_optimizer()", "an optimizer of torch", optimizer, advice)
+        call = "wrap_optimizer(backward_passes_per_step=...)"
+        require(isinstance(backward_passes_per_step, Number), call, "a number", backward_passes_per_step)
         self._precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
@@ -134,6 +143,10 @@ class WrappedParts:
             TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         """
         self._require_open("wrap_lr_scheduler")
+        is_scheduler = hasattr(lr_scheduler, "step") and not isinstance(lr_scheduler, type | torch.optim.Optimizer)
+        call = "wrap_lr_scheduler()"
+        require(is_scheduler, call, "a learning rate scheduler and a step_mode, in this order", lr_scheduler)
+        require(isinstance(frequency, Number), "wrap_lr_scheduler(frequency=...)", "a number", frequency)
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise errors.InvalidExperimentException(

@@ -182,3 +182,25 @@ def test_the_context_of_a_trial_has_the_methods_of_the_general_one() -> None:
     methods = [name for name in vars(theirs) if not name.startswith("_")]
     assert len(methods) == 12
     assert [name for name in methods if not hasattr(ours, name)] == []
+
+
+CLUSTER = ["container_addrs", "container_rank", "container_slot_counts", "gpu_uuids", "latest_checkpoint", "user_data"]
+
+
+@pytest.mark.parametrize("task_type", ["TRIAL", "NOTEBOOK", "COMMAND"])
+def test_the_information_about_a_task_has_the_same_attributes(task_type: str) -> None:
+    theirs, ours = (describe_task(module_of(side, ""), task_type) for side in SIDES)
+    assert ours == theirs
+
+
+def describe_task(det: Any, task_type: str) -> dict[str, Any]:
+    info = det.ClusterInfo(
+        *("http://master:8080", "cluster", "agent", [0, 1], "task", "allocation", "token", task_type),
+        latest_checkpoint="uuid",
+        trial_info=det.TrialInfo(1, 2, 3, {"lr": 0.1}, {"data": {"a": 1}}, 0, 0, False, None),
+        rendezvous_info=det.RendezvousInfo(["10.0.0.1", "10.0.0.2"], 1, [2, 2]),
+        resources_info=det.ResourcesInfo(["GPU-1", "GPU-2"]),
+    )
+    found = {name: outcome(lambda name=name: getattr(info, name)) for name in CLUSTER}  # type: ignore[misc]
+    trial = outcome(lambda: info.trial.hparams)
+    return {**found, "trial": trial, "property": isinstance(det.ResourcesInfo.gpu_uuids, property)}

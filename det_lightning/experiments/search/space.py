@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.powers import raise_to_power
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ class Log:
     count: int | None = None
 
     def draw(self, generator: Generator) -> float:
-        return math.pow(self.base, generator.uniform(self.minval, self.maxval))
+        return raise_to_power(self.base, generator.uniform(self.minval, self.maxval))
 
     def grid(self) -> list[float]:
-        return [math.pow(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
+        return [raise_to_power(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
 
 
 Distribution = Const | Categorical | Int | Double | Log

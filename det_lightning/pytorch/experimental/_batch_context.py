@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from det_lightning.distributed.processes import device_of
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
+from det_lightning.with_statement import for_with_statement
 
 
 def get_default_device(core_context: Context) -> torch.device:
@@ -109,7 +109,7 @@ class TorchBatchProcessorContext:
         """Put a model into evaluation mode and move it to the device; return it."""
         return model.eval().to(self.device)
 
-    @contextlib.contextmanager
+    @for_with_statement("with context.upload_path() as directory")
     def upload_path(self) -> Iterator[pathlib.Path]:
         """Write output in a ``with`` block: files saved in the directory end up in the checkpoint storage.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils import data
 
+from det_lightning.arguments import require
 from det_lightning.core._context import Context, init
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.processes import is_one_of_several, torchrun_context
@@ -125,6 +126,8 @@ def torch_batch_process(
         >>> torch_batch_process(Total, list(range(10)), batch_size=4, checkpoint_storage="checkpoints")
         45
     """
+    is_processor = isinstance(batch_processor_cls, type) and hasattr(batch_processor_cls, "process_batch")
+    require(is_processor, "torch_batch_process()", "a subclass of TorchBatchProcessor", batch_processor_cls)
     options = _loader_options(dataset, batch_size, checkpoint_interval, dataloader_kwargs)
     if distributed_context is None and is_one_of_several():
         distributed_context = torchrun_context()

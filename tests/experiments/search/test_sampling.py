@@ -24,6 +24,7 @@ from det_lightning.experiments.search import (
     Warn,
     planned_trials,
 )
+from det_lightning.experiments.search.powers import raise_to_power
 
 SPACE: SearchSpace = {
     "batch": Int(16, 64, count=2),
@@ -44,8 +45,8 @@ def test_seed_42_gives_these_trials() -> None:
     search = Search(settings("random", max_trials=3), SPACE, 42)
     assert search.initial() == [
         CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"}),
-        CreateTrial(2, 893664919, {"batch": 34, "lr": 0.00019949166150633933, "opt": "c"}),
-        CreateTrial(3, 3344769, {"batch": 18, "lr": 0.00011527987128232399, "opt": "b"}),
+        CreateTrial(2, 893664919, {"batch": 34, "lr": 0.00019949166150633936, "opt": "c"}),
+        CreateTrial(3, 3344769, {"batch": 18, "lr": 0.00011527987128232398, "opt": "b"}),
     ]
 
 
@@ -54,7 +55,7 @@ def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> N
     state = np.random.RandomState(seed)
     for trial in planned_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
         batch = 16 + state.randint(0, 49)
-        lr = 10.0 ** state.uniform(-4, -1)
+        lr = raise_to_power(10, state.uniform(-4, -1))
         opt = "abc"[state.randint(0, 3)]
         state.bytes(16)
         assert trial.hparams == {"batch": batch, "lr": lr, "opt": opt}

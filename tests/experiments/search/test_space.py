@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from det_lightning.experiments.search import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
 from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.powers import raise_to_power
 from det_lightning.experiments.search.space import Grid, draw
 
 
@@ -26,7 +27,7 @@ def test_names_are_drawn_in_alphabetical_order_at_each_depth() -> None:
         "B": Log(-4, -1, 10),
     }
     state = np.random.RandomState(7)
-    log = 10 ** state.uniform(-4, -1)
+    log = raise_to_power(10, state.uniform(-4, -1))
     categorical = ("p", "q", "r")[state.randint(0, 3)]
     double = state.uniform(0, 1)
     integer = state.randint(0, 10)

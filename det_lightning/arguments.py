@@ -1,0 +1,58 @@
+"""Errors for arguments of the wrong kind: each names the call, the value, what was expected and the way out."""
+
+from __future__ import annotations
+
+import enum
+import numbers
+import os
+from typing import Any, TypeVar
+
+from det_lightning.masking import short_text
+
+_E = TypeVar("_E", bound=enum.Enum)
+_SHOWN = (type(None), numbers.Number, str, bytes, list, tuple, dict, set, os.PathLike)
+
+
+def describe(value: Any) -> str:
+    """Return a value and its type for a message; of an object that is no plain value only the type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object of it"
+    kind = type(value).__name__
+    return f"{short_text(value)} of type {kind}" if isinstance(value, _SHOWN) else f"an object of type {kind}"
+
+
+def require(is_right: bool, call: str, expected: str, value: Any, advice: str = "") -> None:
+    """Raise a TypeError unless an argument of ``call`` is right."""
+    if not is_right:
+        raise TypeError(wrong_argument(call, expected, value, advice))
+
+
+def wrong_argument(call: str, expected: str, value: Any, advice: str = "") -> str:
+    """Return the message for an argument that is not what ``call`` takes."""
+    return " ".join(filter(None, [f"{call} takes {expected}; got {describe(value)}.", advice]))
+
+
+def find_member(call: str, kind: type[_E], value: Any) -> _E:
+    """Return the member of an enumeration that an argument is, or has the value of; raise a ValueError otherwise."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(member.name for member in kind)
+        raise ValueError(wrong_argument(call, f"a {kind.__name__} ({names})", value)) from None
+
+
+def is_path(value: Any) -> bool:
+    """Return whether a value names a file or directory."""
+    return isinstance(value, str | os.PathLike)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number from 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def refuse_texts(call: str, **flags: Any) -> None:
+    """Raise a TypeError that names each flag that is a text, since even ``"no"`` would count as True."""
+    texts = [f"{name}={value!r}" for name, value in flags.items() if isinstance(value, str)]
+    if texts:
+        raise TypeError(f"{call} takes True or False; got {', '.join(texts)}. Even the text 'no' would count as True.")

@@ -1,0 +1,61 @@
+"""Functions for ``with`` statements that say so if they are used without one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class OnlyInWith(contextlib.AbstractContextManager[_T]):
+    """A context manager whose errors name the missing ``with`` statement if it is taken for what the statement yields.
+
+    ``example`` is the statement to write.
+    """
+
+    def __init__(self, opened: contextlib.AbstractContextManager[_T], example: str) -> None:
+        self._opened = opened
+        self._example = example
+
+    def __enter__(self) -> _T:
+        return self._opened.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._opened.__exit__(kind, error, traceback)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name!r} was looked up without a with statement. {self._way_out()}")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"Unpacked without a with statement. {self._way_out()}")
+
+    def __fspath__(self) -> NoReturn:
+        raise TypeError(f"Used as a path without a with statement. {self._way_out()}")
+
+    def __truediv__(self, other: Any) -> NoReturn:
+        raise TypeError(f"Used as a path without a with statement. {self._way_out()}")
+
+    def _way_out(self) -> str:
+        return f"Write `{vars(self).get('_example')}:` and use the result inside."
+
+
+def for_with_statement(example: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, OnlyInWith[_T]]]:
+    """Make a generator function open a context, as ``contextlib.contextmanager`` does; see :class:`OnlyInWith`."""
+
+    def decorate(function: Callable[_P, Iterator[_T]]) -> Callable[_P, OnlyInWith[_T]]:
+        opening = contextlib.contextmanager(function)
+
+        @functools.wraps(function)
+        def open_context(*args: _P.args, **kwargs: _P.kwargs) -> OnlyInWith[_T]:
+            return OnlyInWith(opening(*args, **kwargs), example)
+
+        return open_context
+
+    return decorate

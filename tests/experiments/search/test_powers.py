@@ -1,0 +1,120 @@
+"""Powers have the last bit of Go's ``math.Pow``, which draws hyperparameters of the type ``log`` in Determined."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.experiments.search import Log
+from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.powers import raise_to_power
+from det_lightning.experiments.search.space import draw
+
+#: Base, exponent and the power, by Go 1.19 to 1.27 on x86-64.
+OF_GO = """
+10 -1.1769310230148289 0x1.108a06e142312p-04
+10 -2.8822845166376965 0x1.57c292b68a46cp-10
+10 -0.12368659871912513 0x1.811bd5a4e438dp-01
+10 -2.4195066664842484 0x1.f2e3632d9b27bp-09
+10 -3.123765608332537 0x1.8a4793fbfe6ecp-11
+10 -1.7983970653975163 0x1.04a10b802e133p-06
+10 -3.1863485318867006 0x1.555debff45265p-11
+10 -0.8523934474365609 0x1.1fb2a174f4916p-03
+10 -4.205824411258034 0x1.051e015772504p-14
+10 -0.03388617307547026 0x1.d991cf4fa6e46p-01
+10 -5.990243774904968 0x1.1288b2cf06426p-20
+10 -2.0908341848383314 0x1.09d65295aafdp-07
+10 -2.7338147392012155 0x1.e3ddb7bf6ec92p-10
+10 -5.2180203894654005 0x1.9637e355916a6p-18
+10 -3.020515853051138 0x1.f418c70d1eea6p-11
+10 -4.217510369952635 0x1.fc5e9ae30537ep-15
+2 2.5553891897827463 0x1.783569bc7d337p+02
+2 -1.7586309155368496 0x1.2e9f04b625313p-02
+2 -7.42465141312781 0x1.7d7318121c14dp-08
+2.718281828459045 4.807338367007015 0x1.e99f1d55d2282p+06
+2.718281828459045 -6.25792832026951 0x1.f60f86c7e61ebp-10
+2.718281828459045 3.1979727551089 0x1.87b9bde8d8af3p+04
+0.5 3.530597483886697 0x1.6270f2b8cd7fap-04
+0.5 9.444223054453309 0x1.784f4d4099eaap-10
+0.5 9.560727807444023 0x1.5b1d94ca2e58dp-10
+3 5.8740737889956645 0x1.3d67ff5d3b237p+09
+3 -1.540227086108139 0x1.79193b23820edp-03
+3 4.247312412269279 0x1.a9269bfc6b408p+06
+1.5 4.460718403091244 0x1.868c134215352p+02
+1.5 2.8419608606832747 0x1.952f9dfa36eep+01
+1.5 -7.777740229145513 0x1.5dc8472f4794ep-05
+0.1 5.6347991398470825 0x1.372de8a68313bp-19
+0.1 -6.056782698697768 0x1.163df66a073fdp+20
+0.1 9.194248902034918 0x1.5f7f1696eb952p-31
+7.25 5.08182019756765 0x1.700bfd386f97p+14
+7.25 -7.091324229319834 0x1.a988ab0c0a8c1p-21
+7.25 7.935286104422261 0x1.99d593dbbd1e7p+22
+1e-300 0.40273658605459933 0x1.8f523c78c6701p-402
+1e-300 0.3969566596624099 0x1.5228958e27438p-396
+1e-300 -0.03732094107574413 0x1.24b16d69ebbb6p+37
+1e+300 -0.20647096067265652 0x1.2d6433727599bp-206
+1e+300 0.32095736400865893 0x1.d063354ad1d73p+319
+1e+300 -0.4485850798248728 0x1.ee7c70189fcf4p-448
+0.9999 -6.186622305712315 0x1.00288f2919603p+00
+0.9999 9.248643315481694 0x1.ff86d37fabd6ep-01
+0.9999 -1.8756958687633685 0x1.000c4b5917115p+00
+0.7071067811865476 0.34892565722342006 0x1.c5ae8e7d352f9p-01
+0.7071067811865476 -8.796907033581915 0x1.516e9faee7794p+04
+0.7071067811865476 -1.8197094303113193 0x1.e0fcb9a8a746ep+00
+10 0 0x1p+00
+10 1 0x1.4p+03
+10 -1 0x1.999999999999ap-04
+10 0.5 0x1.94c583ada5b53p+01
+10 -0.5 0x1.43d136248490fp-02
+10 1.5 0x1.f9f6e4990f228p+04
+10 -2.5 0x1.9e7c6e43390b6p-09
+10 3 0x1.f4p+09
+10 -3 0x1.0624dd2f1a9fcp-10
+10 22 0x1.0f0cf064dd592p+73
+10 300 0x1.7e43c880075ap+996
+10 -300 0x1.56e1fc2f8f355p-997
+10 -307.9 0x1.21af47408ac94p-1023
+10 -320 0x1.fap-1064
+10 -323.4 0x1p-1074
+10 -400 0x0p+00
+10 308 0x1.1ccf385ebc8a3p+1023
+10 0.25 0x1.c73d51c54470fp+00
+10 -1e-09 0x1.ffffffec388fep-01
+10 -1e+300 0x0p+00
+1 123.4 0x1p+00
+2 -1074 0x1p-1074
+2 -1075.5 0x0p+00
+2 1023.999 0x1.ffa52de61c1b3p+1023
+0.5 1e+19 0x0p+00
+"""
+
+
+@pytest.mark.parametrize("row", OF_GO.strip().splitlines())
+def test_a_power_is_the_one_of_go(row: str) -> None:
+    base, exponent, power = row.split()
+    assert raise_to_power(float(base), float(exponent)).hex() == float.fromhex(power).hex()
+
+
+def test_most_of_these_powers_are_not_those_of_c() -> None:
+    rows = [row.split() for row in OF_GO.strip().splitlines()]
+    unlike = [row for row in rows if math.pow(float(row[0]), float(row[1])) != float.fromhex(row[2])]
+    assert len(unlike) > len(rows) / 3
+
+
+@given(base=st.floats(1e-10, 1e10), exponent=st.floats(-25, 25))
+def test_a_power_is_as_good_as_exact(base: float, exponent: float) -> None:
+    assert raise_to_power(base, exponent) == pytest.approx(math.pow(base, exponent), rel=1e-13)
+
+
+def test_a_draw_and_a_grid_have_these_powers() -> None:
+    exponent = Generator(3).uniform(-5, -1)
+    assert draw({"lr": Log(-5, -1, 10)}, Generator(3)) == {"lr": raise_to_power(10, exponent)}
+    assert Log(-2.75, -2.25, 10, count=2).grid() == [raise_to_power(10, -2.75), raise_to_power(10, -2.25)]
+
+
+def test_a_power_that_is_too_large_is_an_error() -> None:
+    with pytest.raises(OverflowError):
+        raise_to_power(10, 309)

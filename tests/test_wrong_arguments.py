@@ -1,0 +1,326 @@
+"""An argument of the wrong kind is refused where it is passed, by its call, its value and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import torchmetrics
+
+from det_lightning import adapters, core, errors, experimental, pytorch
+from det_lightning import callbacks as lightning_callbacks
+from det_lightning.adapters.strategies import PerModelDDPStrategy
+from det_lightning.checkpoint import Retention
+from det_lightning.pytorch.experimental import torch_batch_process
+from tests.trials import SmallTrial
+
+# Called with wrong arguments on purpose, so that their types are left out.
+api: Any = pytorch
+core_api: Any = core
+trial_module: Any = adapters.TrialModule
+callbacks: Any = lightning_callbacks
+checkpoints: Any = callbacks.DeterminedCheckpoint
+process_batches: Any = torch_batch_process
+one_batch: Any = experimental.test_one_batch
+
+MODEL = torch.nn.Linear(1, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+EVERY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
+
+
+class Largest(pytorch.MetricReducer):
+    def reset(self) -> None:
+        pass
+
+    def per_slot_reduce(self) -> Any:
+        return 0
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        return max(per_slot_metrics)
+
+
+class NeedsASize(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext, size: int) -> None:
+        super().__init__(context)
+        self.size = size
+
+
+class LearnsAtItsRate(SmallTrial):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        torch.optim.Adam(MODEL.parameters(), lr=context.get_hparam("lr"))
+
+
+@pytest.fixture
+def context() -> Iterator[pytorch.PyTorchTrialContext]:
+    with pytorch.init(enable_tensorboard_logging=False) as opened:
+        yield opened
+
+
+def fit(context: pytorch.PyTorchTrialContext, **arguments: Any) -> None:
+    trainer = pytorch.Trainer(SmallTrial(context), context)
+    trainer.fit(**{"max_length": pytorch.Batch(1), "checkpoint_storage": "storage", **arguments})
+
+
+Call = Callable[[Any], Any]
+ON_A_CONTEXT: list[tuple[Call, str]] = [
+    (lambda c: c.wrap_model(None), r"wrap_model\(\) takes a torch.nn.Module; got None"),
+    (lambda c: c.wrap_model(torch.nn.Linear), "got the class Linear, not an object of it"),
+    (lambda c: c.wrap_model([MODEL, MODEL]), "of type list. Wrap each model by itself"),
+    (lambda c: c.wrap_model(OPTIMIZER), "got an object of type SGD"),
+    (lambda c: c.wrap_optimizer(None), r"wrap_optimizer\(\) takes an optimizer of torch; got None"),
+    (lambda c: c.wrap_optimizer(torch.optim.SGD), "got the class SGD, not an object of it"),
+    (lambda c: c.wrap_optimizer(MODEL), "got an object of type Linear"),
+    (lambda c: c.wrap_optimizer([OPTIMIZER]), "Wrap each optimizer by itself"),
+    (
+        lambda c: c.wrap_optimizer(OPTIMIZER, "2"),
+        r"backward_passes_per_step=...\) takes a number; got '2' of type",
+    ),
+    (
+        lambda c: c.wrap_lr_scheduler(None, EVERY_BATCH),
+        r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None",
+    ),
+    (lambda c: c.wrap_lr_scheduler(EVERY_BATCH, object()), "in this order; got an object of type StepMode"),
+    (lambda c: c.wrap_lr_scheduler(OPTIMIZER, EVERY_BATCH), "got an object of type SGD"),
+    (lambda c: c.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR, EVERY_BATCH), "got the class StepLR"),
+    (lambda c: c.wrap_reducer("loss", max), r"takes a name as a text; got an object of type builtin"),
+    (lambda c: c.backward(None), r"context.backward\(\) takes the loss as a tensor with its graph; got None"),
+    (lambda c: c.backward(1.5), "got 1.5 of type float"),
+    (lambda c: c.backward({"loss": 1}), "got {'loss': 1} of type dict"),
+    (lambda c: c.step_optimizer(OPTIMIZER, pytorch.ClipGradsL2Norm), "takes a function of the parameters; got <class"),
+    (lambda c: api.Trainer(c, SmallTrial(c)), "got the context first.*Trainer\\(trial, context\\)"),
+    (lambda c: api.Trainer(SmallTrial, c), "takes a PyTorchTrial; got the class SmallTrial.*Trainer\\(MyTrial\\(cont"),
+    (lambda c: api.Trainer(MODEL, c), "takes a PyTorchTrial; got an object of type Linear"),
+    (lambda c: api.Trainer(SmallTrial(c), None), "takes a PyTorchTrialContext; got None.*with init"),
+    (
+        lambda c: api.Trainer(SmallTrial(c), c, callbacks=[callbacks.PreemptionHandler]),
+        "got the class PreemptionHandler",
+    ),
+    (lambda c: api.Trainer(SmallTrial(c), c, callbacks=[pytorch.PyTorchCallback()]), r"by its build_callbacks\(\)"),
+    (lambda c: api.Trainer(SmallTrial(c), c, callbacks={"a": pl.Callback()}), "callbacks of Lightning; got {'a'"),
+    (lambda c: fit(c, trusted="no"), r"fit\(\) takes True or False; got trusted='no'"),
+    (lambda c: fit(c, latest_checkpoint=5), "latest_checkpoint= takes.*got 5 of type int"),
+    (lambda c: trial_module(SmallTrial, context={}), r"TrialModule\(context=...\) takes the context of"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ON_A_CONTEXT)
+def test_a_call_with_a_context_names_what_it_got(
+    context: pytorch.PyTorchTrialContext, call: Call, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(context)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "message"),
+    [
+        (
+            Largest,
+            r"got the class Largest, not an object of it \(name='m'\). Create one first: wrap_reducer\(Largest\(",
+        ),
+        (torchmetrics.MeanMetric, "got the class MeanMetric"),
+        (pytorch.Reducer, "takes a function, a MetricReducer or a torchmetrics metric; got <enum 'Reducer'>"),
+    ],
+)
+def test_a_reducer_is_an_object_unless_its_class_reduces_a_list(
+    context: pytorch.PyTorchTrialContext, reducer: Any, message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        context.wrap_reducer(reducer, name="m")
+    assert context.wrap_reducer(list, name="values").fn is list
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"distributed": 2}, TypeError, r"init\(distributed=...\) takes a DistributedContext; got 2 of type int"),
+        ({"distributed": core.DistributedContext}, TypeError, "got the class DistributedContext.*from_torch_distrib"),
+        ({"aggregation_frequency": "2"}, TypeError, "aggregation_frequency takes a number.*got '2' of type str"),
+        ({"trial_seed": "7"}, ValueError, r"trial_seed takes an integer from 0 to 2\*\*32 - 1; got '7' of type str"),
+        ({"trial_seed": -1}, ValueError, "got -1 of type int"),
+        ({"tensorboard_path": 7}, TypeError, "tensorboard_path takes a path; got 7 of type int"),
+        ({"enable_tensorboard_logging": "no"}, TypeError, "got enable_tensorboard_logging='no'"),
+        ({"strategy": PerModelDDPStrategy}, ValueError, "strategy must be 'trial_ddp'.*got the class PerModelDDPStrat"),
+        ({"strategy": "ddp"}, ValueError, "or a strategy of det_lightning.adapters.strategies; got 'ddp' of type str"),
+    ],
+)
+def test_init_names_what_it_got(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message), pytorch.init(**arguments):
+        pass
+
+
+def test_a_number_may_be_one_of_numpy() -> None:
+    with pytorch.init(aggregation_frequency=np.int64(2)) as context:
+        assert context.aggregation_frequency == 2
+
+
+def test_the_default_strategy_may_be_written_as_none() -> None:
+    with pytorch.init(strategy=None) as context:
+        assert context.distributed.size == 1
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
+        (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was looked up without a with statement"),
+        (lambda: Path(core_api.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
+        (
+            lambda: core_api.init().checkpoint.restore_path("x") / "y",
+            TypeError,
+            "Used as a path without a with statement",
+        ),
+        (
+            lambda: [*core_api.init().checkpoint.store_path({})],
+            TypeError,
+            r"Unpacked.*store_path\(...\) as \(directory",
+        ),
+    ],
+)
+def test_a_missing_with_statement_is_named(
+    use: Callable[[], Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        use()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: api.Batch(1, 5, 10),
+            r"Batch\(\) takes one value; got 3. Give several as a list: Batch\(\[1, 5, 10\]\)",
+        ),
+        (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
+        (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
+        (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
+        (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),
+        (lambda: one_batch(SmallTrial, "a.yaml"), "config=...\\) takes a dict; got 'a.yaml' of type str"),
+        (
+            lambda: process_batches(MODEL, [1]),
+            "a subclass of TorchBatchProcessor; got an object of type Linear",
+        ),
+        (lambda: api.CheckpointLoadContext("x"), "hparams= takes a dict; got 'x' of type str"),
+        (lambda: api.PyTorchTrialContext.from_config("a.yaml"), r"from_config\(\) takes.*as a dict; got 'a.yaml'"),
+        (lambda: api.DataLoader(None), r"DataLoader\(\) takes a dataset; got None"),
+        (lambda: api.DataLoader(torch.utils.data.TensorDataset), "got the class TensorDataset"),
+        (lambda: api.reset_parameters(torch.nn.Linear), r"reset_parameters\(\) takes a torch.nn.Module; got the class"),
+        (lambda: core_api.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
+        (
+            lambda: core_api.DistributedContext(
+                rank="0", size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
+            ),
+            r"DistributedContext\(rank=...\) takes a whole number; got '0'",
+        ),
+        (
+            lambda: checkpoints("c", retention=3),
+            r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
+        ),
+        (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of it"),
+        (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
+        (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
+        (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
+        (
+            lambda: callbacks.DeterminedTensorBoard("runs"),
+            r"DeterminedTensorBoard\(\) takes context.tensorboard; got 'runs'",
+        ),
+        (lambda: callbacks.TorchProfiler("runs"), r"TorchProfiler\(\) takes a torch.profiler.profile; got 'runs'"),
+    ],
+)
+def test_other_calls_name_what_they_got(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+CORE: list[tuple[Call, type[Exception], str]] = [
+    (lambda c: c.upload({"steps_completed": 1}, "."), TypeError, "path of a directory and the metadata, in this order"),
+    (lambda c: c.upload(".", "x"), TypeError, "metadata= takes a dict; got 'x' of type str"),
+    (lambda c: c.download(None, "x"), TypeError, r"checkpoint.download\(\) takes the id.*got None"),
+    (lambda c: c.delete(None), TypeError, r"checkpoint.delete\(\) takes the id, path or URL"),
+    (lambda c: c.restore_path(5).__enter__(), TypeError, r"checkpoint.restore_path\(\) takes.*got 5"),
+    (lambda c: c.download("x", "y", "one"), ValueError, r"takes a DownloadMode \(LocalWorkersShareDownload, NoShared"),
+    (
+        lambda _: core_api.init(preempt_mode="x"),
+        ValueError,
+        r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'",
+    ),
+    (
+        lambda _: callbacks.PreemptionHandler("USR1"),
+        ValueError,
+        r"signals=...\) takes a list of signals, .*got 'USR1' of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), CORE)
+def test_the_core_api_names_what_it_got(call: Call, error: type[Exception], message: str, tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path)) as opened, pytest.raises(error, match=message):
+        call(opened.checkpoint)
+
+
+def test_a_length_is_not_negative(context: pytorch.PyTorchTrialContext) -> None:
+    with pytest.raises(ValueError, match=r"max_length must not be negative; got Batch\(-3\). Give the length of the"):
+        fit(context, max_length=pytorch.Batch(-3))
+
+
+def test_the_arguments_of_a_trial_go_into_trial_kwargs(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
+    ):
+        predict(NeedsASize)
+    with pytest.raises(TypeError, match=r"trial_kwargs=\{'sized': 3\}: missing a required argument: 'size'"):
+        predict(NeedsASize, trial_kwargs={"sized": 3})
+    with pytest.raises(TypeError, match=r"or give them defaults"):
+        one_batch(NeedsASize)
+
+
+def predict(trial: Any, **arguments: Any) -> Any:
+    trainer = pl.Trainer(logger=False, enable_progress_bar=False, enable_checkpointing=False, fast_dev_run=True)
+    return trainer.validate(trial_module(trial, **arguments), verbose=False)
+
+
+@pytest.mark.parametrize("build", ["init", "TrialModule"])
+def test_a_hyperparameter_that_is_a_text_is_named_if_torch_refuses_it(build: str) -> None:
+    hparams = {"lr": "0.1", "name": "small", "password": "12345"}
+    with pytest.raises(
+        TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Give numbers without quotes"
+    ):
+        if build == "TrialModule":
+            predict(LearnsAtItsRate, hparams=hparams)
+        with pytorch.init(hparams=hparams) as context:
+            LearnsAtItsRate(context)
+
+
+def test_an_error_about_something_else_stays_as_it_is() -> None:
+    with pytest.raises(TypeError) as raised, pytorch.init(hparams={"lr": "0.1"}):
+        raise TypeError("a number is too large")
+    assert str(raised.value) == "a number is too large"
+
+
+def test_a_trial_class_is_one(tmp_path: Path) -> None:
+    for wrong in (torch.nn.Linear, MODEL, "model_def:MyTrial", adapters.TrialModule):
+        with pytest.raises(
+            TypeError, match=r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
+        ):
+            api.load_trial_from_checkpoint_path(tmp_path, trial_class=wrong)
+
+
+def test_apex_levels_and_torch_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
+    context.experimental.use_amp()
+    with pytest.raises(
+        errors.InvalidExperimentException, match=r"after experimental.use_amp\(\).*leave the other call"
+    ):
+        context.configure_apex_amp(MODEL, OPTIMIZER) if torch.cuda.is_available() else refuse_after_a_scaler()
+
+
+def refuse_after_a_scaler() -> None:
+    with pytorch.init() as context:
+        context.experimental.use_amp()
+        context.configure_apex_amp(MODEL, OPTIMIZER)
