@@ -88,7 +88,7 @@ class CheckpointContext:
         are none yet. Raises a StorageError if the storage cannot be read.
         """
         self._job = job
-        newest = self.storage.newest(job) if self._distributed.rank == 0 else None
+        newest = next(self.storage.newest_first(job), None) if self._distributed.rank == 0 else None
         checkpoint_id: str | None = self._distributed.broadcast(newest and newest.rpartition("/")[2])
         return checkpoint_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +16,12 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.checkpoint.storage.storages_below import explain_absence, find_storages
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointStorage:
@@ -176,8 +180,23 @@ class CheckpointStorage:
             return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
-        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`."""
-        return next(self.newest_first(job), None)
+        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`.
+
+        A warning says if the directory does not exist, or if checkpoints are one or two levels below it.
+        """
+        newest = next(self.newest_first(job), None)
+        if newest is None:
+            self._warn_of_wrong_directory()
+        return newest
+
+    def _warn_of_wrong_directory(self) -> None:
+        with explain_errors("looking for", self):
+            exists = self.root.is_dir()
+        storages = find_storages(self.root) if exists else {}
+        if not exists:
+            logger.warning("There is no newest checkpoint: the directory %s does not exist.", escape(self))
+        elif storages and self.root.path not in storages:
+            logger.warning("There is no newest checkpoint: %s", explain_absence(self.root, storages))
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
         """Yield the paths or URLs of the complete checkpoints, newest first.
