@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ from det_lightning.cli.output import print_json, print_lines, print_table, repor
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
-    from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.machines import Demand, Machines
+    from det_lightning.experiments.directory import ExperimentDirectory, Placement
+    from det_lightning.experiments.machines import Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
@@ -77,6 +78,7 @@ def run(
         raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.experiments import experiment
+    from det_lightning.experiments.directory import Placement
     from det_lightning.masking import mask
 
     if dry_run:
@@ -98,26 +100,46 @@ def run(
             "warning: startup-hook.sh runs before each trial, here without a container: what it installs changes the "
             f"Python environment in {sys.prefix}."
         )
-    demand = experiment.demand_of(config, slots, on_cpu=cpu)
+    placement = Placement(slots, cpu, ray)
     with experiment.machines_at(ray) as machines:
-        machines.check(demand, experiments)
+        machines.check(experiment.demand_of(config, placement), experiments)
         directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
-        _run(directory, machines, demand)
+        _run(directory, machines, placement)
 
 
 @report_errors()
-def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
-    """Continue an experiment that was paused, or whose runner was killed."""
+def resume(
+    directory: Experiment,
+    slots: Slots = None,
+    cpu: Annotated[bool | None, typer.Option("--cpu/--no-cpu", help="Use no GPUs.", show_default=False)] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="As for `run`; `none` runs the trials on this machine."),
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Let failed trials go on from their last checkpoints, with all restarts."),
+    ] = False,
+) -> None:
+    """Continue an experiment that was paused, whose runner was killed, or whose trials failed.
+
+    The options are those of the last `run` or `resume` of the experiment unless others are given.
+    """
     from det_lightning.config import read_config
     from det_lightning.experiments import experiment
-    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.directory import ExperimentDirectory, Placement
 
     found = ExperimentDirectory.existing(directory)
-    demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
-    with experiment.machines_at(ray) as machines:
-        machines.check(demand, found.path)
-        _run(found, machines, demand)
+    before = found.placement()
+    placement = Placement(
+        slots=before.slots if slots is None else slots,
+        cpu=before.cpu if cpu is None else cpu,
+        ray=before.ray if ray is None else None if ray == "none" else ray,
+    )
+    with experiment.machines_at(placement.ray) as machines:
+        machines.check(experiment.demand_of(read_config(found.config()), placement), found.path)
+        _run(found, machines, placement, retry_failed=retry_failed)
 
 
 @report_errors()
@@ -254,19 +276,27 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> None:
+def _run(
+    directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
+) -> None:
     """Run an experiment in this process, and exit with the code for its outcome."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import failed_trials
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, machines, demand)
+        outcome = experiment.run(directory, update, machines, placement, retry_failed=retry_failed)
     if outcome is None:
-        warn(f"Paused. Continue with: det-lightning experiment resume {directory.path}")
+        warn(f"Paused. Continue with: {_command('resume', directory.path)}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
         for trial_id in failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
-            warn(f"What trial {trial_id} wrote: det-lightning experiment logs {directory.path} {trial_id}")
+            warn(f"What trial {trial_id} wrote: {_command('logs', directory.path, trial_id)}")
+        warn(f"After a fix in {directory.code}: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)
+
+
+def _command(*arguments: object) -> str:
+    """Return a command for an experiment as a shell takes it."""
+    return shlex.join(["det-lightning", "experiment", *map(str, arguments)])

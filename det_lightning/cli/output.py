@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -70,7 +71,8 @@ def warn(text: str) -> None:
 
 def as_command_line(text: str) -> str:
     """Return a message of the library as one printable line that names command-line options instead of arguments."""
-    line = " ".join(text.replace("pass trusted=True", "pass --trusted").split())
+    # Spaces within a line stay as they are, also those in the path of a command.
+    line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
     return escape(line.replace("any_module=True", "--any-module"))
 
 
