@@ -17,6 +17,7 @@ import typer
 
 from det_lightning.cli.arguments import JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
+from det_lightning.file_kinds import require_file
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
@@ -204,6 +205,7 @@ def show(
     if html is not None:
         from det_lightning.experiments.report import write_report
 
+        require_file(html, may_be_missing=True)
         write_report(ExperimentDirectory.existing(directory), html)
         warn(f"Wrote {html}.")
         return

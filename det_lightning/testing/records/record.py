@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
+from det_lightning.file_kinds import require_file
 from det_lightning.testing.recorder import FORMAT, VERSION
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -92,6 +93,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
     path = Path(path)
     advice = _how_to_make_one(trial)
     try:
+        require_file(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"There is no {path}. {advice}") from None
