@@ -28,6 +28,10 @@ Checkpoint = Annotated[str, typer.Argument(help="Path or URL of a checkpoint's d
 Storage = Annotated[
     str, typer.Argument(help="A directory of checkpoints, or a URL such as s3://bucket/prefix.", show_default=False)
 ]
+Experiment = Annotated[
+    pathlib.Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
+]
+Experiments = Annotated[pathlib.Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any, TypeGuard
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, name_some
 
 _NUMBER = re.compile(r".*-(\d+)")
 
@@ -69,9 +70,11 @@ class ExperimentDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
-        """Return the experiment in ``path``; raise an ExperimentError if there is none."""
+        """Return the experiment in ``path``; raise an ExperimentError that names those near it if there is none."""
         if not is_experiment(path):
-            raise errors.ExperimentError(f"{path} is not an experiment; expected a directory with events.jsonl in it.")
+            raise errors.ExperimentError(
+                f"{path} is not an experiment; expected a directory with events.jsonl in it. {_name_near(path)}"
+            )
         return cls(path)
 
     def config(self) -> dict[str, Any]:
@@ -181,6 +184,17 @@ def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     readable = (path for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK))
     found = [ExperimentDirectory(path) for path in readable if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)
+
+
+def _name_near(path: Path) -> str:
+    """Return which experiments may be meant by a path, which may be a number as in Determined."""
+    parents = [path, path.parent, path.parent / "experiments"]
+    found = {one.path.name: one for parent in parents if parent.is_dir() for one in find_experiments(parent)}
+    if not found:
+        return "`det-lightning experiment ls --experiments DIR` lists the experiments in a directory."
+    numbered = [name for name, one in found.items() if path.name == str(one.experiment_id)]
+    meant = numbered or difflib.get_close_matches(path.name, found) or [*found]
+    return f"Name an experiment by its directory, such as {name_some([escape(found[name].path) for name in meant])}."
 
 
 def is_experiment(path: Path) -> bool:

@@ -23,6 +23,7 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.wrong_places import require_path
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
@@ -121,6 +122,8 @@ def choose_checkpoints(
     fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
+    if latest is not None:
+        require_path(latest, "latest_checkpoint is the id, path or URL of a checkpoint, or 'last' for the newest")
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage
@@ -150,4 +153,11 @@ def _find_latest(
             return newest
     if latest is None:
         return []
-    return [*itertools.islice(storage.newest_first(), most)] if latest == "last" else [storage.find(latest)]
+    if latest == "last":
+        return [*itertools.islice(storage.newest_first(), most)]
+    try:
+        return [storage.find(latest)]
+    except errors.CheckpointNotFound as e:
+        raise errors.CheckpointNotFound(
+            f"latest_checkpoint={mask_url(os.fspath(latest))!r}: {e} latest_checkpoint='last' resumes from the newest."
+        ) from e

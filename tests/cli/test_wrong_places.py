@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.storage import storages_below
+from det_lightning.checkpoint.storage import wrong_places
 from det_lightning.checkpoint.storage.location import Location
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.cli.test_cli import error_of, run
@@ -121,8 +121,8 @@ def test_a_directory_that_nobody_may_look_into_is_left_out(tmp_path: Path, writt
 def test_the_number_of_directories_that_are_looked_into_is_limited(
     place: Location, copy: Callable[[str], Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storages_below, "_MOST_LISTED_LOCALLY", 40)
-    monkeypatch.setattr(storages_below, "_MOST_LISTED_REMOTELY", 40)
+    monkeypatch.setattr(wrong_places, "_MOST_LISTED_LOCALLY", 40)
+    monkeypatch.setattr(wrong_places, "_MOST_LISTED_REMOTELY", 40)
     for outer in range(6):
         for inner in range(20):
             (place / f"data{outer}/class{inner:02}/image.png").write(b"")
@@ -135,7 +135,7 @@ def test_the_number_of_directories_that_are_looked_into_is_limited(
         return list_types(self)
 
     monkeypatch.setattr(Location, "list_types", count)
-    assert storages_below.find_storages(place).keys() == {f"{place.path}/data5/class00"}
+    assert wrong_places.find_storages(place).keys() == {f"{place.path}/data5/class00"}
     assert len(listed) <= 41
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -110,7 +111,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
 def _how_to_make_one(trial: str | None) -> str:
     return (
         f"Make one where the trial has trained so far, with a copy of recorder.py: "
-        f"python recorder.py {trial or 'model_def:MyTrial'} --config const.yaml --output ref.json"
+        f"python recorder.py {shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
     )
 
 

@@ -1,14 +1,21 @@
-"""Where checkpoints are if a directory holds none itself: one or two levels below it, found with few requests."""
+"""What is wrong with a place that is no checkpoint or no storage, and where checkpoints are instead.
+
+They are looked for one or two levels below a directory, with few requests.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Any
 
+from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id
 from det_lightning.checkpoint.storage.metadata import markers_of
-from det_lightning.checkpoint.storage.survey import in_parallel
+from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.escaping import escape, name_some
+from det_lightning.masking import short_text
 
 _Listing = tuple[Location, Mapping[str, str]]
 
@@ -69,6 +76,46 @@ def explain_absence(root: Location, storages: Mapping[str, Location]) -> str:
         return f"{escape(root)} holds no checkpoints."
     shown = [f"{escape(one.parent)} (such as {escape(one.name)})" for one in storages.values()]
     return f"{escape(root)} holds no checkpoints itself. There are checkpoints below it, in {name_some(shown)}."
+
+
+def find_wrong_directory(root: Location) -> str | None:
+    """Return what is wrong with a directory that holds no checkpoint; None if it may well hold none yet."""
+    with explain_errors("looking for", root):
+        if not root.is_dir():
+            return f"The directory {escape(root)} does not exist."
+    storages = find_storages(root)
+    return explain_absence(root, storages) if storages and root.path not in storages else None
+
+
+def require_checkpoint(directory: Location) -> None:
+    """Raise a CheckpointNotFound if a directory is no checkpoint, but holds some, or storages do below it."""
+    with explain_errors("looking into", directory):
+        if is_checkpoint(directory):
+            return
+    storages = find_storages(directory)
+    if directory.path in storages:
+        raise errors.CheckpointNotFound(
+            f"{escape(directory)} is not a checkpoint but holds some: name one of them, such as "
+            f"{escape(storages[directory.path])}. CheckpointStorage({str(directory)!r}).newest() returns the newest."
+        )
+    if storages:
+        raise errors.CheckpointNotFound(explain_absence(directory, storages))
+
+
+def require_path(value: Any, expected: str) -> None:
+    """Raise a TypeError that says what is expected unless a value is a path or the text of one."""
+    if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
+        raise TypeError(f"{expected}; got {short_text(value)}.")
+
+
+def require_checkpoint_path(value: Any) -> None:
+    """Raise a TypeError unless a value can name a checkpoint."""
+    expected = "A checkpoint is named by its id, path or URL"
+    if hasattr(value, "newest"):
+        raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() is the newest one in it.")
+    if value is None:
+        expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
+    require_path(value, expected)
 
 
 def _subdirectories(listing: _Listing) -> tuple[list[Location], list[Location]]:
