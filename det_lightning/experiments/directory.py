@@ -105,7 +105,9 @@ class ExperimentDirectory:
     def placement(self) -> Placement:
         """Return where trials ran when the experiment was started or resumed last."""
         options = self._chosen_options()
-        slots, cpu, ray = options.get("slots"), options.get("cpu", False), options.get("ray")
+        slots = options.get("slots")
+        cpu = options.get("cpu", False)
+        ray = options.get("ray")
         if not (slots is None or (type(slots) is int and slots > 0)):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a number of 'slots', or null.")
         if not isinstance(cpu, bool) or not isinstance(ray, str | None):

@@ -22,7 +22,8 @@ def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
 
 def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
     """Return the type and the entries of the event that a record reports; None if nothing depends on the record."""
-    steps, metrics = record["steps_completed"], record["metrics"]
+    steps = record["steps_completed"]
+    metrics = record["metrics"]
     at_line = {"trial": trial.trial_id, "lines": line}
     if record["group"] == "validation":
         return _validation(trial, steps, metrics, at_line)
@@ -52,7 +53,7 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
             event = None if reported is None else {"type": reported[0], "time": record["time"], **reported[1]}
             wrong = None if event is None else find_mistake(event, {trial.trial_id})
         except (KeyError, TypeError):
-            wrong, event = "group, steps_completed, metrics or time", None
+            wrong = "group, steps_completed, metrics or time"
         if wrong is not None:
             raise errors.DamagedExperiment(f"Line {line} of {escape(file)} is no report of a trial: no usable {wrong}.")
         if event is not None:
