@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from det_lightning.file_kinds import require_file
 from det_lightning.masking import mask_text
 
 EXIT_CODES = (
@@ -27,6 +28,10 @@ Checkpoint = Annotated[str, typer.Argument(help="Path or URL of a checkpoint's d
 Storage = Annotated[
     str, typer.Argument(help="A directory of checkpoints, or a URL such as s3://bucket/prefix.", show_default=False)
 ]
+Experiment = Annotated[
+    pathlib.Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
+]
+Experiments = Annotated[pathlib.Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,6 +67,7 @@ def output_file(output: str, force: bool) -> pathlib.Path:
     file = pathlib.Path(output).expanduser()
     if file.is_dir() or not file.name:
         raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
+    require_file(file, may_be_missing=True)
     if not file.parent.is_dir():
         raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
     if file.exists() and not force:

@@ -9,49 +9,65 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import CODE_DIR, LOAD_DATA_FILE, METADATA_FILE, STATE_FILES
+from det_lightning.checkpoint.format.layout import CODE_DIR, STATE_FILES
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.checkpoint.storage.wrong_places import explain_absence, find_storages, is_checkpoint
 from det_lightning.cli.output import show_progress
 from det_lightning.escaping import escape
 
-_MARKERS = (METADATA_FILE, LOAD_DATA_FILE, *STATE_FILES)
-
 
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
-    """Return the storage at ``url``; raise if it is empty or itself a checkpoint."""
+    """Return the storage at ``url``; raise if it holds no checkpoints or links to them, or is itself a checkpoint."""
     storage = CheckpointStorage(url, options=options)
     with explain_errors(f"looking for {escape(storage)}"):
         if not storage.root.is_dir():
             raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
-        if _is_checkpoint(storage.root):
+        if is_checkpoint(storage.root):
             raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the directory that holds it.")
+    if (absence := _find_absence(storage)) is not None and not storage.list_links():
+        raise errors.StorageError(absence)
     return storage
 
 
 def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
     """Return the location of the checkpoint at ``url``; otherwise raise an error that says what is there instead."""
-    location = _existing(url, options)
-    if _is_checkpoint(location):
-        return location
-    reason = f"{escape(location)} is not a checkpoint"
-    ids = CheckpointStorage(url, options=options).list_ids(complete=False)
+    location, ids = _locate(url, options)
     if not ids:
-        raise errors.CheckpointNotFound(f"{reason}: {' and '.join(STATE_FILES)} are missing.")
-    example = escape(location / ids[0])
-    raise errors.CheckpointNotFound(f"{reason} but a directory of {len(ids)}: name one of them, such as {example}.")
+        return location
+    raise errors.CheckpointNotFound(
+        f"{escape(location)} is not a checkpoint but a directory of {len(ids)}: name one of them, such as "
+        f"{escape(location / ids[0])}."
+    )
 
 
 def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
     """Return the location of the checkpoint at ``url``, or of all in the storage at ``url``, complete or not."""
+    location, ids = _locate(url, options)
+    return [location / checkpoint_id for checkpoint_id in ids] or [location]
+
+
+def _locate(url: str, options: Mapping[str, Any]) -> tuple[Location, list[str]]:
+    """Return the location of a checkpoint, or of a storage and the ids in it; raise if there is neither."""
     location = _existing(url, options)
-    if _is_checkpoint(location):
-        return [location]
-    ids = CheckpointStorage(url, options=options).list_ids(complete=False)
-    if not ids:
-        raise errors.CheckpointNotFound(f"{escape(location)} is not a checkpoint and contains none.")
-    return [location / checkpoint_id for checkpoint_id in ids]
+    with explain_errors(f"looking into {escape(location)}"):
+        if is_checkpoint(location):
+            return location, []
+    storage = CheckpointStorage(url, options=options)
+    if (absence := _find_absence(storage)) is not None:
+        raise errors.CheckpointNotFound(f"{absence} It is not a checkpoint: {' and '.join(STATE_FILES)} are missing.")
+    return location, storage.list_ids(complete=False)
+
+
+def _find_absence(storage: CheckpointStorage) -> str | None:
+    """Return a message that a storage holds no checkpoints, and where some are; None if it holds some.
+
+    A bucket is not listed as a whole for this unless it has many directories, all of which look unlike a checkpoint.
+    """
+    storages = find_storages(storage.root)
+    is_storage = storage.root.path in storages or (not storages and storage.list_ids(complete=False))
+    return None if is_storage else explain_absence(storage.root, storages)
 
 
 def list_sizes(checkpoint: Location) -> dict[str, int]:
@@ -96,8 +112,3 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     # The storage's error lists similar names in it.
     storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)
-
-
-def _is_checkpoint(location: Location) -> bool:
-    with explain_errors(f"looking into {escape(location)}"):
-        return any((location / name).exists() for name in _MARKERS)

@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, output_file, parse_options
 from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
 from det_lightning.escaping import escape
+from det_lightning.file_kinds import require_file
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.master_export import MasterExport
@@ -196,6 +197,8 @@ def annotate(
     from det_lightning.cli.checkpoint_locations import open_storage
 
     annotated = open_storage(storage, parse_options(option))
+    for file in files:
+        require_file(file)
     export = MasterExport({str(file): file.read_bytes() for file in files})
     plan = plan_annotation(annotated, export)
     if not dry_run:

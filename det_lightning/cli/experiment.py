@@ -1,4 +1,4 @@
-"""``det-lightning run`` and ``det-lightning experiment``: experiments from Determined's configuration files.
+"""``det-lightning run`` and ``experiment resume``, ``check`` and ``stop``, for Determined's configuration files.
 
 The commands import what they need when they run, so that none slows down the start of another.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from det_lightning.cli.arguments import JsonFlag, Options, parse_options
-from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
+from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
+from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
-    from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.machines import Demand, Machines
+    from det_lightning.experiments.directory import ExperimentDirectory, Placement
+    from det_lightning.experiments.machines import Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
@@ -31,14 +32,10 @@ EXIT_CODES = (
 _MOST_SHOWN_TRIALS = 3
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
-Experiment = Annotated[
-    Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--config", metavar="KEY=VALUE", help="Replace a value of the file, as in searcher.max_trials=4."),
 ]
-Parent = Annotated[Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
 Slots = Annotated[
     int | None, typer.Option("--slots", min=1, help="Processes of each trial, in place of slots_per_trial.")
 ]
@@ -62,7 +59,7 @@ def run(
         Path, typer.Argument(metavar="[DIR]", help="The directory with the code.", show_default="the working directory")
     ] = Path(),
     override: Overrides = None,
-    experiments: Parent = Path("experiments"),
+    experiments: Experiments = Path("experiments"),
     slots: Slots = None,
     cpu: Cpu = False,
     logger: Loggers = None,
@@ -77,6 +74,7 @@ def run(
         raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.experiments import experiment
+    from det_lightning.experiments.directory import Placement
     from det_lightning.masking import mask
 
     if dry_run:
@@ -98,26 +96,46 @@ def run(
             "warning: startup-hook.sh runs before each trial, here without a container: what it installs changes the "
             f"Python environment in {sys.prefix}."
         )
-    demand = experiment.demand_of(config, slots, on_cpu=cpu)
+    placement = Placement(slots, cpu, ray)
     with experiment.machines_at(ray) as machines:
-        machines.check(demand, experiments)
+        machines.check(experiment.demand_of(config, placement), experiments)
         directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
-        _run(directory, machines, demand)
+        _run(directory, machines, placement)
 
 
 @report_errors()
-def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
-    """Continue an experiment that was paused, or whose runner was killed."""
+def resume(
+    directory: Experiment,
+    slots: Slots = None,
+    cpu: Annotated[bool | None, typer.Option("--cpu/--no-cpu", help="Use no GPUs.", show_default=False)] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="As for `run`; `none` runs the trials on this machine."),
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Let failed trials go on from their last checkpoints, with all restarts."),
+    ] = False,
+) -> None:
+    """Continue an experiment that was paused, whose runner was killed, or whose trials failed.
+
+    The options are those of the last `run` or `resume` of the experiment unless others are given.
+    """
     from det_lightning.config import read_config
     from det_lightning.experiments import experiment
-    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.directory import ExperimentDirectory, Placement
 
     found = ExperimentDirectory.existing(directory)
-    demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
-    with experiment.machines_at(ray) as machines:
-        machines.check(demand, found.path)
-        _run(found, machines, demand)
+    before = found.placement()
+    placement = Placement(
+        slots=before.slots if slots is None else slots,
+        cpu=before.cpu if cpu is None else cpu,
+        ray=before.ray if ray is None else None if ray == "none" else ray,
+    )
+    with experiment.machines_at(placement.ray) as machines:
+        machines.check(experiment.demand_of(read_config(found.config()), placement), found.path)
+        _run(found, machines, placement, retry_failed=retry_failed)
 
 
 @report_errors()
@@ -142,90 +160,11 @@ def check(
 
 
 @report_errors()
-def ls(experiments: Parent = Path("experiments"), json: JsonFlag = False) -> None:
-    """List the experiments in a directory."""
-    from det_lightning.experiments.directory import find_experiments
-    from det_lightning.experiments.overview import summary_of
-
-    summaries = [summary_of(directory) for directory in find_experiments(experiments)]
-    if json:
-        print_json(summaries)
-        return
-    _print_rows([">ID", "NAME", "STATE", ">TRIALS", "BEST", "STARTED", "DIRECTORY"], summaries)
-
-
-@report_errors()
-def show(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT",
-            help="The directory of an experiment, or path or URL of a storage of annotated checkpoints.",
-            show_default=False,
-        ),
-    ],
-    json: JsonFlag = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
-    ] = None,
-    option: Options = None,
-) -> None:
-    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints.
-
-    Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
-    """
-    from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.overview import details_of
-    from det_lightning.experiments.stored import stored_experiments
-
-    directory = Path(experiment)
-    if html is not None:
-        from det_lightning.experiments.report import write_report
-
-        write_report(ExperimentDirectory.existing(directory), html)
-        warn(f"Wrote {html}.")
-        return
-    is_run_here = (directory / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
-    content = {"experiments": stored} if stored else details_of(ExperimentDirectory.existing(directory))
-    if json:
-        print_json(content)
-        return
-    for index, details in enumerate(stored or [content]):
-        print_lines([""] if index > 0 else [])
-        _print_details(details)
-
-
-def _print_details(details: dict[str, Any]) -> None:
-    print_lines([f"{name}: {value}" for name, value in details.items() if name != "trials"])
-    columns = [">ID", "STATE", ">BATCHES", ">BEST", ">LATEST", ">RESTARTS", "CHECKPOINT", "HPARAMS"]
-    _print_rows(columns, details["trials"])
-
-
-def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    print_table(columns, [[row[column.removeprefix(">").lower()] for column in columns] for row in rows])
-
-
-@report_errors()
-def logs(
-    directory: Experiment,
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
-) -> None:
-    """Print what a trial wrote to its standard output and error."""
-    from det_lightning.escaping import escape
-    from det_lightning.experiments.directory import ExperimentDirectory
-
-    log = ExperimentDirectory.existing(directory).trial(trial) / "log.txt"
-    if not log.is_file():
-        raise ValueError(f"There is no log of trial {trial} in {directory}.")
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # as the trial wrote it: its words may look like secrets
-            typer.echo(escape(line.rstrip("\n")))
-
-
-@report_errors()
 def stop(directory: Experiment) -> None:
-    """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it."""
+    """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it.
+
+    Asked once more, the runner ends the trials at once.
+    """
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.event_log import runner_of
     from det_lightning.experiments.overview import summary_of
@@ -254,19 +193,27 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(directory: ExperimentDirectory, machines: Machines, demand: Demand) -> None:
+def _run(
+    directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
+) -> None:
     """Run an experiment in this process, and exit with the code for its outcome."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import failed_trials
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, machines, demand)
+        outcome = experiment.run(directory, update, machines, placement, retry_failed=retry_failed)
     if outcome is None:
-        warn(f"Paused. Continue with: det-lightning experiment resume {directory.path}")
+        warn(f"Paused. Continue with: {_command('resume', directory.path)}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
         for trial_id in failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
-            warn(f"What trial {trial_id} wrote: det-lightning experiment logs {directory.path} {trial_id}")
+            warn(f"What trial {trial_id} wrote: {_command('logs', directory.path, trial_id)}")
+        warn(f"After a fix in {directory.code}: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)
+
+
+def _command(*arguments: object) -> str:
+    """Return a command for an experiment as a shell takes it."""
+    return shlex.join(["det-lightning", "experiment", *map(str, arguments)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -36,7 +38,32 @@ def report_errors() -> Iterator[None]:
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
 
 
-class MaskingGroup(TyperGroup):
+class CommandGroup(TyperGroup):
+    """Commands that answer a command of Determined's program with what replaces it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as e:
+            group = [] if ctx.parent is None else [str(ctx.info_name)]
+            raise _UsageError(f"{e.format_message()}{_counterpart_of([*group, *args])}", ctx=ctx) from None
+
+
+def _counterpart_of(arguments: list[str]) -> str:
+    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
+
+    words = ["det", *arguments]
+    if not is_det_command(words):
+        return ""
+    try:
+        instead = shlex.join(translated(words))
+    except NoCounterpart as e:
+        instead = str(e)
+    name = " ".join(words[:3])
+    return f" In place of {name}: {instead}." if instead.startswith(("det-lightning", "tensorboard")) else ""
+
+
+class MaskingGroup(CommandGroup):
     """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -70,7 +97,8 @@ def warn(text: str) -> None:
 
 def as_command_line(text: str) -> str:
     """Return a message of the library as one printable line that names command-line options instead of arguments."""
-    line = " ".join(text.replace("pass trusted=True", "pass --trusted").split())
+    # Spaces within a line stay as they are, also those in the path of a command.
+    line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
     return escape(line.replace("any_module=True", "--any-module"))
 
 

@@ -19,6 +19,7 @@ from det_lightning.cli.output import print_json, print_lines, report_errors, war
 from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
+from det_lightning.file_kinds import require_file
 from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callabl
         raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
     if importlib.util.find_spec("jinja2") is None:
         raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
+    require_file(file, may_be_missing=True)
     checks = [check for found in check_files for check in move_report.read_checks(found)]
     return functools.partial(move_report.write_report, file, checks=checks)
 
@@ -184,7 +186,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
 def _aggregating_configuration(path: pathlib.Path) -> str:
     """Return the name of a configuration next to a trial that aggregates gradients over batches, or an empty string."""
     for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
-        found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace"))
+        found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
         if found is not None and found.group(1) != "1":
             return file.name
     return ""

@@ -19,6 +19,7 @@ from det_lightning.checkpoint.storage.location import Location, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
     abandoning,
@@ -89,7 +90,7 @@ class CheckpointContext:
         are none yet. Raises a StorageError if the storage cannot be read.
         """
         self._job = job
-        newest = self.storage.newest(job) if self._distributed.rank == 0 else None
+        newest = next(self.storage.newest_first(job), None) if self._distributed.rank == 0 else None
         checkpoint_id: str | None = self._distributed.broadcast(newest and newest.rpartition("/")[2])
         return checkpoint_id
 
@@ -114,7 +115,8 @@ class CheckpointContext:
         Raises:
             RuntimeError: a rank other than the chief calls it without ``shard``, there is no directory, or the ranks
                 contribute different files of the same name or different metadata.
-            ValueError: the metadata lack ``steps_completed``.
+            ValueError: in a trial of an experiment, the metadata lack ``steps_completed``, or it is not a whole number
+                from 0 on.
             TypeError: JSON cannot hold the metadata.
             StorageError: the storage refuses.
         """
@@ -273,6 +275,8 @@ class CheckpointContext:
                 "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
                 f"{', '.join(merged) or 'none'}."
             )
+        if mistakes := [] if self._task is None else [*find_mistakes_in_steps(merged["steps_completed"])]:
+            raise ValueError(f"In the metadata of a checkpoint {mistakes[0]}.")
         if self._job is not None:
             merged = {**merged, "job": self._job}
         json.dumps(merged)  # raises a TypeError before anything is written

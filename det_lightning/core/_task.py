@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class TrialTask:
         content = json.loads(file.read_text(encoding="utf-8"))
         return cls(**{**content, "directory": Path(content["directory"])})
 
-    def report(self, group: str, steps_completed: int | None, metrics: dict[str, Any]) -> None:
+    def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk; only one rank may.
 
         ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold become strings.
@@ -105,6 +106,19 @@ class TrialTask:
             file.write(begin + json.dumps(record, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def read_reports(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of this run so far; lines that were cut off, as by a full disk, are left out."""
+        if not self.metrics_file.exists():
+            return
+        with self.metrics_file.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if record["run"] == self.run_id:
+                    yield record
 
 
 def current_task() -> TrialTask | None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
+from det_lightning.core._reports import Reports
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._task import TrialTask, as_json
+from det_lightning.masking import short_text
 
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput
@@ -74,6 +76,7 @@ class TrainContext:
         self._storage = storage
         self._tensorboard_mode = find_member("tensorboard_mode=", TensorboardMode, tensorboard_mode)
         self._task = task
+        self._reports = Reports(task)
         remember_run(self)
 
     def report_training_metrics(
@@ -85,11 +88,16 @@ class TrainContext:
             steps_completed: number of batches trained.
             metrics: the metrics, such as averages since the last report.
             batch_metrics: the metrics of each batch since the last report, for the TensorBoard files.
+
+        Raises:
+            ValueError: see :meth:`report_metrics`.
         """
-        logger.info("Training metrics after %d batches: %s", steps_completed, metrics)
-        self._report("training", steps_completed, metrics)
+        of_batches = {"batch_metrics": batch_metrics} if batch_metrics else {}
+        steps = self._reports.add("training", steps_completed, {**metrics, **of_batches})
+        logger.info("Training metrics after %d batches: %s", steps, metrics)
+        self._report("training", steps, metrics)
         if (output := self._output()) is not None:
-            output.add_training(int(steps_completed), metrics, batch_metrics or [])
+            output.add_training(int(steps), metrics, batch_metrics or [])
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation, on which a search bases its decisions.
@@ -99,14 +107,16 @@ class TrainContext:
             metrics: the metrics; ``bytes`` values are not reported.
 
         Raises:
+            ValueError: see :meth:`report_metrics`.
             RuntimeError: a metric is None, in a trial of an experiment.
         """
-        logger.info("Validation metrics after %d batches: %s", steps_completed, metrics)
-        if self._task is not None:
-            # A search may compare trials by how far training has come.
-            self._report("validation", steps_completed, {"batches": steps_completed, **_checked(metrics)})
+        reported = metrics if self._task is None else _checked(metrics)
+        steps = self._reports.add("validation", steps_completed, reported)
+        logger.info("Validation metrics after %d batches: %s", steps, metrics)
+        # A search may compare trials by how far training has come.
+        self._report("validation", steps, {"batches": steps, **reported})
         if (output := self._output()) is not None:
-            output.add_validation(int(steps_completed), metrics)
+            output.add_validation(int(steps), metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of any group.
@@ -114,10 +124,13 @@ class TrainContext:
         Args:
             group: name of the group, without ``.``; ``"training"`` and ``"validation"`` mean those metrics.
             steps_completed: number of batches trained.
-            metrics: the metrics.
+            metrics: the metrics. A run reports one value of a metric for each step; a restarted trial may report its
+                steps again.
 
         Raises:
-            ValueError: the name of the group cannot be used, in a trial of an experiment.
+            ValueError: ``steps_completed`` is negative, or not a whole number in a trial of an experiment; the metric
+                ``epoch`` is not a number; a metric has a value for this step already; or the name of the group cannot
+                be used, in a trial of an experiment. The message names all mistakes.
             RuntimeError: a validation metric is None, in a trial of an experiment.
         """
         if group == "training":
@@ -125,8 +138,10 @@ class TrainContext:
         elif group == "validation":
             self.report_validation_metrics(steps_completed, metrics)
         else:
-            logger.info("Metrics %s after %d batches: %s", group, steps_completed, metrics)
-            self._report(_checked_group(group) if self._task is not None else group, steps_completed, metrics)
+            group = _checked_group(group) if self._task is not None else group
+            steps = self._reports.add(group, steps_completed, metrics)
+            logger.info("Metrics %s after %d batches: %s", group, steps, metrics)
+            self._report(group, steps, metrics)
 
     def report_progress(self, progress: float) -> None:
         """Report how much of the training is done.
@@ -139,9 +154,10 @@ class TrainContext:
         """
         logger.info("Progress: %s.", progress)
         if self._task is not None:
-            if not 0 <= progress <= 1:
-                raise ValueError(f"Progress is a number from 0 to 1; got {progress}.")
-            self._task.report("progress", None, {"progress": progress})
+            fraction = as_json(progress)
+            if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+                raise ValueError(f"Progress is a number from 0 to 1; got {short_text(fraction)}.")
+            self._task.report("progress", None, {"progress": fraction})
 
     def set_status(self, status: str) -> None:
         """Report in a few words what the script is doing."""
@@ -226,7 +242,7 @@ class TrainContext:
         draft.write_text(json.dumps(as_json(content), indent=1), encoding="utf-8")
         return draft.replace(file)
 
-    def _report(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+    def _report(self, group: str, steps_completed: float, metrics: dict[str, Any]) -> None:
         if self._task is not None:
             self._task.report(group, steps_completed, metrics)
 

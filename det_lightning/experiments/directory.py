@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, name_some
 
 _NUMBER = re.compile(r".*-(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the trials of an experiment run, as the options of a command say.
+
+    ``slots`` replaces ``resources.slots_per_trial`` unless it is None. ``ray`` is the address of a Ray cluster; without
+    it, trials run on this machine.
+    """
+
+    slots: int | None = None
+    cpu: bool = False
+    ray: str | None = None
 
 
 class ExperimentDirectory:
@@ -54,9 +70,11 @@ class ExperimentDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
-        """Return the experiment in ``path``; raise an ExperimentError if there is none."""
+        """Return the experiment in ``path``; raise an ExperimentError that names those near it if there is none."""
         if not is_experiment(path):
-            raise errors.ExperimentError(f"{path} is not an experiment; expected a directory with events.jsonl in it.")
+            raise errors.ExperimentError(
+                f"{path} is not an experiment; expected a directory with events.jsonl in it. {_name_near(path)}"
+            )
         return cls(path)
 
     def config(self) -> dict[str, Any]:
@@ -84,6 +102,27 @@ class ExperimentDirectory:
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
         return source
 
+    def placement(self) -> Placement:
+        """Return where trials ran when the experiment was started or resumed last."""
+        options = self._chosen_options()
+        slots = options.get("slots")
+        cpu = options.get("cpu", False)
+        ray = options.get("ray")
+        if not (slots is None or (type(slots) is int and slots > 0)):
+            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a number of 'slots', or null.")
+        if not isinstance(cpu, bool) or not isinstance(ray, str | None):
+            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a boolean 'cpu' and an address 'ray'.")
+        return Placement(slots, cpu, ray)
+
+    def keep_placement(self, placement: Placement) -> None:
+        """Write down where trials run, for a resume."""
+        self.write_options({**self._chosen_options(), **dataclasses.asdict(placement)})
+
+    def write_options(self, options: dict[str, Any]) -> None:
+        draft = self.options.with_suffix(".tmp")
+        draft.write_text(json.dumps(options), encoding="utf-8")
+        draft.replace(self.options)
+
     def _chosen_options(self) -> dict[str, Any]:
         if not self.options.exists():  # an earlier release created the experiment
             return {"loggers": []}
@@ -110,8 +149,11 @@ class ExperimentDirectory:
 
 def _read_json(path: Path) -> Any:
     try:
-        if (size := path.stat().st_size) > MAX_SMALL_FILE_BYTES:
-            raise ValueError(f"it has {size:,} bytes")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for a writer
+            raise ValueError("it is not a file")
+        if status.st_size > MAX_SMALL_FILE_BYTES:
+            raise ValueError(f"it has {status.st_size:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
         raise errors.DamagedExperiment(f"{escape(path)} is not JSON: {e}") from e
@@ -141,8 +183,20 @@ def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     """Return the experiments in a directory, by number."""
     # Those that are closed to this user are left out; Path.is_file() would be an error there.
-    found = [ExperimentDirectory(path) for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK)]
+    readable = (path for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK))
+    found = [ExperimentDirectory(path) for path in readable if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)
+
+
+def _name_near(path: Path) -> str:
+    """Return which experiments may be meant by a path, which may be a number as in Determined."""
+    parents = [path, path.parent, path.parent / "experiments"]
+    found = {one.path.name: one for parent in parents if parent.is_dir() for one in find_experiments(parent)}
+    if not found:
+        return "`det-lightning experiment ls --experiments DIR` lists the experiments in a directory."
+    numbered = [name for name, one in found.items() if path.name == str(one.experiment_id)]
+    meant = numbered or difflib.get_close_matches(path.name, found) or [*found]
+    return f"Name an experiment by its directory, such as {name_some([escape(found[name].path) for name in meant])}."
 
 
 def is_experiment(path: Path) -> bool:

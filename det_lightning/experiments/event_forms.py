@@ -39,9 +39,12 @@ _FORMS: dict[str, dict[str, _Form]] = {
         "closed": lambda value: value in (None, "COMPLETED", "ERROR", "CANCELED"),
         "reason": str | None,
     },
+    "trial_retried": _OF_TRIAL,
     "experiment_ended": {"outcome": str},
     "message": {"text": str},
 }
+# Entries that earlier releases did not write.
+_OPTIONAL_FORMS: dict[str, dict[str, _Form]] = {"run_ended": {"steps_completed": _is_number, "invalid_hp": bool}}
 _TIMED = {"run_started", "checkpoint", "run_ended"}
 
 
@@ -55,6 +58,9 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
         trials.add(event["trial"])
     for name, form in _FORMS.get(kind, {}).items():
         if name not in event or not _fits(event[name], form):
+            return name
+    for name, form in _OPTIONAL_FORMS.get(kind, {}).items():
+        if name in event and not _fits(event[name], form):
             return name
     time: Any = event.get("time")
     if (kind in _TIMED or "time" in event) and not (_is_number(time) and 0 <= time < _LATEST_TIME_S):

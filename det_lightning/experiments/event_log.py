@@ -15,8 +15,8 @@ from det_lightning.checkpoint.storage.leases import try_to_lock
 from det_lightning.escaping import escape
 from det_lightning.experiments.event_forms import find_mistake
 
-# Of a log that may come from elsewhere. Several hundred trials with a thousand validations each have a tenth of it.
-_MOST_BYTES = 2**30
+#: Of a log that may come from elsewhere. Several hundred trials with a thousand validations each have a tenth of it.
+MOST_BYTES = 2**30
 
 
 class EventLog:
@@ -50,9 +50,9 @@ class EventLog:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, which may be in use."""
-    if (size := path.stat().st_size) > _MOST_BYTES:
+    if (size := path.stat().st_size) > MOST_BYTES:
         raise errors.DamagedExperiment(
-            f"{escape(path)} has {size:,} bytes; only logs of at most {_MOST_BYTES:,} are shown. Either it is damaged, "
+            f"{escape(path)} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. Either it is damaged, "
             "or another file; or the experiment is very large, and can still be resumed."
         )
     return list(_parse(_complete_part(path), path))
@@ -65,6 +65,8 @@ def runner_of(path: Path) -> tuple[int, str] | None:
         if try_to_lock(file) is not False:
             return None
     try:
+        if not _runner_file(path).is_file():
+            return None
         number, machine = _runner_file(path).read_text(encoding="utf-8").split(maxsplit=1)
         process = int(number)
     except (OSError, ValueError):

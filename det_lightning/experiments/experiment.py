@@ -14,7 +14,7 @@ from det_lightning import errors
 from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.best_validations import BestValidations
 from det_lightning.experiments.cleanup import delete_checkpoints
-from det_lightning.experiments.directory import ExperimentDirectory, storage_named_in
+from det_lightning.experiments.directory import ExperimentDirectory, Placement, storage_named_in
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import LocalMachine
 from det_lightning.experiments.loggers import require_loggers
@@ -34,10 +34,10 @@ def planned(config: ExperimentConfig) -> list[CreateTrial]:
     return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
 
 
-def demand_of(config: ExperimentConfig, slots: int | None, *, on_cpu: bool) -> Demand:
-    """Return what the trials of an experiment need; ``slots`` replaces ``resources.slots_per_trial``."""
-    slots_per_trial = config.resources.slots_per_trial if slots is None else slots
-    return Demand(slots_per_trial, config.resources.max_slots, on_cpu)
+def demand_of(config: ExperimentConfig, placement: Placement) -> Demand:
+    """Return what the trials of an experiment need."""
+    slots_per_trial = config.resources.slots_per_trial if placement.slots is None else placement.slots
+    return Demand(slots_per_trial, config.resources.max_slots, placement.cpu)
 
 
 @contextlib.contextmanager
@@ -72,8 +72,7 @@ def create(
         if source is not None:
             shutil.copyfile(source, directory.given_config)
         directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
-        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint}
-        directory.options.write_text(json.dumps(options), encoding="utf-8")
+        directory.write_options({"loggers": list(loggers), "source_checkpoint": source_checkpoint})
         directory.events.touch()
     except BaseException:
         shutil.rmtree(directory.path)
@@ -81,15 +80,27 @@ def create(
     return directory
 
 
-def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: Demand) -> Outcome | None:
-    """Run an experiment from its current state to its end, and return how it ended; None if a signal paused it."""
+def run(
+    directory: ExperimentDirectory,
+    show: Show,
+    machines: Machines,
+    placement: Placement,
+    *,
+    retry_failed: bool = False,
+) -> Outcome | None:
+    """Run an experiment from its current state to its end, and return how it ended; None if a signal paused it.
+
+    ``machines`` are those of the placement. With ``retry_failed``, trials that ended with an error go on.
+    """
     config = read_config(directory.config())
     require_loggers(directory.loggers())
     log = EventLog(directory.events)
     try:
+        directory.keep_placement(placement)
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
+        demand = demand_of(config, placement)
         launcher = machines.launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
         best = BestValidations(directory.best)
 
@@ -99,7 +110,7 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
 
         runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
         with _signals(runner):
-            outcome = runner.run()
+            outcome = runner.run(retry_failed=retry_failed)
             if outcome is not None:
                 _clean_up(directory, runner)
         show(runner.state)

@@ -8,13 +8,33 @@ from typing import Any
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import read_events, runner_of
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.trial_process import is_running, recorded_status
+from det_lightning.experiments.trial_reports import take_unread_reports
 from det_lightning.masking import mask
 
 
 def state_of(directory: ExperimentDirectory) -> ExperimentState:
-    """Return the state of an experiment, which may be running."""
+    """Return the state of an experiment, which may be running.
+
+    What its trials have reported is in it, even if the runner has not noted it yet, or was killed before.
+    """
     searcher = directory.config()["searcher"]
-    return ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
+    state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
+    is_run = runner_of(directory.events) is not None
+    for trial in [trial for trial in state.trials.values() if trial.is_open]:
+        take_unread_reports(state, trial, directory.trial(trial.trial_id) / "metrics.jsonl")
+        if not is_run:
+            trial.status = _status_of_orphan(directory, trial)
+    return state
+
+
+def _status_of_orphan(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
+    """Return what a trial does whose runner was killed: its supervisor has asked it to save and end."""
+    folder = directory.trial(trial.trial_id)
+    if is_running(folder):
+        return TrialStatus.STOPPING
+    is_done = recorded_status(folder, trial.runs) == 0 and not trial.preempted
+    return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED
 
 
 def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:

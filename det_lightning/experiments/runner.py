@@ -19,6 +19,7 @@ from det_lightning.experiments.search import (
     Warn,
 )
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
+from det_lightning.experiments.trial_reports import event_in, note_steps
 
 _POLL_S = 0.1
 # How a run ends that was preempted: 0 is that of a script that has reported it.
@@ -93,9 +94,12 @@ class ExperimentRunner:
         self._on_change = on_change
         self._running: dict[int, StartedRun] = {}
 
-    def run(self) -> Outcome | None:
-        """Run until the search is finished; return its outcome, or None if the experiment was paused."""
-        self._replay()
+    def run(self, *, retry_failed: bool = False) -> Outcome | None:
+        """Run until the search is finished; return its outcome, or None if the experiment was paused.
+
+        With ``retry_failed``, trials that ended with an error go on as if they had not, and may fail as often again.
+        """
+        self._replay(retry_failed)
         while self.state.outcome is None:
             if self.state.pausing and not self._running:
                 self.record("experiment_paused")
@@ -122,7 +126,7 @@ class ExperimentRunner:
 
     # What the search asks for
 
-    def _replay(self) -> None:
+    def _replay(self, retry_failed: bool) -> None:
         """Give the search the events of the log; carry out what is not done yet according to the log."""
         operations = self._search.initial()
         events = list(self._log.events)
@@ -132,11 +136,24 @@ class ExperimentRunner:
                 operations += self._answer_to_validation(event)
             elif event.get("closed"):
                 operations += self._answer_to_close(event)
+            elif event["type"] == "trial_retried":
+                operations = self._retry(event["trial"], operations)
+        failed = [trial for trial in self.state.trials.values() if trial.status is TrialStatus.ERROR]
+        for trial in failed if retry_failed else []:
+            self.record("trial_retried", trial=trial.trial_id)
+            operations = self._retry(trial.trial_id, operations)
         for trial in self.state.trials.values():
             if trial.is_open:
                 trial.orphaned = True
                 self._running[trial.trial_id] = self._launcher.adopt(trial)
         self._carry_out(operation for operation in operations if not self._is_done(operation))
+
+    def _retry(self, trial_id: int, operations: list[Operation]) -> list[Operation]:
+        """Tell the search that a failed trial goes on; return the operations without those that the failure caused."""
+        self._search.trial_retried(trial_id)
+        stop = (operation for operation in operations if isinstance(operation, StopTrial) and operation.error)
+        ended = [operation for operation in stop if operation.trial_id == trial_id]
+        return [one for one in operations if not isinstance(one, Shutdown) and one not in ended]
 
     def _is_done(self, operation: Operation) -> bool:
         if isinstance(operation, CreateTrial):
@@ -153,7 +170,8 @@ class ExperimentRunner:
         return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
 
     def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:
-        invalid = self.state.trials[event["trial"]].invalid_hp
+        # Earlier releases did not note it here; nor could a trial go on after its end.
+        invalid = event.get("invalid_hp", self.state.trials[event["trial"]].invalid_hp)
         reason = ExitReason.INVALID_HP if invalid else _EXIT_REASONS[TrialStatus(event["closed"])]
         return self._search.trial_exited(event["trial"], reason)
 
@@ -187,7 +205,8 @@ class ExperimentRunner:
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             run = self._launcher.start(trial, self.state)
             self._running[trial.trial_id] = run
-            if self.state.pausing:  # a signal arrived before the run was in the list
+            # A signal arrived before the run was in the list; or a trial is retried that failed when it was stopped.
+            if self.state.pausing or trial.stop_requested:
                 run.stop()
 
     def _look_at(self, trial_id: int) -> None:
@@ -204,39 +223,19 @@ class ExperimentRunner:
     def _take(self, trial_id: int, line: int, record: dict[str, Any]) -> None:
         """Act on what a trial has reported."""
         trial = self.state.trials[trial_id]
-        steps = record["steps_completed"]
-        if steps is not None:
-            trial.steps_completed = max(trial.steps_completed, steps)
-        if record["group"] == "validation":
-            self._take_validation(trial, line, record)
-        elif record["group"] == "checkpoint":
-            values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
-            self.record("checkpoint", trial=trial_id, lines=line, **values)
-        elif record["group"] == "checkpoint_deleted":
-            self.record("checkpoint_deleted", trial=trial_id, lines=line, **record["metrics"])
-        elif record["group"] == "progress":
+        note_steps(trial, record)
+        if record["group"] == "progress":
             fraction = as_number(record["metrics"].get("progress"))
             if fraction is not None:
                 trial.progress.report(fraction, record["time"])
-        elif record["group"] == "early_exit":
-            self.record("early_exit", trial=trial_id, lines=line, reason=record["metrics"]["reason"])
-        elif record["group"] == "preempted":
-            self.record("preempted", trial=trial_id, lines=line)
-        elif record["group"] == "startup_hook":
-            self.record("startup_hook_ended_the_run", trial=trial_id, lines=line)
-
-    def _take_validation(self, trial: TrialRecord, line: int, record: dict[str, Any]) -> None:
-        """Let the search answer the first report at a step; of later ones there, keep the metrics that are new."""
-        metrics = record["metrics"]
-        values = {"trial": trial.trial_id, "lines": line, "steps_completed": record["steps_completed"]}
-        known = trial.validations.get(record["steps_completed"])
-        if known is None:
-            self._carry_out(self._answer_to_validation(self.record("validation", **values, metrics=metrics)))
             return
-        # A restarted trial repeats the validations that came after its newest checkpoint.
-        added = {name: value for name, value in metrics.items() if name not in known.metrics}
-        if added:
-            self.record("validation_extended", **values, metrics=added)
+        reported = event_in(record, trial, line)
+        if reported is None:
+            return
+        kind, values = reported
+        event = self.record(kind, **values)
+        if kind == "validation":
+            self._carry_out(self._answer_to_validation(event))
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
@@ -251,6 +250,8 @@ class ExperimentRunner:
             paused=self.state.pausing and closed is None,
             closed=None if closed is None else closed.value,
             reason=reason,
+            steps_completed=trial.steps_completed,
+            invalid_hp=trial.invalid_hp,
         )
         if closed is not None:
             self._carry_out(self._answer_to_close(event))

@@ -164,6 +164,7 @@ class ExperimentState:
         steps = event["steps_completed"]
         checkpoint_id = event["checkpoint_id"]
         trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"])
+        trial.steps_completed = max(trial.steps_completed, steps)
 
     def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
         self.trials[event["trial"]].checkpoints.pop(event["checkpoint_id"], None)
@@ -189,11 +190,22 @@ class ExperimentState:
         trial.is_open = False
         trial.restarts += bool(event["failed"]) and event["closed"] is None
         trial.reason = event["reason"]
+        trial.steps_completed = max(trial.steps_completed, event.get("steps_completed", 0))
         if event["closed"] is None:
             trial.status = TrialStatus.PAUSED if event["paused"] else TrialStatus.QUEUED
         else:
             trial.status = TrialStatus(event["closed"])
             trial.ended_at = event["time"]
+
+    def on_trial_retried(self, event: Mapping[str, Any]) -> None:
+        trial = self.trials[event["trial"]]
+        trial.status = TrialStatus.QUEUED
+        trial.restarts = 0
+        trial.invalid_hp = False
+        trial.reason = trial.ended_at = None
+        if trial.stop_error is not None:  # otherwise the search does not need it any longer
+            trial.stop_requested = False
+            trial.stop_error = None
 
     def on_experiment_resumed(self, event: Mapping[str, Any]) -> None:
         self.outcome = None

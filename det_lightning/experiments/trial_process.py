@@ -150,19 +150,21 @@ class OrphanedRun:
 
 def recorded_status(directory: Path, run: int) -> int | None:
     """Return the exit status that a supervisor recorded for a run; None if it recorded none."""
+    file = directory / "exit.json"
     try:
-        record = json.loads((directory / "exit.json").read_text())
+        record = json.loads(file.read_text()) if file.is_file() else None
     except (OSError, ValueError):
         return None
-    return int(record["status"]) if record["run"] == run else None
+    return int(record["status"]) if isinstance(record, dict) and record["run"] == run else None
 
 
 def is_running(directory: Path) -> bool:
     """Return whether a run of the trial is still active, perhaps one whose runner was killed."""
-    try:
-        lock = os.open(directory / "lock", os.O_RDWR)
-    except FileNotFoundError:
+    file = directory / "lock"
+    if not file.is_file():
         return False
+    # Some network file systems lock only files that are open for writing, which may not be allowed.
+    lock = os.open(file, os.O_RDWR if os.access(file, os.W_OK) else os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

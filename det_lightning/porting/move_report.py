@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from det_lightning.escaping import escape
+from det_lightning.file_kinds import require_file
 from det_lightning.pages import render_page
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.file_port import FilePort
@@ -58,6 +59,7 @@ class MovedProject:
 
 def read_checks(file: pathlib.Path) -> list[Check]:
     """Return the checks in a file that ``pytest --junitxml`` wrote; raises ValueError if it is another one."""
+    require_file(file)
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
     except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding

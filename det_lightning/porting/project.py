@@ -10,6 +10,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from det_lightning.file_kinds import require_file
 from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
@@ -42,6 +43,9 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     missing = [str(path) for path in given if not path.exists()]
     if missing:
         raise FileNotFoundError(f"No such file or directory: {', '.join(missing)}.")
+    for path in given:
+        if not path.is_dir():
+            require_file(path)
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(

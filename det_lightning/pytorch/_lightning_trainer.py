@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.arguments import require, wrong_argument
+from det_lightning.arguments import require
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
@@ -24,6 +24,7 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.wrong_places import require_path
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
@@ -138,8 +139,8 @@ def choose_checkpoints(
     fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
-    if not (latest is None or isinstance(latest, str | os.PathLike)):
-        raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
+    if latest is not None:
+        require_path(latest, "latest_checkpoint is the id, path or URL of a checkpoint, or 'last' for the newest")
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage
@@ -169,4 +170,11 @@ def _find_latest(
             return newest
     if latest is None:
         return []
-    return [*itertools.islice(storage.newest_first(), most)] if latest == "last" else [storage.find(latest)]
+    if latest == "last":
+        return [*itertools.islice(storage.newest_first(), most)]
+    try:
+        return [storage.find(latest)]
+    except errors.CheckpointNotFound as e:
+        raise errors.CheckpointNotFound(
+            f"latest_checkpoint={mask_url(os.fspath(latest))!r}: {e} latest_checkpoint='last' resumes from the newest."
+        ) from e

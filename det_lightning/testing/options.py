@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ConfigError
+from det_lightning.file_kinds import require_file
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.masking import mask_text
 from det_lightning.testing.checks import BadTrial
@@ -55,7 +56,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     def tried(read: Any, *arguments: Any) -> Any:
         try:
             return read(*arguments)
-        except (BadTrial, ValueError) as e:
+        except (BadTrial, ValueError, OSError) as e:
             mistakes.append(str(e))
         return None
 
@@ -75,6 +76,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     if config is not None:
         hparams = {**(tried(chosen_hparams, config) or {}), **(hparams or {})}
     arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
+    for output in filter(None, (path(values.trial_record), path(values.trial_report))):
+        tried(require_file, output, True)
     metrics = tried(_json_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")

@@ -250,11 +250,6 @@ def test_a_checkpoint_older_than_metadata_files_counts_as_complete(tmp_path: Pat
     assert json_of("ls", tmp_path)["checkpoints"][0]["complete"]
 
 
-def test_ls_of_an_empty_directory_is_an_empty_table(tmp_path: Path) -> None:
-    assert json_of("ls", tmp_path)["checkpoints"] == []
-    assert len(run("ls", tmp_path).stdout.splitlines()) == 2
-
-
 def test_metadata_cannot_control_the_terminal(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, notes={"metric": {"name": "\x1b]0;gone\x07[bold]x[/bold]", "value": 1}})
     output = run("ls", tmp_path).stdout
@@ -692,8 +687,8 @@ def test_a_storage_is_not_taken_for_a_checkpoint_nor_a_checkpoint_for_a_storage(
     for command in ("ls", "prune"):
         assert "is a checkpoint; name the directory that holds it" in error_of(command, checkpoint)
     (storage / "empty").mkdir()
-    assert "is not a checkpoint: state_dict.pth" in error_of("show", storage / "empty")
-    assert "is not a checkpoint and contains none" in error_of("verify", storage / "empty")
+    for command in ("show", "verify"):
+        assert "is not a checkpoint: state_dict.pth" in error_of(command, storage / "empty")
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
 ) -> None:
     directory = made_experiment(tmp_path)
     size = directory.events.stat().st_size
-    monkeypatch.setattr("det_lightning.experiments.event_log._MOST_BYTES", size - 1)
+    monkeypatch.setattr("det_lightning.experiments.event_log.MOST_BYTES", size - 1)
     with pytest.raises(errors.DamagedExperiment, match=rf"events\.jsonl has {size:,} bytes; .* can still be resumed"):
         summary_of(directory)
     log = EventLog(directory.events)

@@ -2,7 +2,7 @@
 
 How it behaves is read from its hyperparameters: ``steps``, ``fails_at``, ``waits_at`` (steps at which it waits until it
 is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``,
-``reports_progress``.
+``reports_progress``, ``validates`` (False: it only reports training metrics), ``checkpoints`` (after each step).
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def main() -> int:
     for step in range(first + 1, HPARAMS.get("steps", 5) + 1):
         if step == HPARAMS.get("fails_at"):
             return 3
-        report("validation", step, {"loss": HPARAMS.get("lr", 1.0) / step, "batches": step})
+        group = "validation" if HPARAMS.get("validates", True) else "training"
+        report(group, step, {"loss": HPARAMS.get("lr", 1.0) / step, "batches": step})
+        if HPARAMS.get("checkpoints"):
+            saved.write_text(str(step))
+            report("checkpoint", step, {"checkpoint_id": f"after-{step}"})
         if HPARAMS.get("reports_progress"):
             report("progress", step, {"progress": step / HPARAMS["steps"]})
         while step in HPARAMS.get("waits_at", []) and not stop_requested:

@@ -30,6 +30,7 @@ from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_na
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.checkpoint.storage.wrong_places import require_checkpoint_path
 from det_lightning.escaping import escape
 from det_lightning.masking import short_text
 
@@ -207,6 +208,8 @@ def read_checkpoint(
         >>> content.trial_state.batches_trained
         2
     """
+    require_checkpoint_path(directory)
+    directory = pathlib.Path(directory)  # callers without type checks pass text
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)

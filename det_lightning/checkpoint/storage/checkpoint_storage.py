@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +15,24 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
+from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.checkpoint.storage.wrong_places import (
+    find_wrong_directory,
+    require_checkpoint,
+    require_checkpoint_path,
+    require_path,
+)
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
+
+logger = logging.getLogger(__name__)
+
+_EXPECTED = (
+    "checkpoint_storage is a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
+    "configuration, or None for the default"
+)
 
 
 class CheckpointStorage:
@@ -58,7 +73,8 @@ class CheckpointStorage:
             import platformdirs  # here, because it is rarely needed
 
             root = platformdirs.user_data_dir("determined")
-        elif root == "":  # as from a variable that is not set
+        require_path(root, _EXPECTED)
+        if root == "":  # as from a variable that is not set
             raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
         self.root = Location.parse(root, self.options)
         self.is_local = self.root.is_local
@@ -176,8 +192,14 @@ class CheckpointStorage:
             return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
-        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`."""
-        return next(self.newest_first(job), None)
+        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`.
+
+        A warning says if the directory does not exist, or if checkpoints are one or two levels below it.
+        """
+        newest = next(self.newest_first(job), None)
+        if newest is None and (mistake := find_wrong_directory(self.root)) is not None:
+            logger.warning("There is no newest checkpoint. %s", mistake)
+        return newest
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
         """Yield the paths or URLs of the complete checkpoints, newest first.
@@ -233,12 +255,15 @@ class CheckpointStorage:
         Raises:
             CheckpointNotFound: there is none; the message names similar ids.
         """
+        require_checkpoint_path(id_or_path)
         name = os.fspath(id_or_path)
         directory = self._directory_of(name)
         if directory is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
             with explain_errors("looking for", elsewhere):
                 directory = elsewhere if elsewhere.is_dir() else None
+            if directory is not None:
+                require_checkpoint(directory)
         if directory is None:
             raise self._not_found(name)
         return directory.resolved().url
@@ -266,7 +291,7 @@ class CheckpointStorage:
         """Return what is known about checkpoints without reading their state."""
         with explain_errors("reading", self):
             directories = [self.root.checkpoint(name) for name in checkpoint_ids]
-            return survey.in_parallel(self.root, metadata.describe, directories)
+            return in_parallel(self.root, metadata.describe, directories)
 
     def _directory_of(self, name: str) -> Location | None:
         if not is_name(name):

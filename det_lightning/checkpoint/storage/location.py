@@ -134,7 +134,11 @@ class Location:
 
     def list_names(self) -> list[str]:
         """Return the names in this directory, except links; none if there is no such directory."""
-        return sorted(name for name, info in self._list().items() if not _is_link(info))
+        return sorted(self.list_types())
+
+    def list_types(self) -> dict[str, str]:
+        """Return the type of everything in this directory except links by name: ``file``, ``directory`` or another."""
+        return {name: str(info.get("type")) for name, info in self._list().items() if not _is_link(info)}
 
     def list_links(self) -> dict[str, str]:
         """Return the names of the links in this directory, and their targets; an unknown target is an empty string."""

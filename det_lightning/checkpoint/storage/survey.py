@@ -7,11 +7,10 @@ and those that the index lacks are read. Several processes may write it; what on
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -19,13 +18,12 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FIL
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, read_metadata
+from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.checkpoint.storage.staging import find_marked
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# Concurrent requests; an object store takes some milliseconds to answer each.
-_PARALLEL = 16
 _INDEX_FILE = "checkpoints.json"
 _VERSION = 1
 # Large entries of metadata.json that are only needed to open a checkpoint.
@@ -64,15 +62,6 @@ def survey(root: Location) -> list[CheckpointInfo]:
     if has_bookkeeping and (new > _MOST_UNINDEXED or len(known) > 2 * len(indexed) + _MOST_UNINDEXED):
         _write_index(root, found.values())
     return [found[name] for name in sorted(found)]
-
-
-def in_parallel(root: Location, function: Callable[[Any], Any], arguments: list[Any]) -> list[Any]:
-    """Call a function that reads from ``root`` with each of ``arguments``; return the results in order."""
-    # A connection such as SFTP's must not be used by two threads at once.
-    if not root.is_object_store or len(arguments) < 2:
-        return [function(argument) for argument in arguments]
-    with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
-        return list(pool.map(function, arguments))
 
 
 def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:

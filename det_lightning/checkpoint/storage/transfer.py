@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
+from det_lightning.checkpoint.storage.wrong_places import require_checkpoint, require_checkpoint_path
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
@@ -234,16 +235,19 @@ def open_checkpoint(
         ...     sorted(path.name for path in directory.glob("*.json"))
         ['load_data.json', 'metadata.json']
     """
+    require_checkpoint_path(url)
     location = Location.parse(url, options)
     if location.is_local:
         if not location.local_path.is_dir():
             raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
+        require_checkpoint(location)
         # Resuming from a link means resuming from its target.
         yield location.resolved().local_path
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
     retry = retry or RetryPolicy()
+    retry.call("looking into", functools.partial(require_checkpoint, location), where=location)
     files = retry.call("reading", location.find_files, where=location)
     names = [name for name in files if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:

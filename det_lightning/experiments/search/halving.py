@@ -55,6 +55,7 @@ class HalvingBracket:
         self.rungs = [Rung(length) for length in bracket.rungs]
         self._rung_of: dict[int, int] = {}
         self._decided: set[int] = set()
+        self._retried: set[int] = set()
         self._invalid = 0
 
     def __contains__(self, trial_id: int) -> bool:
@@ -76,7 +77,7 @@ class HalvingBracket:
             operations.append(Warn(trial_id, f"{self._settings.metric} is NaN at {where} and ranks last"))
         if not self._continues(trial_id, metric if self._settings.smaller_is_better else -metric, int(at)):
             self._decided.add(trial_id)
-            operations += [StopTrial(trial_id), *self._create_next()]
+            operations += [StopTrial(trial_id), *self._create_next(trial_id)]
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
@@ -85,6 +86,14 @@ class HalvingBracket:
         if reason is ExitReason.COMPLETED or trial_id in self._decided:
             return []
         return self._fail(trial_id)
+
+    def trial_retried(self, trial_id: int) -> None:
+        """Rank a failed trial by its next validations, unless it was stopped before; it has a follower already."""
+        self._retried.add(trial_id)
+        rung = self.rungs[self._rung_of[trial_id]]
+        if (_FAILED, trial_id) in rung.metrics:
+            rung.remove(trial_id)
+            self._decided.discard(trial_id)
 
     def _continues(self, trial_id: int, metric: float, at: int) -> bool:
         """Insert the metric into all rungs that the trial has reached; return False if one of them stops it."""
@@ -101,7 +110,7 @@ class HalvingBracket:
     def _fail(self, trial_id: int) -> list[Operation]:
         self._decided.add(trial_id)
         self.rungs[self._rung_of[trial_id]].insert(trial_id, _FAILED)
-        return self._create_next()
+        return self._create_next(trial_id)
 
     def _replace_invalid(self, trial_id: int) -> list[Operation]:
         for rung in self.rungs:
@@ -111,8 +120,10 @@ class HalvingBracket:
             return [self._create()]
         return [Warn(trial_id, f"not replaced: {self._invalid - 1} trials before it had invalid hyperparameters")]
 
-    def _create_next(self) -> list[Operation]:
-        return [self._create()] if len(self._rung_of) - self._invalid < self.bracket.max_trials else []
+    def _create_next(self, after: int) -> list[Operation]:
+        if after in self._retried or len(self._rung_of) - self._invalid >= self.bracket.max_trials:
+            return []
+        return [self._create()]
 
     def _create(self) -> CreateTrial:
         lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._settings.force_validations else ()
@@ -135,6 +146,9 @@ class HalvingSearch:
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
         return self._bracket_of(trial_id).trial_exited(trial_id, reason)
+
+    def trial_retried(self, trial_id: int) -> None:
+        self._bracket_of(trial_id).trial_retried(trial_id)
 
     def _bracket_of(self, trial_id: int) -> HalvingBracket:
         return next(bracket for bracket in self.brackets if trial_id in bracket)

@@ -28,6 +28,7 @@ class SamplingSearch:
         self._at_once = min(at_once or max_trials, MOST_AT_ONCE)
         self._replace_invalid = replace_invalid
         self._invalid = 0
+        self._retried: set[int] = set()
 
     def initial(self) -> list[Operation]:
         return [self._create() for _ in range(min(self._max_trials, self._at_once))]
@@ -44,6 +45,10 @@ class SamplingSearch:
                 operations.append(
                     Warn(trial_id, f"not replaced: {self._invalid} trials before it had invalid hyperparameters")
                 )
-        if self._factory.created - self._invalid < self._max_trials:
+        has_follower = trial_id in self._retried and reason is not ExitReason.INVALID_HP
+        if self._factory.created - self._invalid < self._max_trials and not has_follower:
             operations.append(self._create())
         return operations
+
+    def trial_retried(self, trial_id: int) -> None:
+        self._retried.add(trial_id)

@@ -64,6 +64,13 @@ class Search:
             operations.append(Shutdown(self._outcome()))
         return operations
 
+    def trial_retried(self, trial_id: int) -> None:
+        """Count a trial that has ended with an error as one that trains; what followed from its end stays as it is."""
+        self._check_created(trial_id)
+        self._exits.pop(trial_id, None)
+        self._failed.discard(trial_id)
+        self._method.trial_retried(trial_id)
+
     @property
     def finished(self) -> bool:
         """Whether all trials have ended and no more will be created."""

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
+from det_lightning.file_kinds import require_file
 from det_lightning.testing.recorder import FORMAT, VERSION
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -92,6 +94,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
     path = Path(path)
     advice = _how_to_make_one(trial)
     try:
+        require_file(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecordError(f"There is no {path}. {advice}") from None
@@ -108,7 +111,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
 def _how_to_make_one(trial: str | None) -> str:
     return (
         f"Make one where the trial has trained so far, with a copy of recorder.py: "
-        f"python recorder.py {trial or 'model_def:MyTrial'} --config const.yaml --output ref.json"
+        f"python recorder.py {shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
     )
 
 

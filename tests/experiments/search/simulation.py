@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from det_lightning.experiments.search import CreateTrial, ExitReason, Operation, Search, Shutdown, StopTrial
 
-#: A validation (trial, metric, time) or an exit (trial, reason), as a runner would log it.
-Event = tuple[int, float, int] | tuple[int, ExitReason]
+#: A validation (trial, metric, time), an exit (trial, reason) or a retry (trial,), as a runner would log it.
+Event = tuple[int, float, int] | tuple[int, ExitReason] | tuple[int]
 
 
 def report(search: Search, event: Event) -> list[Operation]:
+    if len(event) == 1:
+        search.trial_retried(*event)
+        return []
     if len(event) == 2:
         return search.trial_exited(*event)
     return search.validation_completed(*event)
@@ -26,6 +29,7 @@ class Chances:
     invalid: float = 0.0
     nan: float = 0.0
     ignore_stop: float = 0.0
+    retry: float = 0.0  # the first of the failed trials
 
 
 @dataclass
@@ -45,14 +49,20 @@ class Simulation:
         self._waiting: list[int] = []
         self._time: dict[int, int] = {}
         self._stopped: set[int] = set()
+        self._failed: list[int] = []
         self._take(self.search.initial())
-        while self._time or self._waiting:
+        while self._time or self._waiting or (self._failed and self.chances.retry):
+            if self._failed and self.chance.random() < self.chances.retry:
+                self._retry(self._failed.pop(0))
             while self._waiting and len(self._time) < self.slots:
                 self._time[self._waiting.pop(0)] = 0
+            if not self._time:
+                continue
             trial_id = self.chance.choice(sorted(self._time))
             event = self._turn(trial_id)
             if len(event) == 2:
                 del self._time[trial_id]
+                self._failed += [trial_id] if event[1] is ExitReason.ERRORED else []
             self.events.append(event)
             self._take(report(self.search, event))
 
@@ -70,6 +80,11 @@ class Simulation:
 
     def shutdowns(self) -> list[Shutdown]:
         return [operation for operation in self.operations() if isinstance(operation, Shutdown)]
+
+    def _retry(self, trial_id: int) -> None:
+        self._time[trial_id] = 0
+        self.events.append((trial_id,))
+        self.answers.append(report(self.search, (trial_id,)))
 
     def _take(self, operations: list[Operation]) -> None:
         self.answers.append(operations)

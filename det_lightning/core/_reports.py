@@ -1,0 +1,51 @@
+"""Checks of what a script reports, as Determined's master makes them: steps, epochs, and one value for a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from det_lightning.core._task import TrialTask, as_json
+from det_lightning.masking import short_text
+
+
+class Reports:
+    """The names of the metrics that a run has reported so far, by group and step.
+
+    In a trial of an experiment these include the reports that an earlier ``core.init()`` of the same run made.
+    """
+
+    def __init__(self, task: TrialTask | None = None) -> None:
+        self._whole_steps = task is not None
+        self._names: dict[tuple[str, Any], set[str]] = defaultdict(set)
+        for record in [] if task is None else task.read_reports():
+            self._names[record["group"], record["steps_completed"]].update(record["metrics"])
+
+    def add(self, group: str, steps_completed: Any, metrics: Mapping[str, Any]) -> int | float:
+        """Return the steps as a number; raise a ValueError that names all mistakes if a report cannot be made."""
+        steps = as_json(steps_completed)
+        mistakes = [*find_mistakes_in_steps(steps, self._whole_steps), *_find_mistakes_in_epoch(metrics)]
+        known = [] if mistakes else sorted({*map(str, metrics)} & self._names[group, steps])
+        if known:
+            mistakes.append(
+                f"{', '.join(map(repr, known))} had a value after {steps:,} steps already; report one value of a "
+                "metric for a step, and others under names of their own"
+            )
+        if mistakes:
+            raise ValueError(f"Metrics of the group {group!r} cannot be reported: {'; '.join(mistakes)}.")
+        self._names[group, steps].update(map(str, metrics))
+        return int(steps) if steps == int(steps) else float(steps)
+
+
+def find_mistakes_in_steps(steps: Any, whole: bool = True) -> Iterable[str]:
+    """Yield what is wrong with a value of ``steps_completed``."""
+    is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
+    if not is_number or steps < 0 or (whole and steps != int(steps)):
+        yield f"steps_completed must be a {'whole ' if whole else ''}number, at least 0; got {short_text(steps)}"
+
+
+def _find_mistakes_in_epoch(metrics: Mapping[str, Any]) -> Iterable[str]:
+    epoch = as_json(metrics.get("epoch"))
+    if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int | float)):
+        yield f"the metric 'epoch' must be a finite number; got {short_text(epoch)}"

@@ -1,0 +1,73 @@
+"""What the records in a trial's ``metrics.jsonl`` mean for its experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.escaping import escape
+from det_lightning.experiments.event_forms import find_mistake
+from det_lightning.experiments.event_log import MOST_BYTES
+from det_lightning.experiments.state import ExperimentState, TrialRecord
+from det_lightning.experiments.trial_process import RecordReader
+
+
+def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
+    """Note how far a trial has come, which records without an event say, too."""
+    if record["steps_completed"] is not None:
+        trial.steps_completed = max(trial.steps_completed, record["steps_completed"])
+
+
+def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
+    """Return the type and the entries of the event that a record reports; None if nothing depends on the record."""
+    steps = record["steps_completed"]
+    metrics = record["metrics"]
+    at_line = {"trial": trial.trial_id, "lines": line}
+    if record["group"] == "validation":
+        return _validation(trial, steps, metrics, at_line)
+    if record["group"] == "checkpoint":
+        return "checkpoint", {**at_line, "steps_completed": steps, "checkpoint_id": metrics["checkpoint_id"]}
+    if record["group"] == "checkpoint_deleted":
+        return "checkpoint_deleted", {**at_line, **metrics}
+    if record["group"] == "early_exit":
+        return "early_exit", {**at_line, "reason": metrics["reason"]}
+    if record["group"] == "preempted":
+        return "preempted", at_line
+    return ("startup_hook_ended_the_run", at_line) if record["group"] == "startup_hook" else None
+
+
+def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:
+    """Apply to the state what a trial has reported and its runner has not noted.
+
+    Raises:
+        DamagedExperiment: a line of the file is not what trials report.
+    """
+    if not file.is_file() or file.stat().st_size > MOST_BYTES:  # reading a pipe would wait for a writer
+        return
+    for line, record in RecordReader(file, trial.lines_read).new_records():
+        try:
+            note_steps(trial, record)
+            reported = event_in(record, trial, line)
+            event = None if reported is None else {"type": reported[0], "time": record["time"], **reported[1]}
+            wrong = None if event is None else find_mistake(event, {trial.trial_id})
+        except (KeyError, TypeError):
+            wrong = "group, steps_completed, metrics or time"
+        if wrong is not None:
+            raise errors.DamagedExperiment(f"Line {line} of {escape(file)} is no report of a trial: no usable {wrong}.")
+        if event is not None:
+            state.apply(event)
+
+
+def _validation(
+    trial: TrialRecord, steps: Any, metrics: dict[str, Any], at_line: dict[str, Any]
+) -> tuple[str, dict[str, Any]] | None:
+    """Return the first report at a step, or what a later one adds to it."""
+    values = {**at_line, "steps_completed": steps}
+    known = trial.validations.get(steps)
+    if known is None:
+        return "validation", {**values, "metrics": metrics}
+    # A restarted trial repeats the validations that came after its newest checkpoint.
+    added = {name: value for name, value in metrics.items() if name not in known.metrics}
+    return ("validation_extended", {**values, "metrics": added}) if added else None

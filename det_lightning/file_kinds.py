@@ -1,0 +1,29 @@
+"""Refuses pipes, devices, sockets and directories in place of files: opening a pipe would wait for its other end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
+# Where a shell puts the pipes that it opens, as for <(command).
+_OF_SHELL = ("/dev/fd/", "/dev/std", "/proc/")
+
+
+def require_file(path: str | os.PathLike[str], may_be_missing: bool = False) -> None:
+    """Raise an OSError unless there is a file at a path; the pipes of a shell are files, too."""
+    try:
+        kind = stat.S_IFMT(Path(path).stat().st_mode)
+    except FileNotFoundError:
+        if may_be_missing:
+            return
+        raise
+    if kind in _KINDS and not (kind == stat.S_IFIFO and os.fspath(path).startswith(_OF_SHELL)):
+        raise OSError(f"{os.fspath(path)} is {_KINDS[kind]}, and not a file")

@@ -1,0 +1,108 @@
+"""Values in place of a storage or a checkpoint: the error says what is expected, and what to give instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import core, errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint, read_checkpoint
+from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.trials import SmallTrial
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(**arguments: Any) -> None:
+    with pytorch.init() as context:
+        pytorch.Trainer(SmallTrial(context), context).fit(max_length=pytorch.Batch(1), **arguments)
+
+
+def open_briefly(checkpoint: Any) -> None:
+    with open_checkpoint(checkpoint):
+        pass
+
+
+TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
+    CheckpointStorage,
+    DeterminedCheckpoint,
+    lambda storage: core.init(checkpoint_storage=storage),
+    lambda storage: fit(checkpoint_storage=storage),
+]
+
+
+@pytest.mark.parametrize("take", TAKE_A_STORAGE)
+@pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
+def test_what_is_no_storage_is_named_with_what_is_expected(take: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(TypeError, match=r"checkpoint_storage is a directory, a URL such as s3://.*; got ") as raised:
+        take(value)
+    assert repr(value) in str(raised.value)
+
+
+TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
+    pytorch.load_trial_from_checkpoint_path,
+    load_checkpoint,
+    read_checkpoint,
+    open_briefly,
+    CheckpointStorage("storage").find,
+]
+
+
+@pytest.mark.parametrize("take", TAKE_A_CHECKPOINT)
+def test_what_is_no_checkpoint_is_named_with_what_is_expected(take: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"named by its id, path or URL.*newest\(\) returns None .*; got None"):
+        take(None)
+    with pytest.raises(TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) is the newest"):
+        take(CheckpointStorage("storage"))
+    with pytest.raises(TypeError, match="A checkpoint is named by its id, path or URL; got 7"):
+        take(7)
+
+
+@pytest.mark.parametrize("take", [take for take in TAKE_A_CHECKPOINT if take is not read_checkpoint])
+def test_a_storage_in_place_of_a_checkpoint_is_answered_with_one_of_its_checkpoints(take: Callable[[Any], Any]) -> None:
+    checkpoint = write_checkpoint("experiments/digits-1/checkpoints").absolute()
+    with pytest.raises(errors.CheckpointNotFound, match=f"is not a checkpoint but holds some: .* such as {checkpoint}"):
+        take(str(checkpoint.parent))
+    with pytest.raises(errors.CheckpointNotFound, match=f"below it, in {checkpoint.parent} "):
+        take(os.fspath(checkpoint.parent.parent))
+
+
+def test_nothing_of_a_remote_storage_is_downloaded_in_place_of_a_checkpoint() -> None:
+    local = write_checkpoint("local")
+    storage = CheckpointStorage("memory://downloads")
+    for file in local.rglob("*.*"):
+        (storage.root / "a-checkpoint" / file.name).write(file.read_bytes())
+    downloaded: list[str] = []
+    try:
+        with (
+            pytest.raises(errors.CheckpointNotFound, match="such as memory://downloads/a-checkpoint"),
+            open_checkpoint("memory://downloads", progress=lambda name, _: downloaded.append(name)),
+        ):
+            pass
+    finally:
+        storage.root.remove()
+    assert downloaded == []
+
+
+def test_a_checkpoint_may_be_read_by_the_text_of_its_path() -> None:
+    assert read_checkpoint(str(write_checkpoint("storage"))).trial_state.batches_trained == 7  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["latest", "newest", "Last", "11111111-2222-3333-4444-555555555555"])
+def test_a_checkpoint_to_resume_from_that_is_not_there_is_answered_with_the_word_for_the_newest(name: str) -> None:
+    with pytest.raises(errors.CheckpointNotFound, match=f"='{name}'.* latest_checkpoint='last' resumes"):
+        fit(checkpoint_storage="storage", latest_checkpoint=name)
+
+
+@pytest.mark.parametrize("value", [7, True, ["a"]])
+def test_what_cannot_name_a_checkpoint_to_resume_from_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"latest_checkpoint is the id, path or URL of a checkpoint, or 'last'.*; got "):
+        fit(checkpoint_storage="storage", latest_checkpoint=value)

@@ -1,0 +1,165 @@
+"""``det-lightning checkpoint`` at a place without checkpoints: an error that names those one or two levels below."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.storage import wrong_places
+from det_lightning.checkpoint.storage.location import Location
+from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.cli.test_cli import error_of, run
+
+COMMANDS = {
+    "ls": ["ls", "{}"],
+    "ls --json": ["ls", "{}", "--json"],
+    "ls --best": ["ls", "{}", "--best"],
+    "prune": ["prune", "{}", "--yes"],
+    "annotate": ["annotate", "{}", __file__],
+    "verify": ["verify", "{}"],
+    "show": ["show", "{}"],
+    "export": ["export", "{}", "--to", "weights", "-o", "never-written.pt"],
+    "merge": ["merge", "{}"],
+}
+
+
+def error_at(place: object, command: str) -> str:
+    return error_of(*(part.format(place) for part in COMMANDS[command]))
+
+
+@pytest.fixture
+def written(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint to copy."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    return write_checkpoint(Path("storage")).absolute()
+
+
+@pytest.fixture(params=["on a disk", "in a bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    if request.param == "on a disk":
+        (tmp_path / "place").mkdir()
+        yield Location.parse(tmp_path / "place")
+        return
+    memory = fsspec.filesystem("memory")
+    yield Location.parse("memory://bucket")
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def copy(written: Path, place: Location) -> Callable[[str], Location]:
+    """A function that copies the checkpoint to a path in the place."""
+
+    def copy(path: str) -> Location:
+        target = place / path
+        for file in written.rglob("*"):
+            if file.is_file():
+                (target / file.relative_to(written).as_posix()).write(file.read_bytes())
+        return target
+
+    return copy
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_place_without_checkpoints_is_an_error(place: Location, command: str) -> None:
+    (place / "code/notes.txt").write(b"no checkpoint")
+    assert f"{place} holds no checkpoints." in error_at(place, command)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_place_that_does_not_exist_is_an_error(tmp_path: Path, command: str) -> None:
+    error = error_at(tmp_path / "nothing", command)
+    assert error.startswith("Error: There is no")
+    assert "nothing" in error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_storages_one_and_two_levels_below_are_named(
+    place: Location, copy: Callable[[str], Location], command: str
+) -> None:
+    (place / "code/notes.txt").write(b"no checkpoint")
+    one, two = copy("checkpoints/first"), copy("experiments/digits-1/second")
+    copy("experiments/digits-1/deeper/than/that")
+    error = error_at(place, command)
+    assert f"holds no checkpoints itself. There are checkpoints below it, in {one.parent} (such as first)" in error
+    assert f"{two.parent} (such as second)." in error
+
+
+@pytest.mark.parametrize("command", ["ls", "verify"])
+def test_a_storage_is_recognized_among_directories_of_other_programs(
+    place: Location, copy: Callable[[str], Location], command: str
+) -> None:
+    for number in range(20):
+        (place / f"11111111-2222-3333-4444-{number:012}/tensorboard/events").write(b"")
+    copy("zuletzt/44444444-2222-3333-4444-555555555555")
+    copy("99999999-2222-3333-4444-555555555555")
+    (place / "note.txt").write(b"")
+    assert "99999999" in run(command, place).stdout
+
+
+def test_a_place_with_links_to_checkpoints_lists_the_links(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(written)
+    assert f"latest -> {written}" in run("ls", tmp_path).stdout
+
+
+def test_a_directory_that_nobody_may_look_into_is_left_out(tmp_path: Path, written: Path) -> None:
+    shutil.copytree(written, tmp_path / "open/checkpoint")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    try:
+        assert f"below it, in {tmp_path / 'open'} (such as checkpoint)." in error_of("ls", tmp_path)
+    finally:
+        closed.chmod(0o700)
+
+
+def test_the_number_of_directories_that_are_looked_into_is_limited(
+    place: Location, copy: Callable[[str], Location], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrong_places, "_MOST_LISTED_LOCALLY", 40)
+    monkeypatch.setattr(wrong_places, "_MOST_LISTED_REMOTELY", 40)
+    for outer in range(6):
+        for inner in range(20):
+            (place / f"data{outer}/class{inner:02}/image.png").write(b"")
+    copy("data5/class00/second")
+    listed: list[str] = []
+    list_types = Location.list_types
+
+    def count(self: Location) -> dict[str, str]:
+        listed.append(self.path)
+        return list_types(self)
+
+    monkeypatch.setattr(Location, "list_types", count)
+    assert wrong_places.find_storages(place).keys() == {f"{place.path}/data5/class00"}
+    assert len(listed) <= 41
+
+
+# newest()
+
+
+def test_the_newest_checkpoint_of_a_missing_directory_is_none_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CheckpointStorage("ckeckpoints").newest() is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"{tmp_path / 'ckeckpoints'} does not exist" in record.getMessage()
+
+
+def test_the_newest_checkpoint_of_a_directory_above_storages_is_none_with_a_warning(
+    place: Location, copy: Callable[[str], Location], caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = CheckpointStorage(place.url)
+    (place / "notes.txt").write(b"an existing directory")
+    assert storage.newest() is None
+    assert not caplog.records  # the first start of a run
+    copy("checkpoints/first")
+    assert storage.newest() is None
+    (record,) = caplog.records
+    assert f"There are checkpoints below it, in {place}/checkpoints (such as first)" in record.getMessage()

@@ -1,0 +1,128 @@
+"""Reports that Determined's master refuses are refused, alone and in a trial of an experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning import core
+from det_lightning.core._task import TASK_VARIABLE, TrialTask
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
+    """The first run of a trial, which this process becomes."""
+    task = TrialTask(tmp_path / "trial", 1, 1, 1, 42, {}, {"searcher": {}}, [0], str(tmp_path / "checkpoints"))
+    task.directory.mkdir()
+    task.write()
+    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
+    return task
+
+
+@pytest.fixture(params=["alone", "in an experiment"])
+def context(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[core.Context]:
+    monkeypatch.chdir(tmp_path)
+    if request.param == "in an experiment":
+        request.getfixturevalue("task")
+    with core.init(checkpoint_storage=str(tmp_path / "checkpoints")) as context:
+        yield context
+
+
+def report(context: core.Context, group: str, steps: Any, metrics: dict[str, Any]) -> None:
+    """Report with the method that scripts use for the group."""
+    methods = {"training": context.train.report_training_metrics, "validation": context.train.report_validation_metrics}
+    if group in methods:
+        methods[group](steps, metrics)
+    else:
+        context.train.report_metrics(group, steps, metrics)
+
+
+def records_of(task: TrialTask) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in task.metrics_file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("group", ["training", "validation", "inference"])
+@pytest.mark.parametrize(
+    ("steps", "metrics", "named"),
+    [
+        (-1, {}, "steps_completed must be a .*number, at least 0; got -1"),
+        (np.int64(-3), {}, "got -3"),
+        ("7", {}, "got '7'"),
+        (None, {}, "got None"),
+        (True, {}, "got True"),
+        (float("nan"), {}, "got 'NaN'"),
+        (1, {"epoch": "first"}, "'epoch' must be a finite number; got 'first'"),
+        (1, {"epoch": "1"}, "got '1'"),
+        (1, {"epoch": True}, "got True"),
+        (1, {"epoch": [1]}, r"got \[1\]"),
+        (1, {"epoch": float("inf")}, "got 'Infinity'"),
+        (-1, {"epoch": "first"}, "got -1; the metric 'epoch' must be a finite number; got 'first'"),
+    ],
+)
+def test_a_wrong_step_and_a_wrong_epoch_are_named(
+    context: core.Context, group: str, steps: Any, metrics: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=f"'{group}'.*{named}"):
+        report(context, group, steps, {"loss": 1.0, **metrics})
+
+
+def test_steps_and_epochs_are_numbers_of_any_library(context: core.Context) -> None:
+    for steps, epoch in [(0, 0), (np.int64(1), 0.5), (2.0, np.float32(1.5)), (torch.tensor(3), torch.tensor(2))]:
+        context.train.report_training_metrics(steps, {"epoch": epoch})
+
+
+def test_steps_of_a_trial_are_whole_and_stored_as_integers(task: TrialTask) -> None:
+    with core.init() as context:
+        for steps in (np.int64(1), 2.0):
+            report(context, "validation", steps, {"loss": 1.0})
+        with pytest.raises(ValueError, match=r"whole number, at least 0; got 2\.5"):
+            report(context, "validation", 2.5, {"loss": 1.0})
+        for steps in (-1, "last", 2.5):
+            with pytest.raises(ValueError, match="metadata of a checkpoint steps_completed must be a whole number"):
+                context.checkpoint.upload(task.directory, {"steps_completed": steps})
+    assert [record["steps_completed"] for record in records_of(task)] == [1, 2]
+
+
+@pytest.mark.parametrize("group", ["training", "validation", "inference"])
+def test_a_metric_has_one_value_for_a_step(context: core.Context, group: str) -> None:
+    report(context, group, 5, {"loss": 1.0, "error": 1.0})
+    report(context, group, 5, {"accuracy": 0.5})  # another metric
+    report(context, group, 6, {"loss": 0.5})  # another step
+    report(context, "other", 5, {"loss": 0.5})  # another group
+    with pytest.raises(ValueError, match=f"'{group}' cannot be reported: 'error', 'loss' had a value after 5 steps"):
+        context.train.report_metrics(group, np.int64(5), {"loss": 1.0, "error": 0.5, "new": 1})
+    report(context, group, 5, {"new": 1})  # nothing of a refused report was kept
+
+
+def test_the_metrics_of_batches_are_reported_once_for_a_step(context: core.Context) -> None:
+    context.train.report_training_metrics(1, {"loss": 1.0}, [{"loss": 1.0}])
+    with pytest.raises(ValueError, match="'batch_metrics' had a value after 1 steps"):
+        context.train.report_training_metrics(1, {"error": 1.0}, [{"loss": 1.0}])
+
+
+def test_a_run_reports_a_step_once_and_a_restart_reports_it_again(task: TrialTask) -> None:
+    with core.init() as context:
+        context.train.report_validation_metrics(1, {"loss": 1.0})
+    with task.metrics_file.open("a") as file:
+        file.write('{"group": "valid\n')  # of a full disk
+    with core.init() as context, pytest.raises(ValueError, match="'loss' had a value after 1 steps"):
+        context.train.report_validation_metrics(1, {"loss": 0.5})
+    dataclasses.replace(task, run_id=2).write()
+    with core.init() as context:
+        context.train.report_validation_metrics(1, {"loss": 0.5})
+        with pytest.raises(ValueError, match="'loss' had a value after 1 steps"):
+            context.train.report_validation_metrics(1, {"loss": 0.5})
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize("progress", [-0.1, 1.5, "half", float("nan"), None])
+def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
+    with core.init() as context, pytest.raises(ValueError, match="Progress is a number from 0 to 1; got"):
+        context.train.report_progress(progress)

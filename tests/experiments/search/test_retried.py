@@ -1,0 +1,62 @@
+"""Failed trials that go on: the search counts them again, and creates no other trials because of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.experiments.search import ExitReason, Outcome, Search, SearcherSettings, Shutdown, StopTrial
+from tests.experiments.search.simulation import Chances, report
+from tests.experiments.search.test_simulated import (
+    SPACE,
+    all_chances,
+    asked_for,
+    halving_settings,
+    sampling_settings,
+    seeds,
+    simulated,
+)
+
+ASHA = SearcherSettings(
+    "async_halving", "loss", max_trials=4, max_concurrent_trials=2, num_rungs=2, max_time=8, time_metric="batches"
+)
+
+
+@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
+def test_retries_change_neither_how_many_trials_there_are_nor_the_outcome_of_a_replay(
+    of: SearcherSettings, chances: Chances, seed: int
+) -> None:
+    simulation = simulated(of, dataclasses.replace(chances, error=0.2, retry=0.3), seed)
+    exits = simulation.exits()
+    invalid = sum(reason is ExitReason.INVALID_HP for reason in exits.values())
+    counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
+    assert counted == asked_for(of)
+    assert ExitReason.ERRORED not in exits.values()
+    assert simulation.search.finished
+    assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)
+    replayed = Search(of, SPACE, seed)
+    answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]
+    assert answers == simulation.answers
+
+
+def test_a_retried_trial_is_ranked_by_its_next_validation() -> None:
+    search = Search(ASHA, SPACE, 7)
+    search.initial()
+    search.trial_exited(1, ExitReason.ERRORED)  # trial 3 follows
+    search.trial_retried(1)
+    assert search.validation_completed(1, 0.5, 2) == []
+    assert search.validation_completed(2, 1.0, 2)[0] == StopTrial(2)  # worse than trial 1
+    assert search.validation_completed(1, 0.5, 8) == [StopTrial(1)]  # at the end; its follower is there already
+
+
+def test_a_retried_trial_that_was_stopped_before_it_failed_is_not_ranked_again() -> None:
+    search = Search(ASHA, SPACE, 7)
+    search.initial()
+    search.validation_completed(1, 0.5, 2)
+    assert search.validation_completed(2, 1.0, 2)[0] == StopTrial(2)
+    search.trial_exited(2, ExitReason.ERRORED)
+    search.trial_retried(2)
+    assert search.validation_completed(2, 0.1, 3) == []
+    assert search.trial_exited(2, ExitReason.COMPLETED) == []

@@ -1,0 +1,134 @@
+"""``experiment resume``: with the options of the run, after a fix, after the runner was killed, and elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_lightning.experiments.directory import ExperimentDirectory, Placement
+from det_lightning.experiments.overview import details_of, summary_of
+from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
+
+pytestmark = pytest.mark.slow
+
+
+def run_printed(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a shell does that finds the program of this environment."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+
+
+def states_of(experiment: Path) -> tuple[str, list[tuple[str, int]]]:
+    """Return the state of an experiment, the same in ``ls`` and ``show``, and those of its trials with batches."""
+    directory = ExperimentDirectory.existing(experiment)
+    shown = details_of(directory)
+    assert summary_of(directory)["state"] == shown["state"]
+    return shown["state"], [(trial["state"], trial["batches"]) for trial in shown["trials"]]
+
+
+def test_the_printed_command_goes_on_with_the_options_of_the_run(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]}, resources={"slots_per_trial": 64}
+    )
+    folder = tmp_path / "it's  a 'place' & more"
+    process = start("run", config, config.parent, "--experiments", folder, "--cpu", "--slots", 2)
+    experiment = folder / "small-1"
+    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    (command,) = (line.partition("Continue with: ")[2] for line in error.splitlines() if "Continue" in line)
+    done = run_printed(command)
+    assert done.returncode == 0, done.stderr
+    assert "COMPLETED" in done.stderr
+    assert json.loads((experiment / "trials/1/task.json").read_text())["slots"] == [0, 1]
+    # Options of a resume replace them, also for the next one.
+    run("experiment", "resume", experiment, "--slots", 1, "--no-cpu", "--ray", "none")
+    assert ExperimentDirectory.existing(experiment).placement() == Placement(1, cpu=False, ray=None)
+
+
+def test_failed_trials_go_on_from_their_checkpoints_after_a_fix(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        hyperparameters={"steps": 5, "checkpoints": True, "fails_at": {"type": "categorical", "vals": [3, 4]}},
+        searcher={"name": "grid", "metric": "loss", "max_concurrent_trials": 1},
+        max_restarts=1,
+    )
+    failed = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
+    experiment = tmp_path / "small-1"
+    (command,) = (line for line in failed.stderr.splitlines() if "--retry-failed" in line)
+    assert f"After a fix in {experiment / 'code'}:" in command
+    again = run("experiment", "resume", experiment, ends_with=1)  # without a word it stays as it is
+    assert "Experiment 1: ERROR" in again.stderr
+    script = experiment / "code/trial_script.py"
+    script.write_text(script.read_text().replace("return 3", "pass"))
+    done = run_printed(command.partition(": ")[2])
+    assert done.returncode == 0, done.stderr
+    assert states_of(experiment) == ("COMPLETED", [("COMPLETED", 5)] * 2)
+    # Each step was trained once: two runs up to the failure, then from the checkpoint on.
+    steps = [event["steps_completed"] for event in events_of(experiment, "validation") if event["trial"] == 1]
+    assert steps == [1, 2, 3, 4, 5]
+    assert [event["run"] for event in events_of(experiment, "run_started") if event["trial"] == 1] == [1, 2, 3]
+    # The log with a retry can be read again, and nothing is left to do.
+    assert "COMPLETED" in run("experiment", "resume", experiment, "--retry-failed").stderr
+    assert len(events_of(experiment, "trial_retried")) == 2
+
+
+def test_a_search_goes_on_when_some_of_its_trials_are_retried(tmp_path: Path) -> None:
+    config = write_project(
+        tmp_path / "project",
+        hyperparameters={"steps": 3, "fails_at": {"type": "categorical", "vals": [2, 9]}},
+        searcher={"name": "grid", "metric": "loss", "max_concurrent_trials": 1},
+    )
+    run("run", config, config.parent, "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    assert sorted(states_of(experiment)[1]) == [("COMPLETED", 3), ("ERROR", 1)]
+    script = experiment / "code/trial_script.py"
+    script.write_text(script.read_text().replace("return 3", "pass"))
+    run("experiment", "resume", experiment, "--retry-failed")
+    assert states_of(experiment) == ("COMPLETED", [("COMPLETED", 3)] * 2)
+    assert len(events_of(experiment, "trial_created")) == 2
+
+
+def test_trials_of_a_killed_runner_are_shown_as_they_are_and_a_moved_experiment_goes_on(tmp_path: Path) -> None:
+    hparams = {"steps": 8, "validates": False, "waits_at": [2], "saves_for_s": 3}
+    config = write_project(tmp_path / "project", hyperparameters=hparams)
+    experiment = tmp_path / "here/small-1"
+    process = start("run", config, config.parent, "--experiments", experiment.parent)
+    metrics = experiment / "trials/1/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") == 2)
+    assert states_of(experiment) == ("RUNNING", [("RUNNING", 2)])
+    process.kill()
+    process.wait()
+    assert states_of(experiment) == ("PAUSED", [("STOPPING", 2)])
+    process.communicate(timeout=60)  # the trial has ended, too
+    assert processes_of(experiment) == []
+    wait_for(lambda: states_of(experiment) == ("PAUSED", [("PAUSED", 2)]))
+    for place in ("moved/renamed", "copied/small-7"):
+        shutil.copytree(experiment, tmp_path / place)
+    shutil.rmtree(experiment)
+    assert states_of(tmp_path / "moved/renamed") == ("PAUSED", [("PAUSED", 2)])
+    copied = tmp_path / "copied/small-7"
+    run("experiment", "resume", copied)
+    assert states_of(copied) == ("COMPLETED", [("COMPLETED", 8)])
+    assert not experiment.exists()
+
+
+def test_a_trial_that_ended_well_after_its_runner_was_killed_is_complete(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"steps": 2})
+    run("run", config, config.parent, "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    log = experiment / "events.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    begun = next(index for index, line in enumerate(lines) if '"run_started"' in line)
+    log.write_text("".join(lines[: begun + 1]))  # as a runner leaves it that was killed then
+    assert states_of(experiment) == ("PAUSED", [("COMPLETED", 2)])
+    run("experiment", "resume", experiment)
+    assert states_of(experiment) == ("COMPLETED", [("COMPLETED", 2)])
+    assert len(events_of(experiment, "run_started")) == 1
