@@ -201,14 +201,14 @@ class RunDriver:
         run = self.run
         over = True
         if not run.evaluation.by_batch:
-            run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+            run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
         elif self._shows_each_validation_batch:
             batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than anything else done per batch.
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
-            batches = itertools.islice(run.data.validation.begin(), limit)
+            batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
             run.evaluation.evaluate(map(run.prepare_batch, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)

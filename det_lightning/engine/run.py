@@ -104,7 +104,7 @@ class TrialRun:
             overfits,
             self.has_validated,
         )
-        self._at_end.callback(self.data.training.close)
+        self._at_end.callback(self.data.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resumed is not None and not self._resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
