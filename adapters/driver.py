@@ -273,9 +273,13 @@ class RunDriver:
         saves = isinstance(exception, errors.InvalidHP) or (
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
+        distributed = self.run.context.distributed
+        for given_up in (exception, exception.__cause__):
+            if isinstance(given_up, errors.InvalidHP):
+                distributed.give_up(given_up)
         try:
             if self._checkpoints is not None:
-                if saves and all_ranks_end(self.run.context.distributed):
+                if saves and all_ranks_end(distributed, exception):
                     self._checkpoints.save_unless_current()
                 # After a KeyboardInterrupt, Lightning ignores any further Ctrl-C.
                 interrupted = isinstance(exception, KeyboardInterrupt)
