@@ -29,7 +29,8 @@ class RunLoader:
 
     def close(self) -> None:
         """End the workers. A loader of torch can be iterated again; any other is let go of, and ends its own."""
-        batches, self.batches = self.batches, iter(())
+        batches = self.batches
+        self.batches = iter(())
         if isinstance(batches, types.GeneratorType):
             batches.close()
         if not isinstance(self.loader, dataloader.DataLoader):

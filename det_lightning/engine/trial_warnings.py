@@ -19,7 +19,8 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 _HOOKS = [name for name in vars(PyTorchCallback) if not name.startswith("_")]
 # How similar a name is to a hook's, from 0 to 1: "on_train_end" is meant as a hook, "load_state" may be a helper.
-_NEAR, _NEARLY_EQUAL = 0.69, 0.9
+_NEAR = 0.69
+_NEARLY_EQUAL = 0.9
 _MOST_NAMES = 5
 
 
@@ -33,7 +34,7 @@ class WeightSums:
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
         """Return the sums of this rank's parameters as they are now."""
         found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in parameters_of(o))])
-        whole = [_local_part(parameter) for parameter in found if not is_lazy(parameter)]  # type: ignore[no-untyped-call]
+        whole = [_local_part(parameter) for parameter in found if not is_lazy(parameter)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
         return cls(
             [

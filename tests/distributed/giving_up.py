@@ -100,7 +100,14 @@ class Trial(pytorch.PyTorchTrial):
 
 def train(strategy: str, gives_up: GivesUp, rank: int, folder: Path, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    numbers = {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1}
+    numbers: dict[str, Any] = {
+        "rank": rank,
+        "size": 2,
+        "local_rank": rank,
+        "local_size": 2,
+        "cross_rank": 0,
+        "cross_size": 1,
+    }
     distributed = core.DistributedContext(**numbers, pub_port=port)
     with pytorch.init(distributed=distributed, strategy=strategy, enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(Trial(context, gives_up), context, enable_progress_bar=False)

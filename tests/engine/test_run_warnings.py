@@ -73,6 +73,7 @@ class Sam(InItsOwnWay):
         weights = [*self.head.parameters()]
         before = [weight.detach().clone() for weight in weights]
         for weight in weights:
+            assert weight.grad is not None
             weight.data.add_(weight.grad, alpha=0.1)
         self.gradients(batch)
         for weight, kept in zip(weights, before, strict=True):
