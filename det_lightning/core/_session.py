@@ -102,11 +102,12 @@ class Session:
             return  # a fork must not use its parent's connection
         if self._watch is not None:
             self._watch.stop()
+            self.given_up = self._watch.gave_up
             self._watch = None
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection is what failed.
         with contextlib.suppress(RuntimeError):
-            self.given_up = (look(self.store, GAVE_UP) or b"").decode()
+            self.given_up = self.given_up or (look(self.store, GAVE_UP) or b"").decode()
             for notify in self.on_leave:
                 notify(reason)
             everyone_left = self.store.add(LEFT, 1) == self.size

@@ -1,4 +1,4 @@
-"""Two ranks of a trial of an experiment, of which one gives up on the hyperparameters, in one case after another.
+"""Two ranks of a trial of an experiment, of which one gives up on the hyperparameters, in several cases at once.
 
 python tests/distributed/giving_up.py STRATEGY RANK:PLACE ...
 
@@ -114,41 +114,48 @@ def train(strategy: str, gives_up: GivesUp, rank: int, folder: Path, port: int) 
         trainer.fit(checkpoint_policy="all")
 
 
-def run_case(strategy: str, gives_up: GivesUp) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(dir="."))
-    task = TrialTask(
-        directory=folder.absolute(), experiment_id=1, trial_id=1, run_id=1, trial_seed=1,
-        hparams={"global_batch_size": 8}, config=json.loads(read_config(CONFIG).model_dump_json()), slots=[0, 1],
-        checkpoint_storage=str(folder.absolute() / "checkpoints"),
-    )  # fmt: skip
-    task.write()
-    os.environ["DET_LIGHTNING_TASK"] = str(task.file)
-    port = free_port("127.0.0.1")
-    ranks = []
-    for rank in range(2):
-        if not (child := os.fork()):
-            output = os.open(folder / f"output-{rank}", os.O_CREAT | os.O_WRONLY)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            train(strategy, gives_up, rank, folder.absolute(), port)
-            sys.exit(0)
-        ranks.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
-    lines = task.metrics_file.read_text().splitlines() if task.metrics_file.exists() else []
-    records = [json.loads(line) for line in lines]
-    reports = [record["metrics"]["reason"] for record in records if record["group"] == "early_exit"]
-    outputs = [(folder / f"output-{rank}").read_text() for rank in range(2)]
-    return {"statuses": statuses, "reports": reports, "outputs": outputs}
+class Case:
+    """The two ranks of one trial, which run until :meth:`result` is asked for."""
+
+    def __init__(self, strategy: str, gives_up: GivesUp) -> None:
+        self._folder = folder = Path(tempfile.mkdtemp(dir=".")).absolute()
+        self._task = TrialTask(
+            directory=folder, experiment_id=1, trial_id=1, run_id=1, trial_seed=1, hparams={"global_batch_size": 8},
+            config=json.loads(read_config(CONFIG).model_dump_json()), slots=[0, 1],
+            checkpoint_storage=str(folder / "checkpoints"),
+        )  # fmt: skip
+        self._task.write()
+        port = free_port("127.0.0.1")
+        self._ranks = [self._start(strategy, gives_up, rank, port) for rank in range(2)]
+
+    def _start(self, strategy: str, gives_up: GivesUp, rank: int, port: int) -> int:
+        if child := os.fork():
+            return child
+        os.environ["DET_LIGHTNING_TASK"] = str(self._task.file)
+        output = os.open(self._folder / f"output-{rank}", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        train(strategy, gives_up, rank, self._folder, port)
+        sys.exit(0)
+
+    def result(self) -> dict[str, Any]:
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self._ranks]
+        file = self._task.metrics_file
+        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        reports = [record["metrics"]["reason"] for record in records if record["group"] == "early_exit"]
+        outputs = [(self._folder / f"output-{rank}").read_text() for rank in range(2)]
+        return {"statuses": statuses, "reports": reports, "outputs": outputs}
 
 
-def main(strategy: str, *cases: str) -> int:
+def main(strategy: str, *names: str) -> None:
     torch.set_num_threads(1)
-    for case in cases:
-        rank, place = case.split(":")
-        found = run_case(strategy, GivesUp(place, int(rank)))
-        print(json.dumps({"case": case, **found}), flush=True)
-    return 0
+    cases = {}
+    for name in names:
+        rank, place = name.split(":")
+        cases[name] = Case(strategy, GivesUp(place, int(rank)))
+    for name, case in cases.items():
+        print(json.dumps({"case": name, **case.result()}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])
