@@ -201,14 +201,14 @@ class RunDriver:
         run = self.run
         over = True
         if not run.evaluation.by_batch:
-            run.evaluation.evaluate_full_dataset(run.data.validation_loader)
+            run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
         elif self._shows_each_validation_batch:
             batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than anything else done per batch.
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
-            batches = itertools.islice(run.data.validation.begin(), limit)
+            batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
             run.evaluation.evaluate(map(run.prepare_batch, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
@@ -273,9 +273,13 @@ class RunDriver:
         saves = isinstance(exception, errors.InvalidHP) or (
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
+        distributed = self.run.context.distributed
+        for given_up in (exception, exception.__cause__):
+            if isinstance(given_up, errors.InvalidHP):
+                distributed.give_up(given_up)
         try:
             if self._checkpoints is not None:
-                if saves and all_ranks_end(self.run.context.distributed):
+                if saves and all_ranks_end(distributed, exception):
                     self._checkpoints.save_unless_current()
                 # After a KeyboardInterrupt, Lightning ignores any further Ctrl-C.
                 interrupted = isinstance(exception, KeyboardInterrupt)

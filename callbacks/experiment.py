@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -23,12 +23,24 @@ _PROGRESS_INTERVAL_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-def end_for_invalid_hp(error: errors.InvalidHP, task: TrialTask | None, rank: int) -> NoReturn:
-    """End the process with one line and status 0, a ``SystemExit``: a search replaces the trial."""
-    # Logged on each rank, because possibly only one raised it.
-    logger.warning("The trial gave up on its hyperparameters (InvalidHP): %s. The process ends with status 0.", error)
-    if rank == 0 and task is not None:
+def report_invalid_hp(task: TrialTask | None) -> None:
+    """Report to the experiment, if there is one, that the trial gave up; any rank may, and the search replaces it."""
+    if task is not None:
         task.report("early_exit", None, {"reason": "INVALID_HP"})
+
+
+def end_for_invalid_hp(error: BaseException, given_up: str) -> None:
+    """End the process with one line and status 0 if the trial gave up here, or on another rank as ``given_up`` says.
+
+    Another rank that gives up causes whatever error ends this one, such as a lost connection.
+    """
+    if isinstance(error, errors.InvalidHP):
+        why = f"The trial gave up on its hyperparameters (InvalidHP): {error}"
+    elif given_up and isinstance(error, Exception):
+        why = f"{given_up[0].upper()}{given_up[1:]}. This rank ended with {type(error).__name__}: {error!s:.300}"
+    else:
+        return
+    logger.warning("%s. The process ends with status 0.", why.rstrip("."))
     raise SystemExit(0) from None
 
 

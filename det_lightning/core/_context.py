@@ -119,12 +119,13 @@ class Context:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: Any) -> None:
-        """End. After an ``InvalidHP`` the process exits with status 0, since a search then replaces the trial."""
+        """End. After an ``InvalidHP`` of any rank all exit with status 0, since a search then replaces the trial."""
+        gave_up = isinstance(exc_val, InvalidHP)
+        if gave_up:
+            self.train.report_early_exit(EarlyExitReason.INVALID_HP)
         self.close(exc_type, exc_val, exc_tb)
-        if isinstance(exc_val, InvalidHP):
-            if self.distributed.rank == 0:
-                self.train.report_early_exit(EarlyExitReason.INVALID_HP)
-            logger.info("The hyperparameters are invalid; the process ends: %s", exc_val)
+        if gave_up or (isinstance(exc_val, Exception) and self.distributed.given_up):
+            logger.info("The hyperparameters are invalid; the process ends: %s", self.distributed.given_up or exc_val)
             sys.exit(0)
 
 

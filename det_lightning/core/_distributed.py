@@ -19,6 +19,7 @@ from det_lightning.core._topology import (
 if TYPE_CHECKING:
     from torch.distributed import Work
 
+    from det_lightning import errors
     from det_lightning.core._exchange import Exchange
     from det_lightning.core._session import Session
     from det_lightning.core._store import StoreAddress
@@ -238,6 +239,20 @@ class DistributedContext:
         """
         if self._session is not None:
             self._session.fail(error)
+
+    def give_up(self, error: errors.InvalidHP) -> None:
+        """Let the other ranks know that this one gives up on its hyperparameters; they end with it."""
+        if self._session is not None:
+            self._session.give_up(error)
+
+    @property
+    def given_up(self) -> str:
+        """Which rank gave up on its hyperparameters, and why, once this context is closed; empty if none has."""
+        return "" if self._session is None else self._session.given_up
+
+    def meet(self, timeout_s: float, reason: str) -> bool:
+        """Return whether all ranks call this within ``timeout_s``; if not, :meth:`close`, for a ``reason``."""
+        return self._all is None or self._all.meet(timeout_s, reason)
 
     def name_progress(self, describe: Callable[[], str]) -> None:
         """Show the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.

@@ -88,10 +88,19 @@ class Exchange:
         (found,) = self._run("broadcast", b"", (0,))
         return pickle.loads(found)
 
+    def meet(self, timeout_s: float, reason: str) -> bool:
+        """Return whether all members call this within ``timeout_s``; if not, leave the session for ``reason``."""
+        try:
+            self._run("meet", b"", (), timeout_s, reason)
+        except RuntimeError:
+            return False
+        return True
+
     def wait_for(self, collective: Work, operation: str) -> None:
         """Wait for a collective that all members begin as for an exchange, with the same errors."""
         with self._next_round(operation) as operation:
-            self._poll(operation, collective.is_completed, functools.partial(self._look_at_others, operation))
+            look_around = functools.partial(self._look_at_others, operation)
+            self._poll(operation, collective.is_completed, look_around, self._session.timeout_s)
             self._raise_its_error(operation, collective)
 
     @property
@@ -118,11 +127,13 @@ class Exchange:
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
 
-    def _run(self, operation: str, pickled: bytes, wanted: Iterable[int]) -> list[bytes]:
-        """Take part in the next round, and return the pickles of the wanted members."""
-        with self._next_round(operation) as operation:
+    def _run(
+        self, operation: str, pickled: bytes, wanted: Iterable[int], timeout_s: float | None = None, reason: str = ""
+    ) -> list[bytes]:
+        """Take part in the next round, and return the pickles of the wanted members; ``reason`` is for leaving."""
+        with self._next_round(operation, reason) as operation:
             self._contribute(operation, pickled)
-            contributions = self._wait_for_all(operation)
+            contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
             self._check_same_operation(contributions)
             found = [self._read(contributions[index]) for index in wanted]
             self._release(contributions)
@@ -131,7 +142,7 @@ class Exchange:
         return found
 
     @contextlib.contextmanager
-    def _next_round(self, operation: str) -> Iterator[str]:
+    def _next_round(self, operation: str, reason: str = "") -> Iterator[str]:
         """Yield the full name of an operation, and count the round after the block; leave the session if it raises."""
         operation += self._suffix
         try:
@@ -141,7 +152,8 @@ class Exchange:
                 while self._announced_rounds and self._announced_rounds[0] < self._round:
                     self._store.delete_key(self._key("each", self._announced_rounds.pop(0)))
         except BaseException as error:
-            self._session.leave(f"its {operation}() failed: {error or type(error).__name__}", failed=True)
+            reason = reason or f"its {operation}() failed: {error or type(error).__name__}"
+            self._session.leave(reason, failed=True)
             raise
         self._session.activity.rounds[self._name] += 1
 
@@ -159,20 +171,22 @@ class Exchange:
             if self._kept_round is not None:
                 self._delete_round(self._kept_round)
 
-    def _wait_for_all(self, operation: str) -> list[Contribution]:
+    def _wait_for_all(self, operation: str, timeout_s: float) -> list[Contribution]:
         published = functools.partial(look, self._store, self._key("all"))
         look_around = functools.partial(self._look_for_deadlock, operation)
-        found = self._poll(operation, published, look_around) or self._store.get(self._key("all"))
+        found = self._poll(operation, published, look_around, timeout_s) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
         return _expand(found)
 
-    def _poll(self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None]) -> _T | None:
+    def _poll(
+        self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None], timeout_s: float
+    ) -> _T | None:
         """Return the first true answer of ``ask``, and call ``look_around`` now and then until there is one.
 
         Return None if the time is up but the last rank has come after all; raise a RuntimeError if one has not.
         """
         looks = 0
-        for waited in pauses(self._session.timeout_s, self._session.longest_pause_s):
+        for waited in pauses(timeout_s, self._session.longest_pause_s):
             if answer := ask():
                 break
             if waited > (looks + 1) * _LOOK_AROUND_S:

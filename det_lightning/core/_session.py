@@ -15,7 +15,16 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
 from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.core._watch import ENDED, SIGNALLED, RankActivity, RankWatch, name_ranks, notice_period_s
+from det_lightning.core._watch import (
+    ENDED,
+    GAVE_UP,
+    LEFT,
+    SIGNALLED,
+    RankActivity,
+    RankWatch,
+    name_ranks,
+    notice_period_s,
+)
 
 # How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
 # failure so that they can read what happened.
@@ -46,6 +55,8 @@ class Session:
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
         self.activity = RankActivity(rank, size)
         self.on_leave: list[Callable[[str], None]] = []
+        #: Which rank gave up on the hyperparameters, and why; from :meth:`leave` on, and empty if none has.
+        self.given_up = ""
         self._reason_left: str | None = None
         self._has_failed = False
         self._process = os.getpid()
@@ -91,13 +102,15 @@ class Session:
             return  # a fork must not use its parent's connection
         if self._watch is not None:
             self._watch.stop()
+            self.given_up = self._watch.gave_up
             self._watch = None
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection is what failed.
         with contextlib.suppress(RuntimeError):
+            self.given_up = self.given_up or (look(self.store, GAVE_UP) or b"").decode()
             for notify in self.on_leave:
                 notify(reason)
-            everyone_left = self.store.add("left", 1) == self.size
+            everyone_left = self.store.add(LEFT, 1) == self.size
             if everyone_left and self.address.of_chief and not self._serves:
                 self.store.set("empty", b"")
             elif everyone_left:
@@ -111,11 +124,19 @@ class Session:
         self._store = None
         del self._shared_store
 
+    def give_up(self, error: errors.InvalidHP) -> None:
+        """Let the other ranks know that this one gives up on the hyperparameters, whatever error that gives them."""
+        said = f"rank {self.rank} gave up on the hyperparameters (InvalidHP): {error}"
+        with contextlib.suppress(RuntimeError):  # nobody is left to notify
+            self.store.set(GAVE_UP, said.encode())
+
     def fail(self, error: BaseException) -> None:
         """Leave because of an error, and make torchrun name the rank that failed first."""
         if self._has_failed or self._reason_left == _CLOSED or os.getpid() != self._process:
             return
         self._has_failed = True
+        if isinstance(error, errors.InvalidHP):
+            self.give_up(error)
         signalled = self._watch is not None and self._watch.signalled
         was_asked_to_end = not isinstance(error, Exception) or isinstance(error, errors.InvalidHP | errors.ShouldExit)
         failed = not was_asked_to_end and not signalled  # torchrun reports the signal
@@ -123,7 +144,7 @@ class Session:
         if is_first:
             _record_for_torchrun(error)
         self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
-        if failed and not is_first:
+        if failed and not is_first and not self.given_up:
             _record_for_torchrun(error, after_s=_HEAD_START_S)
 
     def _fails_first(self, error: BaseException) -> bool:
@@ -223,7 +244,7 @@ def _record_for_torchrun(error: BaseException, after_s: float = 0.0) -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", "left", "met", "failed", SIGNALLED, ENDED):
+    for key in ("empty", LEFT, "met", "failed", SIGNALLED, GAVE_UP, ENDED):
         store.delete_key(key)
 
 

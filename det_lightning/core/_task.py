@@ -87,7 +87,7 @@ class TrialTask:
         return cls(**{**content, "directory": Path(content["directory"])})
 
     def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
-        """Append a record to the metrics of the trial, synced to disk; only one rank may.
+        """Append a record to the metrics of the trial, synced to disk.
 
         ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold become strings.
         """

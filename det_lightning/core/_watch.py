@@ -31,7 +31,9 @@ _STILL_S = 3.5
 _TOGETHER_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 SIGNALLED = "watch/signal"
+GAVE_UP = "watch/gave-up"  # which rank gave up on the hyperparameters, and why
 ENDED = "watch/ended"
+LEFT = "left"  # how many ranks have left the session
 
 
 def notice_period_s() -> float:
@@ -133,6 +135,8 @@ class RankWatch:
         self._noticed = False
         self._heard: dict[int, tuple[int, float]] = {}
         self._signalled_at_s: float | None = None
+        #: Which rank gave up on the hyperparameters, and why, as far as this rank has heard.
+        self.gave_up = ""
         self._sees_signals = signal_log.open()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="det_lightning-watch", daemon=True)
@@ -140,7 +144,7 @@ class RankWatch:
 
     @property
     def signalled(self) -> bool:
-        """Whether any rank received a signal that ends processes."""
+        """Whether any rank received a signal that ends processes, or gave up on the hyperparameters."""
         return self._signalled_at_s is not None
 
     def stop(self) -> None:
@@ -211,14 +215,15 @@ class RankWatch:
         return since_signal_s > _END_AFTER_SIGNAL_S and still_s > (_STILL_S if place.waits else since_signal_s)
 
     def _look_for_signals(self) -> None:
-        """Note when this rank or another one received a signal that ends processes."""
+        """Note when this rank or another one received a signal that ends processes, or gave up."""
+        self.gave_up = self.gave_up or (look(self._store, GAVE_UP) or b"").decode()
         if self._signalled_at_s is not None:
             return
         found = signal_log.first_of(_ENDING) if self._sees_signals else None
         if found is not None:
             self._signalled_at_s = found[1]
             self._store.set(SIGNALLED, str(int(found[0])).encode())
-        elif look(self._store, SIGNALLED):
+        elif look(self._store, SIGNALLED) or (self.gave_up and look(self._store, LEFT)):
             self._signalled_at_s = time.monotonic()
 
     def _notice_if_due(self, own: RankStatus) -> None:
@@ -254,13 +259,11 @@ class RankWatch:
     def _end(self, reason: str, after_s: float = 0.0) -> None:
         """Print the reason, let the other ranks know, and end this process."""
         signum = int(look(self._store, SIGNALLED) or signal.SIGTERM)
-        print_at_once(
-            f"det_lightning: received {signal.Signals(signum).name}. {reason} Process {os.getpid()} ends without "
-            "saving.\n"
-        )
+        why = self.gave_up or f"received {signal.Signals(signum).name}"
+        print_at_once(f"det_lightning: {why}. {reason} Process {os.getpid()} ends without saving.\n")
         self._store.set(ENDED, b"1")
         self._stopping.wait(after_s)
-        os._exit(128 + signum)
+        os._exit(0 if self.gave_up else 128 + signum)
 
     def _hear(self, own: RankStatus) -> tuple[list[RankStatus], set[int]]:
         """Return what the ranks have published, in rank order, and which have published nothing for several ticks."""

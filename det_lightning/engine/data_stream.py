@@ -15,12 +15,12 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.background import tensors_in
+from det_lightning.engine.loader_workers import RunLoader
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates
-from det_lightning.pytorch._unprofiled import batches_of
 
 
 class TrialData:
@@ -65,20 +65,25 @@ class TrialData:
         context.position.epoch_len = self.epoch_len
         self.training = TrainStream(training, context.position, unlimited or length)
         validation = trial.build_validation_data_loader()
-        self.validation_loader = self._build_validation(validation, sharded_validation)
+        validation = self._build_validation(validation, sharded_validation)
         if has_validated:
-            _begin_workers_without_drawing(self.validation_loader)
-        self.validation = ValidationStream(self.validation_loader)
+            _begin_workers_without_drawing(validation)
+        self.validation = ValidationStream(validation)
         self.journal.validation_samplers = SamplerStates(
             # The seed of the workers is drawn from the loader's own generator.
-            types.SimpleNamespace(generator=getattr(self.validation_loader, "generator", None)),
-            getattr(self.validation_loader, "batch_sampler", None),
+            types.SimpleNamespace(generator=getattr(validation, "generator", None)),
+            getattr(validation, "batch_sampler", None),
         )
 
     def restore_validation(self) -> None:
         """Give the samplers of the validation the states that they had in the interrupted run."""
         if "validation" in self._resumed_at:
             self.journal.validation_samplers.restore(self._resumed_at["validation"])
+
+    def close(self) -> None:
+        """End the workers of both loaders."""
+        self.training.close()
+        self.validation.source.close()
 
     def _build_training(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
@@ -114,7 +119,7 @@ class TrialData:
 
     def has_even_validation(self) -> bool:
         """Return whether all ranks validate on the same number of batches; all ranks must call it."""
-        lengths = self._context.distributed.allgather(_length(self.validation_loader))
+        lengths = self._context.distributed.allgather(_length(self.validation.source.loader))
         return None not in lengths and len(set(lengths)) == 1
 
 
@@ -191,11 +196,15 @@ class TrainStream:
     """
 
     def __init__(self, loader: Any, position: TrainingPosition, length: int | None) -> None:
-        self._loader = loader
+        self._source = RunLoader(loader)
         self._position = position
         self._length = length
-        self.batches: Iterator[Any] = iter(())
         self._is_open = False
+
+    @property
+    def batches(self) -> Iterator[Any]:
+        """The batches from the next one on, without end; none before the first epoch."""
+        return self._source.batches
 
     def __len__(self) -> int:
         if self._length is None:
@@ -205,14 +214,14 @@ class TrainStream:
     def __iter__(self) -> Iterator[Any]:
         # Created now and not with the first batch, because creating it draws from the global random state.
         if not self._is_open:
-            self.batches = batches_of(self._loader)
+            self._source.begin()
             self._is_open = True
         epoch_len = self._position.epoch_length()
         return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
 
     def close(self) -> None:
-        """Drop the iterator, which ends its workers."""
-        self.batches = iter(())
+        """Drop the iterator, and end its workers."""
+        self._source.close()
         self._is_open = False
 
 
@@ -220,26 +229,20 @@ class ValidationStream:
     """The validation data, from the start for each validation; reading begins when the first batch is needed."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader: torch.utils.data.DataLoader[Any] = loader
-        self._iterator: Iterator[Any] = iter(())
+        self.source = RunLoader(loader)
 
     def __len__(self) -> int:
         # Lightning would skip the validation on a rank that gets no batches.
-        return max(1, len(self._loader))
+        return max(1, len(self.source.loader))
 
     def __iter__(self) -> Iterator[Any]:
         # A generator, because Lightning asks for the iterator before on_validation_start.
-        yield from self.begin()
-
-    def begin(self) -> Iterator[Any]:
-        """Return the iterator over the batches of a validation that begins now."""
-        self._iterator = batches_of(self._loader)
-        return self._iterator
+        yield from self.source.begin()
 
     def run_out(self, taken: int) -> None:
         """Exhaust the iterator if all batches are ``taken``: samplers may draw random numbers after the last one."""
-        if taken == _length(self._loader):
-            next(self._iterator, None)
+        if taken == _length(self.source.loader):
+            next(self.source.batches, None)
 
 
 class SideStream:

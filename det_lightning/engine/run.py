@@ -13,7 +13,8 @@ from det_lightning.checkpoint.format.content import CheckpointContent, TrialStat
 from det_lightning.engine.data_stream import SideStream, TrialData, copy_aside
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
-from det_lightning.engine.run_log import RunLog, RunWarnings
+from det_lightning.engine.run_log import RunLog
+from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
@@ -68,7 +69,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
-        self._warnings = RunWarnings(self._name, context, schedule)
+        self._warnings = RunWarnings(trial, context, schedule, self.events.callbacks)
         self._reporters = [self._warnings, *reporters]
         self.reports = WorkloadReports(self.exchange, self.events, self._log, self._reporters)
         require_trainable(trial, context)
@@ -104,7 +105,7 @@ class TrialRun:
             overfits,
             self.has_validated,
         )
-        self._at_end.callback(self.data.training.close)
+        self._at_end.callback(self.data.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
         if self._resumed is not None and not self._resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len

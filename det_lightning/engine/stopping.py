@@ -84,22 +84,12 @@ class EarlyEnd:
         return self.preempted
 
 
-def all_ranks_end(distributed: DistributedContext) -> bool:
-    """Return whether all ranks call this at about the same time; one that ends alone would wait in vain."""
-    if distributed.size == 1:
-        return True
-    came = threading.Event()
-
-    def meet() -> None:
-        # Not an allgather: ranks that go on may be in one, and would take this for their own.
-        with contextlib.suppress(RuntimeError):
-            distributed.gather(None)
-            came.set()
-
-    threading.Thread(target=meet, name="det_lightning-meeting", daemon=True).start()
-    if not came.wait(_MEETING_TIME_S):
+def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool:
+    """Return whether all ranks call this at about the same time; one that ends alone would save in vain."""
+    all_came = distributed.meet(_MEETING_TIME_S, f"it has ended with {type(error).__name__}: {error}")
+    if not all_came:
         logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
-    return came.is_set()
+    return all_came
 
 
 @contextlib.contextmanager

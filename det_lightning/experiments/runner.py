@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialS
 from det_lightning.experiments.trial_reports import event_in, note_steps
 
 _POLL_S = 0.1
+# As in Determined, a trial that gave up on its hyperparameters has this long to end by itself.
+_GIVING_UP_S = 10.0
 # How a run ends that was preempted: 0 is that of a script that has reported it.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 _EXIT_REASONS = {
@@ -93,6 +96,7 @@ class ExperimentRunner:
         self._max_restarts = max_restarts
         self._on_change = on_change
         self._running: dict[int, StartedRun] = {}
+        self._kill_at_s: dict[int, float] = {}
 
     def run(self, *, retry_failed: bool = False) -> Outcome | None:
         """Run until the search is finished; return its outcome, or None if the experiment was paused.
@@ -215,6 +219,8 @@ class ExperimentRunner:
         ended = run.has_ended()
         for line, record in run.new_records():
             self._take(trial_id, line, record)
+        if not ended and time.monotonic() > self._kill_at_s.get(trial_id, math.inf):
+            run.kill()
         if ended:
             del self._running[trial_id]
             self._launcher.release(trial_id)
@@ -236,6 +242,8 @@ class ExperimentRunner:
         event = self.record(kind, **values)
         if kind == "validation":
             self._carry_out(self._answer_to_validation(event))
+        elif kind == "early_exit" and trial.invalid_hp:
+            self._kill_at_s.setdefault(trial_id, time.monotonic() + _GIVING_UP_S)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for its trial."""
@@ -260,11 +268,13 @@ class ExperimentRunner:
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
         """Return the trial's final status, or None if it is to be started again, and the reason if there is one."""
+        if (
+            trial.invalid_hp and trial.stop_error is None
+        ):  # one rank that says so is enough: the others may fail because of it
+            return TrialStatus.COMPLETED, "invalid hyperparameters"
         if ended_well:
             if trial.stop_error is not None:
                 return TrialStatus.ERROR, trial.stop_error
-            if trial.invalid_hp:
-                return TrialStatus.COMPLETED, "invalid hyperparameters"
             # A script that ends because it was asked to exits with 0, too, but is not done.
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None

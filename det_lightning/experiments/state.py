@@ -170,7 +170,7 @@ class ExperimentState:
         self.trials[event["trial"]].checkpoints.pop(event["checkpoint_id"], None)
 
     def on_early_exit(self, event: Mapping[str, Any]) -> None:
-        self.trials[event["trial"]].invalid_hp = event["reason"] == "INVALID_HP"
+        self.trials[event["trial"]].invalid_hp |= event["reason"] == "INVALID_HP"
 
     def on_preempted(self, event: Mapping[str, Any]) -> None:
         self.trials[event["trial"]].preempted = True

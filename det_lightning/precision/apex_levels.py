@@ -128,6 +128,7 @@ class ApexLevels(ApexScaling):
         self._device = backend.device
         self._optimizers = optimizers
         self._gradients = ScaledGradients(backend, optimizers, masters)
+        self.masters = list(masters.values())
         self.scalers = [LossScaler(backend.device, level, growth_interval) for _ in range(level.num_losses)]
         self._overflows: dict[torch.optim.Optimizer, torch.Tensor] = {}
 

@@ -24,6 +24,8 @@ class LossScaling:
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
         self.exchanges = exchange.exchanges
+        #: The float32 parameters that optimizers update in place of those of the models.
+        self.masters: list[torch.nn.Parameter] = []
 
     def begin_batch(self, communicate: bool) -> None:
         self._exchange.begin_batch(communicate)

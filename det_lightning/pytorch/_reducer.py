@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from det_lightning import errors
 from det_lightning.arguments import describe
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class _Registration:
     def run(self, method: str, *args: Any) -> Any:
         try:
             return getattr(self.reducer, method)(*args)
+        except errors.InvalidHP:
+            raise
         except Exception as e:
             given = f" with per_slot_metrics={args[0]}" if args else ""
             raise ValueError(f"{self.describe()} (name={self.name!r}) failed in {method}(){given}: {e}") from e

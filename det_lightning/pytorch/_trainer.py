@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -18,7 +17,7 @@ from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.arguments import refuse_texts
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp
+from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp, report_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -90,7 +89,8 @@ def init(
             together with something else.
         ImportError: Horovod is chosen but not installed.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
-        SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement.
+        SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement, on this rank or
+            another one.
 
     Example:
         >>> import det_lightning as det
@@ -122,11 +122,12 @@ def init(
     except SystemExit:  # also Preempted
         raise
     except BaseException as error:
-        context.distributed.abandon(error)
         if isinstance(error, TypeError):
             explain_texts(error, context.settings.hparams)
         if isinstance(error, errors.InvalidHP):
-            end_for_invalid_hp(error, task, context.distributed.rank)
+            report_invalid_hp(task)  # at once, since the end of another rank may end this process
+        context.distributed.abandon(error)
+        end_for_invalid_hp(error, context.distributed.given_up)
         raise
     finally:
         context.distributed.close()
@@ -305,8 +306,12 @@ class Trainer:
             trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
         resumes_from = newest[0] if newest else None
         interrupts = interrupts_in_one_line(module, checkpoints, preemption, resumes_from)
-        with interrupts, quiet_hints(), contextlib.suppress(errors.ShouldExit):
-            trainer.fit(module, ckpt_path=resumes_from)
+        try:
+            with interrupts, quiet_hints():
+                trainer.fit(module, ckpt_path=resumes_from)
+        except errors.ShouldExit as ended:
+            if isinstance(ended.__cause__, errors.InvalidHP):
+                report_invalid_hp(current_task())
 
     def _checkpoint_callback(self, configured: dict[str, Any], **others: Any) -> DeterminedCheckpoint:
         policy = configured.get("checkpoint_policy", "best")

@@ -43,6 +43,110 @@ def test_an_ordinary_run_and_its_resume_warn_of_nothing(caplog: pytest.LogCaptur
     assert warnings_in(caplog) == []
 
 
+class InItsOwnWay(SmallTrial):
+    def update(self, batch: Any) -> None:
+        raise NotImplementedError
+
+    def gradients(self, batch: Any) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        return loss
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        self.update(batch)
+        return {"loss": self.loss(batch).detach()}
+
+
+class Directly(InItsOwnWay):
+    def update(self, batch: Any) -> None:
+        self.gradients(batch)
+        for optimizer in (self.adam, self.sgd):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Sam(InItsOwnWay):
+    """Climbs, and descends with the gradients from there."""
+
+    def update(self, batch: Any) -> None:
+        self.gradients(batch)
+        weights = [*self.head.parameters()]
+        before = [weight.detach().clone() for weight in weights]
+        for weight in weights:
+            assert weight.grad is not None
+            weight.data.add_(weight.grad, alpha=0.1)
+        self.gradients(batch)
+        for weight, kept in zip(weights, before, strict=True):
+            weight.data.copy_(kept)
+        self.sgd.step()
+
+
+class ThroughItsScaler(InItsOwnWay):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.scaler = context.wrap_scaler(torch.amp.GradScaler("cpu"))
+        super().__init__(context)
+
+    def update(self, batch: Any) -> None:
+        self.context.backward(self.scaler.scale(self.loss(batch)))
+        self.scaler.step(self.sgd)
+        self.scaler.update()
+
+
+class Closure(InItsOwnWay):
+    def update(self, batch: Any) -> None:
+        self.sgd.step(lambda: float(self.gradients(batch)))
+
+
+class ByHand(InItsOwnWay):
+    def update(self, batch: Any) -> None:
+        weights = [*self.head.parameters()]
+        for weight, gradient in zip(weights, torch.autograd.grad(self.loss(batch), weights), strict=True):
+            weight.data -= 0.1 * gradient
+
+
+class Average(InItsOwnWay):
+    def update(self, batch: Any) -> None:
+        for weight in self.head.parameters():
+            weight.data.lerp_(torch.zeros_like(weight), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before:UserWarning")
+@pytest.mark.parametrize("trial_class", [Directly, Sam, ThroughItsScaler, Closure, ByHand, Average])
+def test_weights_may_be_updated_in_ways_of_the_trials_own(
+    trial_class: type[InItsOwnWay], caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(trial_class)
+    assert warnings_in(caplog) == []
+
+
+class Clipped(Directly):
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"clip": pytorch.ClipGradsL2Norm(1.0)}
+
+
+class Scaled(Directly):
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        context.wrap_scaler(torch.amp.GradScaler("cpu"))
+        super().__init__(context)
+
+
+@pytest.mark.filterwarnings("ignore:.*on_before_optimizer_step:FutureWarning")
+@pytest.mark.parametrize(
+    ("trial_class", "aggregation_frequency", "left_out"),
+    [
+        (Directly, 3, "update the weights only once in 3 batches (aggregation_frequency)"),
+        (Clipped, 1, "clip gradients, and call what runs before a step, such as on_before_optimizer_step()"),
+        (Scaled, 1, "undo the scaling of the loss in the gradients, and skip steps whose gradients overflow"),
+    ],
+)
+def test_what_such_updates_leave_out_is_said(
+    trial_class: type[InItsOwnWay], aggregation_frequency: int, left_out: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(trial_class, aggregation_frequency=aggregation_frequency)
+    (message,) = warnings_in(caplog)
+    assert f"updates weights without context.step_optimizer(), which alone would {left_out}. Call it" in message
+
+
 class NeverSteps(SmallTrial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         return {"loss": self.loss(batch)}
@@ -56,6 +160,119 @@ def test_a_first_workload_without_an_optimizer_step(
     fit(NeverSteps, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
     assert f"NeverSteps.train_batch() did not call context.step_optimizer() in the first {batches} batches" in message
+    assert "no weights were updated" in message
+
+
+class NotWrapped(SmallTrial):
+    """Has a model, parameters and schedulers that it does not wrap."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.models = {"extra": torch.nn.Linear(1, 1)}
+        self.temperature = torch.nn.Parameter(torch.ones(()))
+        others = [*self.models["extra"].parameters(), self.temperature, torch.nn.Parameter(torch.ones(2))]
+        self.other = context.wrap_optimizer(torch.optim.Adam(others, lr=0.1))
+        self.last = context.wrap_optimizer(torch.optim.RMSprop(self.head.parameters(), lr=0.1))
+        self.kept = torch.optim.lr_scheduler.StepLR(self.other, 1)
+        torch.optim.lr_scheduler.StepLR(self.last, 1)
+
+
+def test_a_part_that_is_trained_and_not_wrapped(caplog: pytest.LogCaptureFixture) -> None:
+    fit(NotWrapped)
+    parameters, kept, lost = warnings_in(caplog)
+    assert parameters == (
+        "Optimizer 2, a Adam, updates 4 parameters of no wrapped model: models.weight, models.bias, temperature, "
+        "one of shape (2,). They are trained, but no checkpoint contains them, and no rank exchanges them. Pass their "
+        "model through context.wrap_model() in the trial's __init__."
+    )
+    assert kept.startswith("self.kept, a StepLR, sets the learning rate of optimizer 2, a Adam, and is not wrapped")
+    assert lost.startswith("A scheduler sets the learning rate of optimizer 3, a RMSprop, and is not wrapped")
+
+
+class Around:
+    """A scheduler that does not say whose learning rate it sets."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inside = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        self.state_dict = self.inside.state_dict
+        self.load_state_dict = self.inside.load_state_dict
+
+
+class Nested(SmallTrial):
+    """Keeps the parts of a scheduler that it wraps."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        kinds = torch.optim.lr_scheduler
+        optimizer = context.wrap_optimizer(torch.optim.Adam(self.head.parameters(), lr=0.1))
+        self.parts = [kinds.ConstantLR(optimizer, 1.0), kinds.StepLR(optimizer, 1)]
+        sequence = kinds.SequentialLR(optimizer, self.parts, [2])
+        context.wrap_lr_scheduler(sequence, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)
+        last = context.wrap_optimizer(torch.optim.RMSprop(self.head.parameters(), lr=0.1))
+        context.wrap_lr_scheduler(Around(last), pytorch.LRScheduler.StepMode.MANUAL_STEP)
+
+
+class Apex(SmallTrial):
+    """Its optimizers update float32 masters of the models' parameters."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        models, optimizers = [self.body, self.head], [self.adam, self.sgd]
+        (self.body, self.head), (self.adam, self.sgd) = context.configure_apex_amp(models, optimizers, opt_level="O2")
+
+
+@pytest.mark.parametrize("trial_class", [Nested, Apex])
+def test_what_belongs_to_wrapped_parts_is_wrapped(
+    trial_class: type[SmallTrial], caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(trial_class)
+    assert warnings_in(caplog, "wrap") == []
+
+
+class OtherLibrary:
+    def on_train_start(self) -> None:
+        """A hook of another library."""
+
+
+class Misspelled(pytorch.PyTorchCallback, OtherLibrary):
+    def on_validation_ends(self, metrics: dict[str, Any]) -> None:
+        """Not a hook."""
+
+    def on_train_end(self) -> None:
+        """Not a hook."""
+
+    def load_statedict(self, state: dict[str, Any]) -> None:
+        """Not a hook."""
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.on_validation_end_again(metrics)
+
+    def on_validation_end_again(self, metrics: dict[str, Any]) -> None:
+        """A helper."""
+
+    def load_state(self) -> None:
+        """A helper."""
+
+    def on_click(self) -> None:
+        """A helper."""
+
+    def _on_validation_ends(self) -> None:
+        """A helper."""
+
+
+def test_a_method_of_a_callback_that_nearly_has_the_name_of_a_hook(caplog: pytest.LogCaptureFixture) -> None:
+    class WithCallback(SmallTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"mine": Misspelled()}
+
+    fit(WithCallback)
+    messages = warnings_in(caplog)
+    assert [re.findall(r"(\w+)\(\)", message) for message in messages] == [
+        ["on_validation_ends", "on_validation_end"],
+        ["on_train_end", "on_training_epoch_end"],
+        ["load_statedict", "load_state_dict"],
+    ]
+    assert "Callback 'mine', a Misspelled, has a method on_validation_ends(), which a run does not call." in messages[0]
 
 
 class LosesItself(SmallTrial):

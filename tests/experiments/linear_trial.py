@@ -24,6 +24,8 @@ class LinearTrial(pytorch.PyTorchTrial):
     build_validation_data_loader = build_training_data_loader
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 5 and self.context.get_hparams().get("invalid_on") == self.context.distributed.rank:
+            raise InvalidHP("not these")
         loss = self.loss(batch)
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)

@@ -152,11 +152,20 @@ def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
     assert len(events_of(tmp_path / "small-1", "run_started")) == 1
 
 
-def test_invalid_hyperparameters_end_a_trial_without_an_error(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"invalid": True})
+@pytest.mark.slow
+def test_invalid_hyperparameters_close_a_trial_however_its_processes_end(tmp_path: Path) -> None:
+    """They may fail, or wait for a rank that is gone until they are killed."""
+    hparams = {
+        "invalid": True,
+        "ends_with": {"type": "categorical", "vals": [0, 134]},
+        "lives_on_for_s": {"type": "categorical", "vals": [0, 600]},
+    }
+    searcher = {"name": "grid", "metric": "loss"}
+    config = write_project(tmp_path / "project", hyperparameters=hparams, searcher=searcher, max_restarts=5)
     run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    (ended,) = events_of(tmp_path / "small-1", "run_ended")
-    assert (ended["closed"], ended["reason"]) == ("COMPLETED", "invalid hyperparameters")
+    ended = events_of(tmp_path / "small-1", "run_ended")
+    assert {(event["closed"], event["reason"]) for event in ended} == {("COMPLETED", "invalid hyperparameters")}
+    assert sorted(event["status"] for event in ended) == [0, 134, 137, 137]
 
 
 def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.core._task import TrialTask
-from tests.experiments.running import events_of, run
+from tests.experiments.running import events_of, processes_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +113,16 @@ def test_invalid_hyperparameters_are_not_a_failure(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, hyperparameters={"lr": 0.1, "global_batch_size": 8, "invalid": True})
     (ended,) = events_of(experiment, "run_ended")
     assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_that_gives_up_closes_the_trial(rank: int, tmp_path: Path) -> None:
+    hparams = {"lr": 0.1, "global_batch_size": 8, "invalid_on": rank}
+    resources = {"slots_per_trial": 2}
+    experiment = run_experiment(tmp_path, "--cpu", resources=resources, hyperparameters=hparams, max_restarts=2)
+    (ended,) = events_of(experiment, "run_ended")
+    assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
+    assert processes_of(experiment) == []
 
 
 def test_slots_are_processes(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """A trial without a model: reports a loss that falls with its steps, and goes on where it was when it is started again.
 
 How it behaves is read from its hyperparameters: ``steps``, ``fails_at``, ``waits_at`` (steps at which it waits until it
-is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``,
-``reports_progress``, ``validates`` (False: it only reports training metrics), ``checkpoints`` (after each step).
+is asked to stop), ``saves_for_s`` (how long it then takes to save), ``ignores_sigterm``, ``spawns``, ``invalid``
+(gives up, then ``lives_on_for_s`` and ``ends_with`` a status), ``reports_progress``, ``validates`` (False: it only
+reports training metrics), ``checkpoints`` (after each step).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def main() -> int:
     first = int(saved.read_text()) if saved.exists() else 0
     if HPARAMS.get("invalid"):
         report("early_exit", None, {"reason": "INVALID_HP"})
-        return 0
+        time.sleep(HPARAMS.get("lives_on_for_s", 0))
+        return HPARAMS.get("ends_with", 0)
     for step in range(first + 1, HPARAMS.get("steps", 5) + 1):
         if step == HPARAMS.get("fails_at"):
             return 3

@@ -1,0 +1,167 @@
+"""What looks like a mistake in a trial that can be trained: parts that are not wrapped, and names that nearly fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
+
+from det_lightning.distributed.backend import parameters_of
+from det_lightning.pytorch._callback import PyTorchCallback
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+_HOOKS = [name for name in vars(PyTorchCallback) if not name.startswith("_")]
+# How similar a name is to a hook's, from 0 to 1: "on_train_end" is meant as a hook, "load_state" may be a helper.
+_NEAR = 0.69
+_NEARLY_EQUAL = 0.9
+_MOST_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSums:
+    """The sum of each parameter that the models or the optimizers of a trial have, by which a change is seen."""
+
+    sums: list[float]
+
+    @classmethod
+    def take(cls, context: PyTorchTrialContext) -> WeightSums:
+        """Return the sums of this rank's parameters as they are now."""
+        found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in parameters_of(o))])
+        whole = [_local_part(parameter) for parameter in found if not is_lazy(parameter)]
+        # torch adds up no numbers of 8 bits, and MPS has none of 64.
+        return cls(
+            [
+                float(part.sum(dtype=torch.float32 if part.device.type == "mps" else torch.float64))
+                for part in whole
+                if part.is_floating_point() and part.itemsize > 1
+            ]
+        )
+
+
+def _local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the values of a parameter that this rank has, which are some of them if they are sharded."""
+    values = parameter.detach()
+    return values.to_local() if isinstance(values, DTensor) else values
+
+
+def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+    """Yield messages about models and schedulers of wrapped optimizers that are not wrapped themselves."""
+    yield from _find_unwrapped_parameters(trial, context)
+    yield from _find_unwrapped_schedulers(trial, context)
+
+
+def _of_models(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
+    return (parameter for model in context.models for parameter in model.parameters())
+
+
+def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+    known = {*_of_models(context), *context.precision.scaling.masters}
+    names = dict(_name_parameters(trial))
+    for index, optimizer in enumerate(context.optimizers):
+        unknown = [parameter for parameter in parameters_of(optimizer) if parameter not in known]
+        if not unknown:
+            continue
+        shown = [names.get(parameter, f"one of shape {tuple(parameter.shape)}") for parameter in unknown[:_MOST_NAMES]]
+        more = ", ..." if len(unknown) > _MOST_NAMES else ""
+        yield (
+            f"Optimizer {index}, a {type(optimizer).__name__}, updates {len(unknown)} parameters of no wrapped model: "
+            f"{', '.join(shown)}{more}. They are trained, but no checkpoint contains them, and no rank exchanges them. "
+            "Pass their model through context.wrap_model() in the trial's __init__."
+        )
+
+
+def _name_parameters(trial: object) -> Iterator[tuple[torch.nn.Parameter, str]]:
+    for attribute, value in vars(trial).items():
+        if isinstance(value, torch.nn.Parameter):
+            yield value, attribute
+        for part in _parts_of(value):
+            if isinstance(part, torch.nn.Module):
+                yield from ((parameter, f"{attribute}.{name}") for name, parameter in part.named_parameters())
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    """Return an attribute of a trial, or what it contains if it is a list, a tuple or a dict."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+    """Yield a message for each scheduler that the trial keeps, and for an optimizer whose only one is elsewhere."""
+    wrapped = [scheduler.scheduler for scheduler in context.lr_schedulers]
+    kept = {
+        id(part): (attribute, part)
+        for attribute, value in vars(trial).items()
+        for part in _parts_of(value)
+        if isinstance(part, LRScheduler)
+    }
+    inner = [one for scheduler in (*wrapped, *(part for _, part in kept.values())) for one in _inner_of(scheduler)]
+    for one in (*wrapped, *inner):
+        kept.pop(id(one), None)
+    for index, optimizer in enumerate(context.optimizers):
+        unwrapped = [(attribute, part) for attribute, part in kept.values() if part.optimizer is optimizer]
+        for attribute, part in unwrapped:
+            yield _describe_scheduler(f"self.{attribute}, a {type(part).__name__},", index, optimizer)
+        # Others than torch's own may not say which optimizer is theirs.
+        is_scheduled = any(getattr(one, "optimizer", optimizer) is optimizer for one in (*wrapped, *inner))
+        if not is_scheduled and not unwrapped and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            yield _describe_scheduler("A scheduler", index, optimizer)
+
+
+def _inner_of(scheduler: Any) -> Iterator[LRScheduler]:
+    """Yield the schedulers that one consists of, as a ``SequentialLR`` does."""
+    for value in getattr(scheduler, "__dict__", {}).values():
+        for part in _parts_of(value):
+            if isinstance(part, LRScheduler):
+                yield part
+                yield from _inner_of(part)
+
+
+def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optimizer) -> str:
+    return (
+        f"{scheduler} sets the learning rate of optimizer {index}, a {type(optimizer).__name__}, and is not wrapped: "
+        "the run does not step it, and no checkpoint contains it. Pass it through context.wrap_lr_scheduler() in the "
+        "trial's __init__."
+    )
+
+
+def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> Iterator[str]:
+    """Yield a message for each method of a callback that nearly has a hook's name, and that nothing else calls."""
+    for name, callback in callbacks.items():
+        called = {*_names_called_by(type(callback)), *_names_called_by(type(trial))}
+        for method in _own_methods(type(callback)):
+            likeness = _NEAR if method.startswith("on_") else _NEARLY_EQUAL
+            near = difflib.get_close_matches(method, _HOOKS, n=1, cutoff=likeness)
+            if near and method not in called:
+                yield (
+                    f"Callback {name!r}, a {type(callback).__name__}, has a method {method}(), which a run does not "
+                    f"call. Did you mean {near[0]}()?"
+                )
+
+
+def _own_methods(callback: type) -> list[str]:
+    """Return the public methods of a callback's classes, but none that they share with a class of another library."""
+    others = {name for base in callback.__mro__ if not issubclass(base, PyTorchCallback) for name in vars(base)}
+    own = {
+        name: None
+        for base in callback.__mro__
+        if issubclass(base, PyTorchCallback) and base is not PyTorchCallback
+        for name, value in vars(base).items()
+        if isinstance(value, types.FunctionType) and not name.startswith("_")
+    }
+    return [name for name in own if name not in _HOOKS and name not in others]
+
+
+def _names_called_by(owner: type) -> Iterator[str]:
+    """Yield the names that the methods of a class use, as far as they are known."""
+    for base in owner.__mro__:
+        for value in vars(base).values():
+            if isinstance(value, types.FunctionType):
+                yield from value.__code__.co_names

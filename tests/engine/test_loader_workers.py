@@ -1,0 +1,144 @@
+"""The worker processes of a trial's loaders end with the run, not when garbage is collected."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch.utils.data
+
+from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
+from tests.trials import SmallTrial, make_data
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Wrapper:
+    """A loader of a user's own, around one of torch."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+
+def ours(**workers: Any) -> Any:
+    return pytorch.DataLoader(make_data(), batch_size=8, **workers)
+
+
+def torchs(**workers: Any) -> Any:
+    return torch.utils.data.DataLoader(make_data(), batch_size=8, **workers)
+
+
+def users(**workers: Any) -> Any:
+    return Wrapper(torchs(**workers))
+
+
+class WithWorkers(SmallTrial):
+    make_loader = staticmethod(ours)
+    persistent = True
+    fails = False
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+        self.seen = 0
+
+    def build_training_data_loader(self) -> Any:
+        return self.make_loader(num_workers=1, persistent_workers=self.persistent)
+
+    def build_validation_data_loader(self) -> Any:
+        return self.make_loader(num_workers=1, persistent_workers=self.persistent)
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        self.seen = len(multiprocessing.active_children())
+        if self.fails:
+            raise ValueError("while validating")
+        return super().evaluate_batch(batch)
+
+
+def fit(trial_class: type[WithWorkers]) -> WithWorkers:
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trial = trial_class(context)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
+            max_length=pytorch.Batch(3), checkpoint_policy="none", checkpoint_storage="storage"
+        )
+    return trial
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
+@pytest.mark.parametrize("make_loader", [ours, torchs, users])
+def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
+    class Varied(WithWorkers):
+        pass
+
+    Varied.make_loader, Varied.persistent = staticmethod(make_loader), persistent
+    assert fit(Varied).seen == 2
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
+def test_they_end_after_an_error_whose_traceback_is_kept(persistent: bool) -> None:
+    class Fails(WithWorkers):
+        fails = True
+
+    Fails.persistent = persistent
+    with pytest.raises(ValueError, match="while validating") as kept:
+        fit(Fails)
+    assert multiprocessing.active_children() == []
+    del kept
+
+
+def test_they_end_with_each_fit_and_validation_of_lightning() -> None:
+    trainer = pl.Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    module = TrialModule(WithWorkers)
+    for run in (trainer.fit, trainer.validate):
+        run(module)
+        assert module.trial.seen > 0
+        assert multiprocessing.active_children() == []
+
+
+def test_a_loader_that_the_trial_keeps_can_be_iterated_after_each_fit() -> None:
+    kept = torchs(num_workers=1, persistent_workers=True)
+
+    class Keeps(WithWorkers):
+        def build_validation_data_loader(self) -> Any:
+            return kept
+
+    for _ in range(2):
+        fit(Keeps)
+        assert multiprocessing.active_children() == []
+    assert len(list(kept)) == len(kept)
+    kept._iterator = None
+
+
+def test_workers_that_were_there_before_live_on() -> None:
+    kept = torchs(num_workers=1, persistent_workers=True)
+
+    class Keeps(WithWorkers):
+        def build_validation_data_loader(self) -> Any:
+            return kept
+
+    list(kept)
+    before = multiprocessing.active_children()
+    fit(Keeps)
+    assert multiprocessing.active_children() == before
+    assert len(list(kept)) == len(kept)
+    kept._iterator = None
