@@ -25,6 +25,7 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -131,7 +132,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
-            hparams = mask(hparams)
+            hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:

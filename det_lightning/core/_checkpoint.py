@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import logging
 import os
 import pathlib
@@ -31,6 +30,7 @@ from det_lightning.core._shards import (
     shared_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import as_plain
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +267,8 @@ class CheckpointContext:
             )
         if self._job is not None:
             merged = {**merged, "job": self._job}
-        json.dumps(merged)  # raises a TypeError before anything is written
-        return merged
+        plain: dict[str, Any] = as_plain(merged, "metadata")  # raises a TypeError before anything is written
+        return plain
 
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:

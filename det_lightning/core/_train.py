@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._run_files import default_directory, remember_run
-from det_lightning.core._task import TrialTask, as_json
+from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import to_json
 
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput
@@ -222,7 +224,7 @@ class TrainContext:
         self._directory.mkdir(parents=True, exist_ok=True)
         file = self._directory / name
         draft = file.with_suffix(".tmp")
-        draft.write_text(json.dumps(as_json(content), indent=1), encoding="utf-8")
+        draft.write_text(to_json(as_plain(content, name.removesuffix(".json")), indent=1), encoding="utf-8")
         return draft.replace(file)
 
     def _report(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:

@@ -104,6 +104,11 @@ class ExperimentDirectory:
             named["container_path"] = str(self.path / named["container_path"])
         return named
 
+    def files_with_settings(self) -> list[Path]:
+        """Return the files that hold the configuration or hyperparameters as they were given, with their secrets."""
+        tasks = sorted(self.path.glob("trials/*/task.json"))
+        return [self.given_config, self.config_file, self.options, self.events, *tasks]
+
     def trial(self, trial_id: int) -> Path:
         return self.path / "trials" / str(trial_id)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,8 @@ from det_lightning.experiments.search import CreateTrial, Outcome, Search, plann
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
+from det_lightning.files.private_files import make_private, write_private
+from det_lightning.files.strict_json import to_json
 
 Show = Callable[[ExperimentState], None]
 
@@ -70,11 +71,11 @@ def create(
     try:
         copy_model_context(code, directory.code)
         if source is not None:
-            shutil.copyfile(source, directory.given_config)
-        directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
+            write_private(directory.given_config, source.read_bytes())
+        write_private(directory.config_file, to_json(config.as_dict(), indent=1))
         options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint}
-        directory.options.write_text(json.dumps(options), encoding="utf-8")
-        directory.events.touch()
+        write_private(directory.options, to_json(options))
+        write_private(directory.events, "")
     except BaseException:
         shutil.rmtree(directory.path)
         raise
@@ -85,6 +86,7 @@ def run(directory: ExperimentDirectory, show: Show, machines: Machines, demand: 
     """Run an experiment from its current state to its end, and return how it ended; None if a signal paused it."""
     config = read_config(directory.config())
     require_loggers(directory.loggers())
+    make_private(directory.files_with_settings())
     log = EventLog(directory.events)
     try:
         searcher = config.searcher

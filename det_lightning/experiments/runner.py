@@ -18,7 +18,8 @@ from det_lightning.experiments.search import (
     StopTrial,
     Warn,
 )
-from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
+from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
 # How a run ends that was preempted: 0 is that of a script that has reported it.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from det_lightning.experiments.progress import Progress
+from det_lightning.files.strict_json import as_number
 
 
 class TrialStatus(str, enum.Enum):
@@ -206,15 +207,3 @@ class ExperimentState:
 
     def on_message(self, event: Mapping[str, Any]) -> None:
         self.messages.append(event["text"])
-
-
-def as_number(value: Any) -> float | None:
-    """Return a metric as a float, even if JSON holds it as text; None if it is not a number, or too large."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else None

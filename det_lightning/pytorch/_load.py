@@ -13,8 +13,8 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import modernize, read_load_data
+from det_lightning.checkpoint.format.load_data import read_settings
 from det_lightning.checkpoint.format.manifest import require_unchanged, split_code
-from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.escaping import escape, name_some
@@ -113,10 +113,10 @@ def load_trial_from_checkpoint_path(
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
         load_data = read_load_data(directory)
         # Determined writes neither if one of them is missing.
-        if load_data["hparams"] is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
-            load_data = {**load_data, **read_settings(resume, None)}
-        hparams = load_data["hparams"] if hparams is None else hparams
-        exp_conf = load_data["experiment_config"] if exp_conf is None else exp_conf
+        resume = safe_load.read_resume(directory, trusted=trusted) if load_data["hparams"] is None else None
+        settings = read_settings(resume, load_data)
+        hparams = settings["hparams"] if hparams is None else hparams
+        exp_conf = settings["experiment_config"] if exp_conf is None else exp_conf
         state, files_read = safe_load.read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
             require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])

@@ -16,6 +16,8 @@ import google_crc32c
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
+from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import spell_numbers
 
 #: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
 MANIFEST_KEY = "files"
@@ -52,9 +54,11 @@ def _raise(error: OSError) -> None:
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` with a checksum of its entries added."""
-    # In the form in which they will be read: JSON has fewer types, and its keys are strings.
-    entries = json.loads(json.dumps(metadata, default=str))
+    """Return the content of ``metadata.json``, as JSON has it, with a checksum of its entries added.
+
+    Raise a ``NotPlainError``, a TypeError, that names the value that JSON cannot hold.
+    """
+    entries = spell_numbers(as_plain(metadata, METADATA_FILE))  # in the form in which they will be read
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 

@@ -21,7 +21,8 @@ _MAX_WORLD_SIZE = 1_000_000
 _MAX_SETTINGS_CHARS = 16 * 1024 * 1024
 
 _NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradients")
-_SETTINGS = ("hparams", "experiment_config")
+#: The entries of the settings of a run.
+SETTINGS = ("hparams", "experiment_config")
 
 
 @dataclasses.dataclass
@@ -37,7 +38,8 @@ class ResumeState:
             ranks a list with those of each rank, or only their average where models are sharded.
         precision: what the precision has collected in an unfinished aggregation.
         world_size: number of ranks that wrote it.
-        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
+        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not
+            hold all of them; None if not known.
         has_validated: a validation has begun, whose workers may still be alive.
         positions: how far each rank's loaders have come, beyond its journal: the number of training batches ``drawn``
             from the samplers, which workers may be ahead of training, and the states of the samplers.
@@ -115,22 +117,6 @@ class ResumeState:
             raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
 
 
-def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration; None for what the trial did not have.
-
-    ``load_data.json`` holds neither if one of the two was missing; then ``resume`` has the other.
-    """
-    settings = {} if resume is None else resume.settings or {}
-    found = {name: (load_data or {}).get(name) for name in _SETTINGS}
-    found = {name: settings.get(name) if value is None else value for name, value in found.items()}
-    wrong = [f"{name!r} is {short_text(value)}" for name, value in found.items() if not isinstance(value, dict | None)]
-    if wrong:
-        raise errors.InvalidCheckpointException(
-            f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."
-        )
-    return found
-
-
 def _parse_settings(text: Any) -> Any:
     """Return the settings, which the first version kept as text; raise a ``ValueError`` if they are not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
@@ -183,7 +169,7 @@ def _is_list(is_right: _Check, least: int = 0) -> _Check:
 def _is_settings(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
-        and all(isinstance(value.get(name), dict | None) for name in _SETTINGS)
+        and all(isinstance(value.get(name), dict | None) for name in SETTINGS)
         and is_shallow(value)
         and _is_json(value)
     )
