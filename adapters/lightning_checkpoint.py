@@ -24,6 +24,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of, parts_of_lightning
 from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
@@ -113,6 +114,7 @@ class TrialCheckpointIO(CheckpointIO):
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
+        self._unreadable = UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
@@ -171,6 +173,7 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self._unreadable.look_for(parts_of_lightning(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -223,6 +226,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
+        self._unreadable.look_for(parts_of(files))
         # One writer per storage, because a writer gives each warning only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)

@@ -31,6 +31,7 @@ from det_lightning.checkpoint.storage.background import (
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class CheckpointSaver:
         self._run_retention: RunRetention | None = None
         self._cleaning: BackgroundCleaning | None = None
         self._snapshotter = Snapshotter()
+        self._unreadable = UnreadableValues()
         self._is_reserved = False
         self._under_way: BackgroundTask[str] | None = None
         self._hurries = False
@@ -147,6 +149,7 @@ class CheckpointSaver:
             }
         if content.resume is not None:
             content.resume.trial = self._notes.get("trial")
+        self._unreadable.look_for(parts_of(content))
         with signal_deferred(WORKER_DIED):
             if self.in_background and report_written is None:
                 copied = self._copy(content, new)
