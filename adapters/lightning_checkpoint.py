@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
@@ -107,6 +107,7 @@ class TrialCheckpointIO(CheckpointIO):
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
+        recorded: Collection[str] = (),
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
@@ -114,6 +115,7 @@ class TrialCheckpointIO(CheckpointIO):
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
+        self._recorded = frozenset(recorded)
         self._unreadable = UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -153,7 +155,12 @@ class TrialCheckpointIO(CheckpointIO):
             try:
                 # If there is another one to fall back to, damage must show before parts of a sharded one are loaded.
                 return safe_load.load_checkpoint(
-                    candidate, self.options, trusted=trusted, in_parts=True, verify_parts=before is not None
+                    candidate,
+                    self.options,
+                    trusted=trusted,
+                    in_parts=True,
+                    verify_parts=before is not None,
+                    recorded=self._recorded,
                 )
             except errors.CheckpointError as e:
                 failures.append(e)

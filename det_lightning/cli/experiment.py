@@ -53,6 +53,14 @@ Ray = Annotated[
     str | None,
     typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
 ]
+Trusted = Annotated[
+    bool,
+    typer.Option(
+        "--trusted",
+        help="Unpickle anything in the checkpoints that trials start from, running whatever code they contain. A trial "
+        "resumes from what it wrote itself without this.",
+    ),
+]
 
 
 @report_errors()
@@ -67,6 +75,7 @@ def run(
     cpu: Cpu = False,
     logger: Loggers = None,
     ray: Ray = None,
+    trusted: Trusted = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
@@ -101,13 +110,15 @@ def run(
     demand = experiment.demand_of(config, slots, on_cpu=cpu)
     with experiment.machines_at(ray) as machines:
         machines.check(demand, experiments)
-        directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
+        directory = experiment.create(config, config_file, code, experiments, loggers=logger or (), trusted=trusted)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
         _run(directory, machines, demand)
 
 
 @report_errors()
-def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None) -> None:
+def resume(
+    directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ray = None, trusted: Trusted = False
+) -> None:
     """Continue an experiment that was paused, or whose runner was killed."""
     from det_lightning.config import read_config
     from det_lightning.experiments import experiment
@@ -117,6 +128,8 @@ def resume(directory: Experiment, slots: Slots = None, cpu: Cpu = False, ray: Ra
     demand = experiment.demand_of(read_config(found.config()), slots, on_cpu=cpu)
     with experiment.machines_at(ray) as machines:
         machines.check(demand, found.path)
+        if trusted:
+            found.trust()
         _run(found, machines, demand)
 
 

@@ -41,6 +41,8 @@ class TrialTask:
     best_validation: float | None = None  # the experiment's best value of the searcher's metric when the run began
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
+    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of its newest checkpoint
+    trusted: bool = False  # whether it may resume from a checkpoint that holds objects, whoever wrote that
 
     @property
     def file(self) -> Path:

@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.escaping import escape
+from det_lightning.files.private_files import write_private
+from det_lightning.files.strict_json import to_json
 
 _NUMBER = re.compile(r".*-(\d+)")
 
@@ -83,6 +85,14 @@ class ExperimentDirectory:
         if not isinstance(source, str | None):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
         return source
+
+    def is_trusted(self) -> bool:
+        """Return whether trials may read checkpoints that hold objects, and so run whatever code these contain."""
+        return self._chosen_options().get("trusted") is True
+
+    def trust(self) -> None:
+        """Let trials read checkpoints that hold objects, from now on."""
+        write_private(self.options, to_json({**self._chosen_options(), "trusted": True}))
 
     def _chosen_options(self) -> dict[str, Any]:
         if not self.options.exists():  # an earlier release created the experiment

@@ -58,10 +58,17 @@ def machines_at(ray_address: str | None) -> Iterator[Machines]:
 
 
 def create(
-    config: ExperimentConfig, source: Path | None, code: Path, parent: Path, loggers: Sequence[str] = ()
+    config: ExperimentConfig,
+    source: Path | None,
+    code: Path,
+    parent: Path,
+    loggers: Sequence[str] = (),
+    *,
+    trusted: bool = False,
 ) -> ExperimentDirectory:
     """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
+    If ``trusted``, its trials unpickle anything in the checkpoints that they start from, whoever wrote those.
     Raises an ExperimentError if the code or a logger cannot be used, or the checkpoint to start from does not exist.
     """
     require_loggers(loggers)
@@ -73,7 +80,7 @@ def create(
         if source is not None:
             write_private(directory.given_config, source.read_bytes())
         write_private(directory.config_file, to_json(config.as_dict(), indent=1))
-        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint}
+        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint, "trusted": trusted}
         write_private(directory.options, to_json(options))
         write_private(directory.events, "")
     except BaseException:

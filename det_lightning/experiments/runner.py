@@ -211,8 +211,7 @@ class ExperimentRunner:
         if record["group"] == "validation":
             self._take_validation(trial, line, record)
         elif record["group"] == "checkpoint":
-            values = {"steps_completed": steps, "checkpoint_id": record["metrics"]["checkpoint_id"]}
-            self.record("checkpoint", trial=trial_id, lines=line, **values)
+            self.record("checkpoint", trial=trial_id, lines=line, steps_completed=steps, **record["metrics"])
         elif record["group"] == "checkpoint_deleted":
             self.record("checkpoint_deleted", trial=trial_id, lines=line, **record["metrics"])
         elif record["group"] == "progress":

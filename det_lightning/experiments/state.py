@@ -38,12 +38,16 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a trial has written completely, and the time at which that became known."""
+    """A checkpoint that a trial has written completely, and the time at which that became known.
+
+    ``sha256`` are those of its files that hold objects, by which the trial knows them again.
+    """
 
     checkpoint_id: str
     trial_id: int
     steps_completed: int
     time: float
+    sha256: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -164,7 +168,8 @@ class ExperimentState:
         trial = self.trials[event["trial"]]
         steps = event["steps_completed"]
         checkpoint_id = event["checkpoint_id"]
-        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"])
+        digests = tuple(event.get("sha256", ()))
+        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"], digests)
 
     def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
         self.trials[event["trial"]].checkpoints.pop(event["checkpoint_id"], None)

@@ -147,6 +147,8 @@ class PreparingLauncher:
             validate_at=trial.validate_at,
             best_validation=state.best(state.best_of(other) for other in state.trials.values()),
             loggers=self._directory.loggers(),
+            recorded=[] if newest is None else list(newest.sha256),
+            trusted=self._directory.is_trusted(),
         )
 
 

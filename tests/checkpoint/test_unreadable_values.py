@@ -102,7 +102,12 @@ def fit(trial: type[SmallTrial], folder: Path) -> None:
 def fit_with_lightning(trial: type[SmallTrial], *callbacks: pl.Callback, plugins: Any = ()) -> None:
     callback = LightningKeeper()
     trainer = pl.Trainer(
-        max_epochs=1, limit_train_batches=2, logger=False, callbacks=[callback, *callbacks], plugins=list(plugins)
+        max_epochs=1,
+        limit_train_batches=2,
+        logger=False,
+        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        callbacks=[callback, *callbacks],
+        plugins=list(plugins),
     )
     trainer.fit(TrialModule(trial, hparams=HPARAMS))
 

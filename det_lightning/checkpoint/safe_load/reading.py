@@ -10,7 +10,7 @@ import os
 import pathlib
 import pickle
 import pickletools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -25,6 +25,7 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
+from det_lightning.checkpoint.safe_load.recorded import read_known_state
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
@@ -141,6 +142,7 @@ def load_checkpoint(
     trusted: bool = False,
     in_parts: bool = False,
     verify_parts: bool = False,
+    recorded: Collection[str] = (),
 ) -> CheckpointContent:
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
@@ -150,6 +152,7 @@ def load_checkpoint(
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: see :func:`read_checkpoint`; downloaded files are kept as long as the content is.
         verify_parts: see :func:`read_checkpoint`.
+        recorded: see :func:`read_checkpoint`.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -168,7 +171,9 @@ def load_checkpoint(
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))
-        content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts, verify_parts=verify_parts)
+        content = read_checkpoint(
+            directory, trusted=trusted, in_parts=in_parts, verify_parts=verify_parts, recorded=recorded
+        )
         # The files of both are read later.
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
@@ -179,7 +184,12 @@ def load_checkpoint(
 
 
 def read_checkpoint(
-    directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False, verify_parts: bool = False
+    directory: pathlib.Path,
+    *,
+    trusted: bool = False,
+    in_parts: bool = False,
+    verify_parts: bool = False,
+    recorded: Collection[str] = (),
 ) -> CheckpointContent:
     """Read the checkpoint in ``directory``, of any release since 0.12.
 
@@ -188,6 +198,7 @@ def read_checkpoint(
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: do not read the parts of a sharded checkpoint; return a ``StoredTensor`` for each sharded tensor.
         verify_parts: compare the parts of a sharded checkpoint with their checksums, which reads all of them.
+        recorded: SHA-256 of state files that are trusted, since the caller recorded them when they were written.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -213,14 +224,14 @@ def read_checkpoint(
     if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
         state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     else:
-        state = read_state(state_file, trusted=trusted)
+        state = read_known_state(state_file, trusted=trusted, recorded=recorded)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
         state=state,
         trial_state=trial_state,
-        resume=read_resume(directory, trusted=trusted),
-        lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
+        resume=read_resume(directory, trusted=trusted, recorded=recorded),
+        lightning=read_known_state(lightning, trusted=trusted, recorded=recorded) if lightning.is_file() else None,
         load_data=layout.read_load_data(directory),
         epochs_known=epochs_known,
         name=directory.name,
@@ -270,7 +281,11 @@ def read_models(
     return state, names
 
 
-def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
+def read_resume(
+    directory: pathlib.Path, *, trusted: bool = False, recorded: Collection[str] = ()
+) -> ResumeState | None:
     """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint."""
     path = directory / layout.RESUME_FILE
-    return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return ResumeState.from_dict(read_known_state(path, trusted=trusted, recorded=recorded), str(path))
