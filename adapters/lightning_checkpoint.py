@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
@@ -85,17 +86,16 @@ def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
     return type(plugin) is TorchCheckpointIO
 
 
-def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str, Any]:
+def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Read a file that Lightning wrote. Before 2.6 Lightning's own reader runs whatever code a file contains."""
-    map_location = "cpu" if map_location is None else map_location
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
-        return safe_load.read_state(location.local_path, trusted=trusted, map_location=map_location)
+        return read(location.local_path)
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
         copied = pathlib.Path(folder) / location.name
-        return safe_load.read_state(copied, trusted=trusted, source=location, map_location=map_location)
+        return read(copied, source=location)
 
 
 class TrialCheckpointIO(CheckpointIO):
@@ -108,6 +108,7 @@ class TrialCheckpointIO(CheckpointIO):
         options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
         recorded: Collection[str] = (),
+        only_weights: bool = False,
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
@@ -116,6 +117,7 @@ class TrialCheckpointIO(CheckpointIO):
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
         self._recorded = frozenset(recorded)
+        self._only_weights = only_weights
         self._unreadable = UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -129,7 +131,10 @@ class TrialCheckpointIO(CheckpointIO):
         trusted = self.trusted or weights_only is False
         if not is_directory:
             if _reads_files_of_torch(self.inner):
-                return _read_file(location, map_location, trusted)
+                read = safe_load.read_weights if self._only_weights else safe_load.read_state
+                return _read_file(
+                    location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
+                )
             options = {} if weights_only is None else {"weights_only": weights_only}
             # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
             with safe_load.allow_safe_values():
@@ -161,6 +166,7 @@ class TrialCheckpointIO(CheckpointIO):
                     in_parts=True,
                     verify_parts=before is not None,
                     recorded=self._recorded,
+                    only_weights=self._only_weights,
                 )
             except errors.CheckpointError as e:
                 failures.append(e)

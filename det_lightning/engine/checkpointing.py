@@ -161,8 +161,8 @@ class RunContent:
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()
-        known = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
-        self._load_data = make_load_data(*known, f"{trial_class.__module__}:{trial_class.__qualname__}")
+        hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
+        self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
         if complete and LEFT_OUT in plain:
             self._load_data[LEFT_OUT] = plain[LEFT_OUT]
         if isinstance(self._run.trial, SelfSavingTrial):

@@ -113,7 +113,9 @@ def load_trial_from_checkpoint_path(
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
         load_data = read_load_data(directory)
         # Determined writes neither if one of them is missing.
-        resume = safe_load.read_resume(directory, trusted=trusted) if load_data["hparams"] is None else None
+        resume = None
+        if load_data["hparams"] is None:
+            resume = safe_load.read_resume(directory, trusted=trusted, only_settings=True)
         settings = read_settings(resume, load_data)
         hparams = settings["hparams"] if hparams is None else hparams
         exp_conf = settings["experiment_config"] if exp_conf is None else exp_conf
