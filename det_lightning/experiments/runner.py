@@ -211,7 +211,9 @@ class ExperimentRunner:
         if record["group"] == "validation":
             self._take_validation(trial, line, record)
         elif record["group"] == "checkpoint":
-            self.record("checkpoint", trial=trial_id, lines=line, steps_completed=steps, **record["metrics"])
+            known = ("checkpoint_id", "sha256")
+            values = {name: value for name, value in record["metrics"].items() if name in known}
+            self.record("checkpoint", trial=trial_id, lines=line, steps_completed=steps, **values)
         elif record["group"] == "checkpoint_deleted":
             self.record("checkpoint_deleted", trial=trial_id, lines=line, **record["metrics"])
         elif record["group"] == "progress":

@@ -17,8 +17,8 @@ from det_lightning.masking import MASK, MaskedSettings
 
 #: A longer array belongs into the state of a trial, not into its settings: files of these have some megabytes at most.
 MOST_IN_SETTINGS = 10_000
-# Settings that are nested deeper are taken for damaged when they are read.
-_MOST_NESTED = 50
+# Values that are nested deeper in a file are taken for damage when it is read.
+_MOST_NESTED = 99
 # The kinds of numpy's data types that are numbers of JSON, truth values, or text.
 _KINDS = "biufU"
 
@@ -50,7 +50,7 @@ def as_plain(value: Any, where: str = "the value", losses: Losses | None = None,
     Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out and noted in
     ``losses``; without that, they raise a ``NotPlainError`` that names place and type.
     """
-    return _Converter(losses, most_numbers).convert(value, where, 0)
+    return _Converter(losses, most_numbers).convert(value, where, 1)
 
 
 class _Converter:
@@ -63,7 +63,7 @@ class _Converter:
             return value
         if isinstance(value, str | int | float):  # also members of enumerations that are numbers or text
             return _without_subclass(value)
-        if depth >= _MOST_NESTED:
+        if depth > _MOST_NESTED:
             raise NotPlainError(where, name_type(value), f"nested over {_MOST_NESTED} deep")
         if isinstance(value, Mapping):
             return self._convert_mapping(value, where, depth)

@@ -109,7 +109,7 @@ def test_values_that_contain_themselves_are_left_out() -> None:
     endless.append(endless)
     losses = Losses()
     assert as_plain({"a": endless, "b": 1}, "hparams", losses) == {"b": 1}
-    assert "nested over 50 deep" in losses.notes[0]
+    assert "nested over 99 deep" in losses.notes[0]
 
 
 def test_keys_that_json_lacks_are_named() -> None:
