@@ -118,7 +118,10 @@ class TrialCheckpointIO(CheckpointIO):
         self._newest_first = list(newest_first)
         self._recorded = frozenset(recorded)
         self._only_weights = only_weights
-        self._unreadable = UnreadableValues()
+
+    @functools.cached_property
+    def _unreadable(self) -> UnreadableValues:
+        return UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""

@@ -19,7 +19,7 @@ from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning
-from det_lightning.checkpoint.format.load_data import read_settings
+from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.masking import is_masked

@@ -220,17 +220,15 @@ def leave_out_masked(settings: Any, where: str) -> Any:
 
 
 def mark_left_out(settings: Any, where: str, left_out: Mapping[str, Any]) -> Any:
-    """Return the settings called ``where`` with gaps where something was left out; the same object if nothing was.
+    """Return the settings called ``where`` with gaps where something was left out.
 
     ``left_out`` has, for each dict by its place, the types of what it lacks; it comes from a file.
     """
-    if not left_out:
-        return settings
     if isinstance(settings, dict):
         kept = {name: mark_left_out(item, f"{where}[{name!r:.100}]", left_out) for name, item in settings.items()}
         noted = left_out.get(where)
         gaps = {name: kind for name, kind in noted.items() if isinstance(kind, str)} if isinstance(noted, dict) else {}
-        return MaskedSettings(kept, where, [], gaps) if gaps else kept
+        return MaskedSettings(kept, where, [], gaps)
     if isinstance(settings, list):
         return [mark_left_out(item, f"{where}[{index}]", left_out) for index, item in enumerate(settings)]
     return settings

@@ -66,7 +66,7 @@ class CheckpointSaver:
         self._run_retention: RunRetention | None = None
         self._cleaning: BackgroundCleaning | None = None
         self._snapshotter = Snapshotter()
-        self._unreadable = UnreadableValues()
+        self._unreadable: UnreadableValues | None = None  # until the first checkpoint of a run
         #: If not None, the SHA-256 of state files with objects is noted here, by the ids of their checkpoints.
         self.digests: dict[str, list[str]] | None = None
         self._is_reserved = False
@@ -82,6 +82,7 @@ class CheckpointSaver:
 
         ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
+        self._unreadable = None
         storage = self.storage
         storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
@@ -156,7 +157,9 @@ class CheckpointSaver:
             }
         if content.resume is not None:
             content.resume.trial = self._notes.get("trial")
-        self._unreadable.look_for(parts_of(content))
+        if self.digests is not None or self._unreadable is None:
+            self._unreadable = self._unreadable or UnreadableValues()
+            self._unreadable.look_for(parts_of(content))
         with signal_deferred(WORKER_DIED):
             if self.in_background and report_written is None:
                 copied = self._copy(content, new)
@@ -237,7 +240,7 @@ class CheckpointSaver:
 
     def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
         checkpoint_id = staging.directory.name
-        if self.digests is not None and self._unreadable.are_possible:
+        if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:
             files = [staging.directory / name for name in _FILES_WITH_OBJECTS]
             self.digests[checkpoint_id] = [digest_file(file) for file in files if file.is_file()]
         self.writer.commit(content, staging)

@@ -31,6 +31,7 @@ from det_lightning.core._shards import (
 )
 from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import spell_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +268,8 @@ class CheckpointContext:
             )
         if self._job is not None:
             merged = {**merged, "job": self._job}
-        plain: dict[str, Any] = as_plain(merged, "metadata")  # raises a TypeError before anything is written
+        # Raises a TypeError before anything is written.
+        plain: dict[str, Any] = spell_numbers(as_plain(merged, "metadata"))
         return plain
 
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:

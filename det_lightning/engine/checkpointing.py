@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -14,8 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
-from det_lightning.checkpoint.format.load_data import LEFT_OUT
-from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
@@ -97,6 +97,8 @@ class RunContent:
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
+        # The settings as they were when the next two were made of them.
+        self._described: str | None = None
         self._settings: dict[str, Any] = {}
         self._load_data: dict[str, Any] = {}
         self._known_losses: set[str] = set()  # which a warning has named
@@ -152,12 +154,14 @@ class RunContent:
 
     def _follow_settings(self) -> None:
         """Describe the settings again if the trial has changed them, as it may while it trains."""
-        losses = Losses()
-        plain = self._run.context.settings.to_plain(losses)
-        if plain == self._settings:
+        settings = self._run.context.settings
+        described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
+        if described == self._described:
             return
+        self._described = described
+        losses = Losses()
+        self._settings = plain = settings.to_plain(losses)
         self._warn_of(losses)
-        self._settings = plain
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()

@@ -18,7 +18,7 @@ from det_lightning import pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
 from det_lightning.checkpoint.format.layout import read_json
-from det_lightning.checkpoint.format.load_data import read_settings
+from det_lightning.checkpoint.format.resume_state import read_settings
 from tests.trials import SmallTrial
 
 

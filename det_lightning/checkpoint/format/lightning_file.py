@@ -17,9 +17,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
-from det_lightning.checkpoint.format.load_data import read_settings
 from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
-from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.masking import mask
 
 _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)

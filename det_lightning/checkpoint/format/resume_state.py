@@ -12,7 +12,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
-from det_lightning.masking import short_text
+from det_lightning.files.strict_json import read_numbers
+from det_lightning.masking import mark_left_out, short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
@@ -21,8 +22,11 @@ _MAX_WORLD_SIZE = 1_000_000
 _MAX_SETTINGS_CHARS = 16 * 1024 * 1024
 
 _NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradients")
-#: The entries of the settings of a run.
-SETTINGS = ("hparams", "experiment_config")
+_SETTINGS = ("hparams", "experiment_config")
+#: The entry of settings with the types of what was left out of them; see ``mark_left_out``.
+LEFT_OUT = "left_out"
+#: The entry of ``load_data.json`` with the places of NaN and infinities in settings, which are text there.
+SPELLED = "numbers_as_text"
 
 
 @dataclasses.dataclass
@@ -117,6 +121,29 @@ class ResumeState:
             raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
 
 
+def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return hyperparameters and experiment configuration; None for what the trial did not have.
+
+    Looking up what was left out when they were written is an error. ``load_data.json`` holds neither if one of the two
+    was missing; then ``resume`` has the other.
+    """
+    settings = {} if resume is None else resume.settings or {}
+    known = load_data or {}
+    found = {name: known.get(name) for name in _SETTINGS}
+    found = {name: settings.get(name) if value is None else value for name, value in found.items()}
+    wrong = [f"{name!r} is {short_text(value)}" for name, value in found.items() if not isinstance(value, dict | None)]
+    if wrong:
+        raise errors.InvalidCheckpointException(
+            f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."
+        )
+    if isinstance(noted := known.get(SPELLED), list):
+        places = frozenset(one for one in noted if isinstance(one, str))
+        found = {name: read_numbers(value, name, places) for name, value in found.items()}
+    if isinstance(gaps := known.get(LEFT_OUT) or settings.get(LEFT_OUT), dict):
+        found = {name: mark_left_out(value, name, gaps) for name, value in found.items()}
+    return found
+
+
 def _parse_settings(text: Any) -> Any:
     """Return the settings, which the first version kept as text; raise a ``ValueError`` if they are not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
@@ -169,7 +196,7 @@ def _is_list(is_right: _Check, least: int = 0) -> _Check:
 def _is_settings(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
-        and all(isinstance(value.get(name), dict | None) for name in SETTINGS)
+        and all(isinstance(value.get(name), dict | None) for name in _SETTINGS)
         and is_shallow(value)
         and _is_json(value)
     )

@@ -234,9 +234,9 @@ def read_checkpoint(
     """
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
-    read: _Read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
-    if only_weights:
-        read = functools.partial(read_weights, trusted=trusted)
+    read: _Read = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
+    if recorded:
+        read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
     if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
         state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}

@@ -7,6 +7,7 @@ A mark in the storage's bookkeeping directory names each checkpoint that is bein
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import pathlib
@@ -21,7 +22,6 @@ from det_lightning.checkpoint.storage.leases import is_abandoned, lock_new_file,
 from det_lightning.checkpoint.storage.location import Location, is_name, write_whole
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, upload
 from det_lightning.escaping import escape
-from det_lightning.files.strict_json import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ class LocalStaging:
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
-        """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last."""
+        """Complete the checkpoint, which has the files ``names``: write ``metadata.json`` last, from plain values."""
         folders = [folder for folder, _, _ in os.walk(self.directory, topdown=False)]
         _sync([*map(self.directory.joinpath, names), *folders])
-        write_whole(self.directory / METADATA_FILE, to_json(metadata).encode())
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         _sync([self.directory, self.directory.parent])
         self._mark.remove()
 
@@ -81,7 +81,7 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
     mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
-    retry.call("writing", lambda: mark.write(to_json(new_content()).encode()), where=mark)
+    retry.call("writing", lambda: mark.write(json.dumps(new_content()).encode()), where=mark)
     return mark
 
 
@@ -111,7 +111,7 @@ class RemoteStaging:
     def commit(self, metadata: dict[str, Any], names: Iterable[str]) -> None:
         """Upload all files; if the storage fails for good, keep the local copy, which is complete."""
         in_order = in_upload_order([*names, METADATA_FILE])
-        write_whole(self.directory / METADATA_FILE, to_json(metadata).encode())
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
             upload(self.directory, in_order, self._target, self._retry)

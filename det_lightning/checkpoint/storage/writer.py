@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pathlib
 import pickle
 import shutil
@@ -15,8 +16,9 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.load_data import encode_load_data, read_settings
+from det_lightning.checkpoint.format.load_data import encode_load_data
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
+from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
@@ -145,7 +147,11 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     load_data = content.load_data or {}
     if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
         load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
-    (directory / layout.LOAD_DATA_FILE).write_text(encode_load_data(load_data), encoding="utf-8")
+    try:
+        text = json.dumps(load_data, allow_nan=False)
+    except (TypeError, ValueError):  # there is something that JSON lacks
+        text = encode_load_data(load_data)
+    (directory / layout.LOAD_DATA_FILE).write_text(text, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
     if not content.epochs_known:
         del trial_state["epochs_trained"]
