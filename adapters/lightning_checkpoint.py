@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning.__version__ import version as lightning_version
@@ -24,6 +25,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of, parts_of_lightning
 from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
@@ -84,17 +86,16 @@ def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
     return type(plugin) is TorchCheckpointIO
 
 
-def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str, Any]:
+def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Read a file that Lightning wrote. Before 2.6 Lightning's own reader runs whatever code a file contains."""
-    map_location = "cpu" if map_location is None else map_location
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
-        return safe_load.read_state(location.local_path, trusted=trusted, map_location=map_location)
+        return read(location.local_path)
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
         copied = pathlib.Path(folder) / location.name
-        return safe_load.read_state(copied, trusted=trusted, source=location, map_location=map_location)
+        return read(copied, source=location)
 
 
 class TrialCheckpointIO(CheckpointIO):
@@ -106,6 +107,8 @@ class TrialCheckpointIO(CheckpointIO):
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
+        recorded: Collection[str] = (),
+        only_weights: bool = False,
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
@@ -113,6 +116,12 @@ class TrialCheckpointIO(CheckpointIO):
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
+        self._recorded = frozenset(recorded)
+        self._only_weights = only_weights
+
+    @functools.cached_property
+    def _unreadable(self) -> UnreadableValues:
+        return UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
@@ -125,7 +134,10 @@ class TrialCheckpointIO(CheckpointIO):
         trusted = self.trusted or weights_only is False
         if not is_directory:
             if _reads_files_of_torch(self.inner):
-                return _read_file(location, map_location, trusted)
+                read = safe_load.read_weights if self._only_weights else safe_load.read_state
+                return _read_file(
+                    location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
+                )
             options = {} if weights_only is None else {"weights_only": weights_only}
             # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
             with safe_load.allow_safe_values():
@@ -151,7 +163,13 @@ class TrialCheckpointIO(CheckpointIO):
             try:
                 # If there is another one to fall back to, damage must show before parts of a sharded one are loaded.
                 return safe_load.load_checkpoint(
-                    candidate, self.options, trusted=trusted, in_parts=True, verify_parts=before is not None
+                    candidate,
+                    self.options,
+                    trusted=trusted,
+                    in_parts=True,
+                    verify_parts=before is not None,
+                    recorded=self._recorded,
+                    only_weights=self._only_weights,
                 )
             except errors.CheckpointError as e:
                 failures.append(e)
@@ -171,6 +189,7 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self._unreadable.look_for(parts_of_lightning(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -223,6 +242,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
+        self._unreadable.look_for(parts_of(files))
         # One writer per storage, because a writer gives each warning only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)

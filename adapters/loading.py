@@ -47,7 +47,9 @@ class SavedTrial:
         where: Any = map_location if map_location is not None else _where_it_was
         if isinstance(path, str | os.PathLike):
             self._source = str(Location.parse(path, dict(storage_options or {})))
-            reader = TrialCheckpointIO(TorchCheckpointIO(), trusted=not weights_only, options=storage_options)
+            reader = TrialCheckpointIO(
+                TorchCheckpointIO(), trusted=not weights_only, options=storage_options, only_weights=True
+            )
             checkpoint = reader.load_checkpoint(path, where, weights_only)
         else:
             self._source = "the open file"
@@ -86,7 +88,8 @@ class SavedTrial:
         # Only what a subclass adds: no file may say that it is to be trusted.
         base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
         own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]
-        return {**{name: kept[name] for name in own if not is_masked(kept[name])}, **taken, **given}
+        usable = [name for name in own if not (is_masked(kept[name]) or safe_load.holds_placeholder(kept[name]))]
+        return {**{name: kept[name] for name in usable}, **taken, **given}
 
     def _kept_arguments(self) -> dict[str, Any]:
         """Return what ``save_hyperparameters()`` has kept of the arguments of a subclass."""

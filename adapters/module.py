@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -26,6 +26,7 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
@@ -64,6 +65,7 @@ class TrialModule(InferenceModule):
         storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
         newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: if
             ``ckpt_path=`` is one of them and damaged, the run resumes from the next one, with a warning.
+        recorded: SHA-256 of files of checkpoints in directories that are trusted, recorded when they were written.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
@@ -100,6 +102,7 @@ class TrialModule(InferenceModule):
         trusted: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
+        recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -128,7 +131,7 @@ class TrialModule(InferenceModule):
         at_start = configuration.complete(step_zero_validation=step_zero_validation)
         self._step_zero_validation: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
-            TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first
+            TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
@@ -136,7 +139,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
-            hparams = mask(hparams)
+            hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:

@@ -52,6 +52,11 @@ class ExperimentReporter(pl.Callback):
         self._module: TrialModule | None = None
         self._loggers: list[Logger] = []
         self._progress_at = 0.0
+        self._digests: dict[str, list[str]] = {}
+
+    def trust(self, trusted: bool) -> dict[str, Any]:
+        """Return which checkpoints a run of the trial reads with their objects, as a ``TrialModule`` takes it."""
+        return {"trusted": trusted or self._task.trusted, "recorded": self._task.recorded}
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
         """Return this callback and the one for TensorBoard's HParams, to come before that which writes checkpoints."""
@@ -83,8 +88,13 @@ class ExperimentReporter(pl.Callback):
             logger.log_hyperparams(mask(self._task.hparams))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from zero after a warm start, as Determined does, because the checkpoint is from another trial."""
+        """Count from zero after a warm start, as Determined does, because the checkpoint is from another trial.
+
+        Have the digests of the run's checkpoints noted.
+        """
         module = require_trial_module(self, pl_module)
+        if module.checkpoint_plan is not None:
+            module.checkpoint_plan.saver.digests = self._digests
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
         content = module.resume_content
         if source is not None and content is not None and content.name == PurePosixPath(source).name:
@@ -113,7 +123,11 @@ class ExperimentReporter(pl.Callback):
         self._task.report("validation", steps_completed, {**progress, **metrics})
 
     def report_checkpoint(self, checkpoint_id: str, steps_completed: int) -> None:
-        self._task.report("checkpoint", steps_completed, {"checkpoint_id": checkpoint_id})
+        """Report a complete checkpoint, and by which SHA-256 a resume knows the files that it can trust."""
+        values: dict[str, Any] = {"checkpoint_id": checkpoint_id}
+        if self._digests.get(checkpoint_id):
+            values["sha256"] = self._digests.pop(checkpoint_id)
+        self._task.report("checkpoint", steps_completed, values)
 
 
 def _csv(task: TrialTask) -> Logger:

@@ -17,3 +17,9 @@ def name_some(names: Sequence[str], most: int = 5) -> str:
     """Return the first names, separated by commas, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def name_type(value: object) -> str:
+    """Return the type of a value as ``module.Name``; only the name if it is a built-in type."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,5 +1,7 @@
 """Secrets in settings and texts: finding them, masking them in output, and refusing to use a mask as a value.
 
+What else settings lack when they are read is refused in the same way.
+
 Only copies that go into a file, a message or a log are masked. A trial reads what it was given.
 """
 
@@ -117,11 +119,6 @@ def _mask_named(found: re.Match[str]) -> str:
     return f"{found['head']}{quote}{MASK}{quote}" if is_secret else found.group()
 
 
-def describe_masked(value: object) -> str:
-    """Return an object that JSON cannot hold as a masked text."""
-    return mask_text(str(value))
-
-
 def short_text(value: Any) -> str:
     """Return a short text for a value, without its secrets, even if it is nested or has too many digits to print."""
     try:
@@ -166,21 +163,34 @@ def cause_without_secrets(error: BaseException) -> BaseException | None:
 
 
 class MaskedSettings(dict[Any, Any]):
-    """Settings without those whose values were masked when they were written, so that no mask is taken for a value.
+    """Settings with gaps: secrets that were masked when they were written, so that no mask is taken for a value.
 
-    ``where`` names the settings; looking up one of the ``masked`` entries is an error.
+    ``where`` names the settings. Looking up one of the ``masked`` entries is an error, and so is one of those that were
+    ``left_out``, whose types this dict has.
     """
 
-    def __init__(self, entries: Mapping[Any, Any], where: str, masked: list[Any]) -> None:
+    def __init__(
+        self, entries: Mapping[Any, Any], where: str, masked: list[Any], left_out: Mapping[Any, str] | None = None
+    ) -> None:
         super().__init__(entries)
         self.where = where
         self.masked = masked
+        self.left_out = dict(left_out or {})
 
     def __missing__(self, name: Any) -> Any:
-        raise KeyError(self.explain(name) if name in self.masked else name)
+        raise KeyError(self.explain(name) if self.lacks(name) else name)
+
+    def lacks(self, name: Any) -> bool:
+        """Return whether there was an entry ``name`` when the settings were written, which is not here."""
+        return name not in self and (name in self.masked or name in self.left_out)
 
     def explain(self, name: Any) -> str:
         """Return why there is no entry ``name``, and what to do."""
+        if name in self.left_out:
+            return (
+                f"{self.where}[{name!r}] was left out where these settings were written: it was a "
+                f"{self.left_out[name]:.200}, which JSON cannot hold. Give the settings again (hparams=, exp_conf=)."
+            )
         return (
             f"{self.where}[{name!r}] is a secret, which was masked where these settings were written. Give the "
             "settings with their secrets (hparams=, exp_conf=), or take the secret from the environment."
@@ -199,10 +209,26 @@ def leave_out_masked(settings: Any, where: str) -> Any:
             name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)
         }
         if len(kept) < len(settings):
-            return MaskedSettings(kept, where, [name for name in settings if name not in kept])
+            masked = [name for name in settings if name not in kept]
+            return MaskedSettings(kept, where, masked, getattr(settings, "left_out", None))
         return settings if all(kept[name] is settings[name] for name in kept) else kept
     if isinstance(settings, list):
         items = [leave_out_masked(item, f"{where}[{i}]") for i, item in enumerate(settings) if not is_masked(item)]
         same = len(items) == len(settings) and all(new is old for new, old in zip(items, settings, strict=True))
         return settings if same else items
+    return settings
+
+
+def mark_left_out(settings: Any, where: str, left_out: Mapping[str, Any]) -> Any:
+    """Return the settings called ``where`` with gaps where something was left out.
+
+    ``left_out`` has, for each dict by its place, the types of what it lacks; it comes from a file.
+    """
+    if isinstance(settings, dict):
+        kept = {name: mark_left_out(item, f"{where}[{name!r:.100}]", left_out) for name, item in settings.items()}
+        noted = left_out.get(where)
+        gaps = {name: kind for name, kind in noted.items() if isinstance(kind, str)} if isinstance(noted, dict) else {}
+        return MaskedSettings(kept, where, [], gaps)
+    if isinstance(settings, list):
+        return [mark_left_out(item, f"{where}[{index}]", left_out) for index, item in enumerate(settings)]
     return settings

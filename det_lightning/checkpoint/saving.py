@@ -16,6 +16,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.digests import digest_file
+from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
 from det_lightning.checkpoint.retention.pruning import RunRetention
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
@@ -31,8 +33,12 @@ from det_lightning.checkpoint.storage.background import (
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writer import CheckpointWriter
+from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of
 
 logger = logging.getLogger(__name__)
+
+# The files that hold what users' code returns; the others hold numbers, texts and tensors only.
+_FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FILE)
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,6 +66,9 @@ class CheckpointSaver:
         self._run_retention: RunRetention | None = None
         self._cleaning: BackgroundCleaning | None = None
         self._snapshotter = Snapshotter()
+        self._unreadable: UnreadableValues | None = None  # until the first checkpoint of a run
+        #: If not None, the SHA-256 of state files with objects is noted here, by the ids of their checkpoints.
+        self.digests: dict[str, list[str]] | None = None
         self._is_reserved = False
         self._under_way: BackgroundTask[str] | None = None
         self._hurries = False
@@ -73,6 +82,7 @@ class CheckpointSaver:
 
         ``path`` is the path or URL of the checkpoint that the run resumes from, and ``resumed`` its content.
         """
+        self._unreadable = None
         storage = self.storage
         storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
@@ -147,6 +157,9 @@ class CheckpointSaver:
             }
         if content.resume is not None:
             content.resume.trial = self._notes.get("trial")
+        if self.digests is not None or self._unreadable is None:
+            self._unreadable = self._unreadable or UnreadableValues()
+            self._unreadable.look_for(parts_of(content))
         with signal_deferred(WORKER_DIED):
             if self.in_background and report_written is None:
                 copied = self._copy(content, new)
@@ -226,8 +239,11 @@ class CheckpointSaver:
         return self._commit(copied, self.writer.write_files(copied, checkpoint_id), metric)
 
     def _commit(self, content: CheckpointContent, staging: StagingDirectory, metric: float | None) -> str:
-        self.writer.commit(content, staging)
         checkpoint_id = staging.directory.name
+        if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:
+            files = [staging.directory / name for name in _FILES_WITH_OBJECTS]
+            self.digests[checkpoint_id] = [digest_file(file) for file in files if file.is_file()]
+        self.writer.commit(content, staging)
         self._existing.append(checkpoint_id)
         if self._run_retention is not None:
             deleted = self._run_retention.note_written(checkpoint_id, content.trial_state.batches_trained, metric)

@@ -62,7 +62,7 @@ def export(
 
     left_out: list[str] = []
     with opened(location, options) as directory:
-        content = read_checkpoint(directory, trusted=trusted)
+        content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
         if to is ExportKind.lightning:
             exports.export_lightning(content, file)
         elif to is ExportKind.weights:

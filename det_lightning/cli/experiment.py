@@ -50,6 +50,14 @@ Ray = Annotated[
     str | None,
     typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
 ]
+Trusted = Annotated[
+    bool,
+    typer.Option(
+        "--trusted",
+        help="Unpickle anything in the checkpoints that trials start from, running whatever code they contain. A trial "
+        "resumes from what it wrote itself without this.",
+    ),
+]
 
 
 @report_errors()
@@ -64,6 +72,7 @@ def run(
     cpu: Cpu = False,
     logger: Loggers = None,
     ray: Ray = None,
+    trusted: Trusted = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
@@ -99,7 +108,7 @@ def run(
     placement = Placement(slots, cpu, ray)
     with experiment.machines_at(ray) as machines:
         machines.check(experiment.demand_of(config, placement), experiments)
-        directory = experiment.create(config, config_file, code, experiments, loggers=logger or ())
+        directory = experiment.create(config, config_file, code, experiments, loggers=logger or (), trusted=trusted)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
         _run(directory, machines, placement)
 
@@ -117,6 +126,7 @@ def resume(
         bool,
         typer.Option("--retry-failed", help="Let failed trials go on from their last checkpoints, with all restarts."),
     ] = False,
+    trusted: Trusted = False,
 ) -> None:
     """Continue an experiment that was paused, whose runner was killed, or whose trials failed.
 
@@ -135,6 +145,8 @@ def resume(
     )
     with experiment.machines_at(placement.ray) as machines:
         machines.check(experiment.demand_of(read_config(found.config()), placement), found.path)
+        if trusted:
+            found.trust()
         _run(found, machines, placement, retry_failed=retry_failed)
 
 

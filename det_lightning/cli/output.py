@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import sys
@@ -15,6 +14,8 @@ from typer.core import TyperGroup
 
 from det_lightning import errors
 from det_lightning.escaping import escape
+from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import to_json
 from det_lightning.masking import mask_text, secrets_in
 
 # Lines are not wrapped if the output is not a terminal.
@@ -103,9 +104,8 @@ def as_command_line(text: str) -> str:
 
 
 def print_json(content: Any) -> None:
-    """Write ``content`` as JSON to standard output. JSON has no NaN or infinity; they become strings."""
-    finite = json.loads(json.dumps(content, default=str), parse_constant=lambda constant: str(float(constant)))
-    typer.echo(json.dumps(finite, indent=2))
+    """Write ``content`` as strict JSON to standard output."""
+    typer.echo(to_json(as_plain(content), indent=2))
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import logging
 import os
 import pathlib
@@ -33,6 +32,8 @@ from det_lightning.core._shards import (
     shared_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import spell_numbers
 from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
@@ -279,8 +280,9 @@ class CheckpointContext:
             raise ValueError(f"In the metadata of a checkpoint {mistakes[0]}.")
         if self._job is not None:
             merged = {**merged, "job": self._job}
-        json.dumps(merged)  # raises a TypeError before anything is written
-        return merged
+        # Raises a TypeError before anything is written.
+        plain: dict[str, Any] = spell_numbers(as_plain(merged, "metadata"))
+        return plain
 
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from det_lightning.core._task import TrialTask, as_json
+from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import NotPlainError, as_plain
+from det_lightning.files.strict_json import spell_numbers
 from det_lightning.masking import short_text
 
 
@@ -24,7 +26,7 @@ class Reports:
 
     def add(self, group: str, steps_completed: Any, metrics: Mapping[str, Any]) -> int | float:
         """Return the steps as a number; raise a ValueError that names all mistakes if a report cannot be made."""
-        steps = as_json(steps_completed)
+        steps = read_report(steps_completed)
         mistakes = [*find_mistakes_in_steps(steps, self._whole_steps), *_find_mistakes_in_epoch(metrics)]
         known = [] if mistakes else sorted({*map(str, metrics)} & self._names[group, steps])
         if known:
@@ -38,6 +40,14 @@ class Reports:
         return int(steps) if steps == int(steps) else float(steps)
 
 
+def read_report(value: Any) -> Any:
+    """Return a reported value as JSON has it: numpy's numbers as plain ones, NaN as text; others unchanged."""
+    try:
+        return spell_numbers(as_plain(value))
+    except NotPlainError:
+        return value
+
+
 def find_mistakes_in_steps(steps: Any, whole: bool = True) -> Iterable[str]:
     """Yield what is wrong with a value of ``steps_completed``."""
     is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
@@ -46,6 +56,6 @@ def find_mistakes_in_steps(steps: Any, whole: bool = True) -> Iterable[str]:
 
 
 def _find_mistakes_in_epoch(metrics: Mapping[str, Any]) -> Iterable[str]:
-    epoch = as_json(metrics.get("epoch"))
+    epoch = read_report(metrics.get("epoch"))
     if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int | float)):
         yield f"the metric 'epoch' must be a finite number; got {short_text(epoch)}"

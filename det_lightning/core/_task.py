@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
+import logging
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from det_lightning.escaping import escape
+from det_lightning.files.plain_values import Losses, as_plain
+from det_lightning.files.private_files import write_private
+from det_lightning.files.strict_json import as_number, to_json
+
+logger = logging.getLogger(__name__)
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
@@ -34,6 +42,8 @@ class TrialTask:
     best_validation: float | None = None  # the experiment's best value of the searcher's metric when the run began
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
+    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of its newest checkpoint
+    trusted: bool = False  # whether it may resume from a checkpoint that holds objects, whoever wrote that
 
     @property
     def file(self) -> Path:
@@ -68,17 +78,16 @@ class TrialTask:
         try:
             best = json.loads(self.best_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return self.best_validation
-        values = [value for trial_id, value in best.items() if int(trial_id) != leave_out]
+            return as_number(self.best_validation)
+        found = {int(trial_id): as_number(value) for trial_id, value in best.items()}
+        values = [value for trial_id, value in found.items() if value is not None and trial_id != leave_out]
         choose = min if self.config["searcher"]["smaller_is_better"] else max
         return choose(values, default=None)
 
     def write(self) -> None:
         """Write the task to :attr:`file`, where the processes of the trial look for it."""
         content = {**dataclasses.asdict(self), "directory": str(self.directory)}
-        draft = self.file.with_suffix(".tmp")
-        draft.write_text(json.dumps(content), encoding="utf-8")
-        draft.replace(self.file)
+        write_private(self.file, to_json(content))
 
     @classmethod
     def read(cls, file: Path) -> TrialTask:
@@ -89,13 +98,14 @@ class TrialTask:
     def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk.
 
-        ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold become strings.
+        ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold are left out, and a
+        warning names them once.
         """
         record = {
             "group": group,
             "run": self.run_id,
             "steps_completed": steps_completed,
-            "metrics": as_json(metrics),
+            "metrics": _as_reported(metrics, f"{group} metrics"),
             "time": time.time(),
         }
         with self.metrics_file.open("a+b") as file:
@@ -103,7 +113,7 @@ class TrialTask:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             begin = b"" if file.read() in (b"", b"\n") else b"\n"
             # A single write, so that a reader sees a whole line or none.
-            file.write(begin + json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.write(begin + to_json(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -127,16 +137,14 @@ def current_task() -> TrialTask | None:
     return TrialTask.read(Path(file)) if file else None
 
 
-def as_json(value: Any) -> Any:
-    """Return ``value`` with what JSON cannot hold as strings: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, ``repr``."""
-    if isinstance(value, dict):
-        return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays, tensors
-        return as_json(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
-    return repr(value)
+def _as_reported(metrics: dict[str, Any], where: str) -> Any:
+    losses = Losses()
+    plain = as_plain(metrics, where, losses)
+    for note in losses.notes:
+        _warn_once(note)
+    return plain
+
+
+@functools.cache
+def _warn_once(note: str) -> None:
+    logger.warning("Not everything is reported to the experiment: %s.", escape(note))

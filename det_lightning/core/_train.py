@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._reports import Reports
+from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._run_files import default_directory, remember_run
-from det_lightning.core._task import TrialTask, as_json
+from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import as_plain
+from det_lightning.files.strict_json import to_json
 from det_lightning.masking import short_text
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ class TrainContext:
         """
         logger.info("Progress: %s.", progress)
         if self._task is not None:
-            fraction = as_json(progress)
+            fraction = read_report(progress)
             if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
                 raise ValueError(f"Progress is a number from 0 to 1; got {short_text(fraction)}.")
             self._task.report("progress", None, {"progress": fraction})
@@ -239,7 +241,7 @@ class TrainContext:
         self._directory.mkdir(parents=True, exist_ok=True)
         file = self._directory / name
         draft = file.with_suffix(".tmp")
-        draft.write_text(json.dumps(as_json(content), indent=1), encoding="utf-8")
+        draft.write_text(to_json(as_plain(content, name.removesuffix(".json")), indent=1), encoding="utf-8")
         return draft.replace(file)
 
     def _report(self, group: str, steps_completed: float, metrics: dict[str, Any]) -> None:

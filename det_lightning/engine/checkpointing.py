@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
-from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
@@ -23,6 +23,9 @@ from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
+from det_lightning.escaping import escape
+from det_lightning.files.plain_values import Losses
+from det_lightning.masking import mask_text
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
@@ -98,6 +101,7 @@ class RunContent:
         self._described: str | None = None
         self._settings: dict[str, Any] = {}
         self._load_data: dict[str, Any] = {}
+        self._known_losses: set[str] = set()  # which a warning has named
 
     def collect(self) -> CheckpointContent | None:
         """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
@@ -151,20 +155,32 @@ class RunContent:
     def _follow_settings(self) -> None:
         """Describe the settings again if the trial has changed them, as it may while it trains."""
         settings = self._run.context.settings
-        described = json.dumps([settings.hparams, settings.exp_conf], default=str)
+        described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
         if described == self._described:
             return
         self._described = described
-        self._settings = plain = settings.to_plain()
+        losses = Losses()
+        self._settings = plain = settings.to_plain(losses)
+        self._warn_of(losses)
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()
-        self._load_data = make_load_data(
-            **(plain if complete else dict.fromkeys(plain)),
-            trial_cls_spec=f"{trial_class.__module__}:{trial_class.__qualname__}",
-        )
+        hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
+        self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
+        if complete and LEFT_OUT in plain:
+            self._load_data[LEFT_OUT] = plain[LEFT_OUT]
         if isinstance(self._run.trial, SelfSavingTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
+
+    def _warn_of(self, losses: Losses) -> None:
+        """Name the values that JSON cannot hold, each once."""
+        new = [note for note in losses.notes if note not in self._known_losses]
+        self._known_losses.update(new)
+        if new and self._run.context.distributed.rank == 0:
+            logger.warning(
+                "Checkpoints store settings as JSON, and asking for what is left out is an error after loading: %s.",
+                mask_text(escape("; ".join(new))),
+            )
 
 
 class RunCheckpoints:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from det_lightning.experiments.state import ExperimentState
+from det_lightning.files.strict_json import to_json
 
 
 class BestValidations:
@@ -22,6 +22,6 @@ class BestValidations:
         best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
         self._file.parent.mkdir(exist_ok=True)
         draft = self._file.with_suffix(".tmp")
-        draft.write_text(json.dumps({trial: value for trial, value in best.items() if value is not None}))
+        draft.write_text(to_json({trial: value for trial, value in best.items() if value is not None}))
         draft.replace(self._file)
         self._reports = state.validation_reports

@@ -14,6 +14,8 @@ from typing import Any, TypeGuard
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.escaping import escape, name_some
+from det_lightning.files.private_files import write_private
+from det_lightning.files.strict_json import to_json
 
 _NUMBER = re.compile(r".*-(\d+)")
 
@@ -119,9 +121,15 @@ class ExperimentDirectory:
         self.write_options({**self._chosen_options(), **dataclasses.asdict(placement)})
 
     def write_options(self, options: dict[str, Any]) -> None:
-        draft = self.options.with_suffix(".tmp")
-        draft.write_text(json.dumps(options), encoding="utf-8")
-        draft.replace(self.options)
+        write_private(self.options, to_json(options))
+
+    def is_trusted(self) -> bool:
+        """Return whether trials may read checkpoints that hold objects, and so run whatever code these contain."""
+        return self._chosen_options().get("trusted") is True
+
+    def trust(self) -> None:
+        """Let trials read checkpoints that hold objects, from now on."""
+        self.write_options({**self._chosen_options(), "trusted": True})
 
     def _chosen_options(self) -> dict[str, Any]:
         if not self.options.exists():  # an earlier release created the experiment
@@ -142,6 +150,11 @@ class ExperimentDirectory:
         if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again
             named["container_path"] = str(self.path / named["container_path"])
         return named
+
+    def files_with_settings(self) -> list[Path]:
+        """Return the files that hold the configuration or hyperparameters as they were given, with their secrets."""
+        tasks = sorted(self.path.glob("trials/*/task.json"))
+        return [self.given_config, self.config_file, self.options, self.events, *tasks]
 
     def trial(self, trial_id: int) -> Path:
         return self.path / "trials" / str(trial_id)

@@ -18,6 +18,10 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 # A type, or what says whether a value is right.
 _Form = type | UnionType | Callable[[Any], bool]
 _OF_TRIAL: dict[str, _Form] = {"trial": _is_whole}
@@ -68,6 +72,8 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     of_trial = "trial" in _FORMS.get(kind, {}) or "lines" in event
     if of_trial and (not _is_whole(event.get("trial")) or event["trial"] not in trials):
         return "trial"
+    if not _are_texts(event.get("sha256", [])):
+        return "sha256"
     return None if _is_whole(event.get("lines", 0)) else "lines"
 
 

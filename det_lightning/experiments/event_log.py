@@ -14,6 +14,8 @@ from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.checkpoint.storage.leases import try_to_lock
 from det_lightning.escaping import escape
 from det_lightning.experiments.event_forms import find_mistake
+from det_lightning.files.private_files import open_private
+from det_lightning.files.strict_json import to_json
 
 #: Of a log that may come from elsewhere. Several hundred trials with a thousand validations each have a tenth of it.
 MOST_BYTES = 2**30
@@ -28,7 +30,7 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("a+b")
+        self._file = open_private(path, "a+b")
         if try_to_lock(self._file) is False:
             self._file.close()
             raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
@@ -38,7 +40,7 @@ class EventLog:
         self._file.truncate(len(complete))
 
     def append(self, event: dict[str, Any]) -> None:
-        """Append an event, without NaN and infinities, which JSON lacks; it is on disk when this returns."""
+        """Append an event, as strict JSON; it is on disk when this returns."""
         write_line(self._file, event)
         self.events.append(event)
 
@@ -82,7 +84,7 @@ def _runner_file(path: Path) -> Path:
 def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
     """Append ``value`` to a file of JSON lines, and sync it to disk."""
     # One write, so that a reader never sees the parts of two lines mixed.
-    file.write(json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+    file.write(to_json(value, separators=(",", ":")).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,8 @@ from det_lightning.experiments.search import CreateTrial, Outcome, Search, plann
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
+from det_lightning.files.private_files import make_private, write_private
+from det_lightning.files.strict_json import to_json
 
 Show = Callable[[ExperimentState], None]
 
@@ -57,10 +58,17 @@ def machines_at(ray_address: str | None) -> Iterator[Machines]:
 
 
 def create(
-    config: ExperimentConfig, source: Path | None, code: Path, parent: Path, loggers: Sequence[str] = ()
+    config: ExperimentConfig,
+    source: Path | None,
+    code: Path,
+    parent: Path,
+    loggers: Sequence[str] = (),
+    *,
+    trusted: bool = False,
 ) -> ExperimentDirectory:
     """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
+    If ``trusted``, its trials unpickle anything in the checkpoints that they start from, whoever wrote those.
     Raises an ExperimentError if the code or a logger cannot be used, or the checkpoint to start from does not exist.
     """
     require_loggers(loggers)
@@ -70,10 +78,11 @@ def create(
     try:
         copy_model_context(code, directory.code)
         if source is not None:
-            shutil.copyfile(source, directory.given_config)
-        directory.config_file.write_text(json.dumps(config.as_dict(), indent=1), encoding="utf-8")
-        directory.write_options({"loggers": list(loggers), "source_checkpoint": source_checkpoint})
-        directory.events.touch()
+            write_private(directory.given_config, source.read_bytes())
+        write_private(directory.config_file, to_json(config.as_dict(), indent=1))
+        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint, "trusted": trusted}
+        directory.write_options(options)
+        write_private(directory.events, "")
     except BaseException:
         shutil.rmtree(directory.path)
         raise
@@ -94,6 +103,7 @@ def run(
     """
     config = read_config(directory.config())
     require_loggers(directory.loggers())
+    make_private(directory.files_with_settings())
     log = EventLog(directory.events)
     try:
         directory.keep_placement(placement)

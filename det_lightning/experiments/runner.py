@@ -19,8 +19,9 @@ from det_lightning.experiments.search import (
     StopTrial,
     Warn,
 )
-from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus, as_number
+from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_reports import event_in, note_steps
+from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
 # As in Determined, a trial that gave up on its hyperparameters has this long to end by itself.

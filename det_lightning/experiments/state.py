@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from det_lightning.experiments.progress import Progress
+from det_lightning.files.strict_json import as_number
 
 
 class TrialStatus(str, enum.Enum):
@@ -37,12 +38,16 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a trial has written completely, and the time at which that became known."""
+    """A checkpoint that a trial has written completely, and the time at which that became known.
+
+    ``sha256`` are those of its files that hold objects, by which the trial knows them again.
+    """
 
     checkpoint_id: str
     trial_id: int
     steps_completed: int
     time: float
+    sha256: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -163,7 +168,8 @@ class ExperimentState:
         trial = self.trials[event["trial"]]
         steps = event["steps_completed"]
         checkpoint_id = event["checkpoint_id"]
-        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"])
+        digests = tuple(event.get("sha256", ()))
+        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"], digests)
         trial.steps_completed = max(trial.steps_completed, steps)
 
     def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
@@ -218,15 +224,3 @@ class ExperimentState:
 
     def on_message(self, event: Mapping[str, Any]) -> None:
         self.messages.append(event["text"])
-
-
-def as_number(value: Any) -> float | None:
-    """Return a metric as a float, even if JSON holds it as text; None if it is not a number, or too large."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else None

@@ -28,7 +28,8 @@ def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[
     if record["group"] == "validation":
         return _validation(trial, steps, metrics, at_line)
     if record["group"] == "checkpoint":
-        return "checkpoint", {**at_line, "steps_completed": steps, "checkpoint_id": metrics["checkpoint_id"]}
+        known = {name: metrics[name] for name in ("checkpoint_id", "sha256") if name in metrics}
+        return "checkpoint", {**at_line, "steps_completed": steps, **known}
     if record["group"] == "checkpoint_deleted":
         return "checkpoint_deleted", {**at_line, **metrics}
     if record["group"] == "early_exit":

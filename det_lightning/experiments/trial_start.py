@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ from det_lightning.experiments.entrypoint import command_of
 from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
+from det_lightning.files.strict_json import to_json
 
 _GRACE_S = 600.0
 
@@ -85,11 +85,11 @@ class TrialStart:
             "DET_TRIAL_ID": str(task.trial_id),
             "DET_TRIAL_RUN_ID": str(task.run_id),
             "DET_TRIAL_SEED": str(task.trial_seed),
-            "DET_EXPERIMENT_CONFIG": json.dumps(task.config),
-            "DET_HPARAMS": json.dumps(task.hparams),
+            "DET_EXPERIMENT_CONFIG": to_json(task.config),
+            "DET_HPARAMS": to_json(task.hparams),
             "DET_STEPS_COMPLETED": str(task.steps_completed),
             "DET_TASK_TYPE": "TRIAL",
-            "DET_SLOT_IDS": json.dumps(task.slots),
+            "DET_SLOT_IDS": to_json(task.slots),
         }
         if task.latest_checkpoint is not None:
             variables["DET_LATEST_CHECKPOINT"] = task.latest_checkpoint
@@ -147,6 +147,8 @@ class PreparingLauncher:
             validate_at=trial.validate_at,
             best_validation=state.best(state.best_of(other) for other in state.trials.values()),
             loggers=self._directory.loggers(),
+            recorded=[] if newest is None else list(newest.sha256),
+            trusted=self._directory.is_trusted(),
         )
 
 

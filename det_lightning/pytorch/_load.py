@@ -119,10 +119,12 @@ def load_trial_from_checkpoint_path(
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
         load_data = read_load_data(directory)
         # Determined writes neither if one of them is missing.
-        if load_data["hparams"] is None and (resume := safe_load.read_resume(directory, trusted=trusted)) is not None:
-            load_data = {**load_data, **read_settings(resume, None)}
-        hparams = load_data["hparams"] if hparams is None else hparams
-        exp_conf = load_data["experiment_config"] if exp_conf is None else exp_conf
+        resume = None
+        if load_data["hparams"] is None:
+            resume = safe_load.read_resume(directory, trusted=trusted, only_settings=True)
+        settings = read_settings(resume, load_data)
+        hparams = settings["hparams"] if hparams is None else hparams
+        exp_conf = settings["experiment_config"] if exp_conf is None else exp_conf
         state, files_read = safe_load.read_models(directory, trusted=trusted, **torch_load_kwargs or {})
         if not trusted:
             require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])

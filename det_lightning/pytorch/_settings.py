@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.arguments import wrong_argument
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT
 from det_lightning.core._task import TrialTask
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.hyperparameters import chosen_hparams, ranges_in
-from det_lightning.masking import MaskedSettings, describe_masked, leave_out_masked, mask
+from det_lightning.masking import MaskedSettings, leave_out_masked, mask
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig, TrainingSettings
@@ -143,6 +146,10 @@ class TrialSettings:
     ) -> None:
         self.hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
         self.exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
+        self._has_gaps = any(
+            isinstance(kept, MaskedSettings) or kept is not settings
+            for kept, settings in ((self.hparams, hparams), (self.exp_conf, exp_conf))
+        )
         self.configuration = configuration or RunConfiguration()
         self._trial_seed = trial_seed
         self._slots = slots
@@ -166,9 +173,9 @@ class TrialSettings:
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if there is none, or it was masked."""
+        """Return the hyperparameter ``name``; raise a ValueError if there is none, or it was masked or left out."""
         hparams = self.get_hparams()
-        if isinstance(hparams, MaskedSettings) and name in hparams.masked:
+        if isinstance(hparams, MaskedSettings) and hparams.lacks(name):
             raise ValueError(hparams.explain(name))
         if name not in hparams:
             raise ValueError(f"There is no hyperparameter {name!r}; hparams has {sorted(hparams)}.")
@@ -202,11 +209,21 @@ class TrialSettings:
             raise ValueError("The batch size is not known; pass hparams={'global_batch_size': ...} to init().")
         return self._per_slot_batch_size
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for those not given."""
-        found = {"hparams": mask(self.hparams), "experiment_config": mask(self.exp_conf)}
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=describe_masked))
-        return plain
+    def to_plain(self, losses: Losses | None = None) -> dict[str, Any]:
+        """Return ``hparams`` and ``experiment_config`` as JSON has them, without secrets; None for those not given.
+
+        If there are values that JSON cannot hold, ``left_out`` has their types; ``losses`` gets notes about them.
+        """
+        given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
+        plain: dict[str, Any]
+        if not self._has_gaps:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                plain = json.loads(json.dumps(given, allow_nan=False))
+                if plain == given:  # nothing is lost
+                    return {name: mask(settings) for name, settings in plain.items()}
+        losses = Losses() if losses is None else losses
+        plain = {name: mask(as_plain(settings, name, losses, MOST_IN_SETTINGS)) for name, settings in given.items()}
+        return {**plain, LEFT_OUT: losses.left_out} if losses.left_out else plain
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""

@@ -288,7 +288,7 @@ class Trainer:
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
                 choose_preemption(callbacks_in(self._lightning), preemption, save_on_interrupt),
                 test_mode=test_mode,
-                trusted=trusted,
+                **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:

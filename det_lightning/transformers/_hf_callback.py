@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from det_lightning.core._context import Context
 from det_lightning.core._task import current_task
 from det_lightning.extras import how_to_install
+from det_lightning.files.strict_json import to_json
 from det_lightning.transformers._search import require_length, require_metrics
 
 try:
@@ -172,7 +172,7 @@ class DetCallback(TrainerCallback):
 
     def _on_save_user_data(self, save_path: str) -> None:
         """Write ``user_data`` into the directory of a checkpoint; subclasses write something else."""
-        Path(save_path, "my_data.json").write_text(json.dumps(self.user_data), encoding="utf-8")
+        Path(save_path, "my_data.json").write_text(to_json(self.user_data), encoding="utf-8")
 
     def _follow_experiment(self, args: TrainingArguments) -> None:
         task = current_task()

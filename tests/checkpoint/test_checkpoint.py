@@ -71,7 +71,7 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
         ["code", "load_data.json", "metadata.json", *PICKLES]
     )
     assert pickle.loads((checkpoint / "trial_state.pkl").read_bytes()) == vars(TRIAL_STATE)
-    assert read_json(checkpoint / "load_data.json") == {"trial_type": "PyTorchTrial", **LOAD_DATA, "path": "p"}
+    assert read_json(checkpoint / "load_data.json") == {"trial_type": "PyTorchTrial", **LOAD_DATA}
     metadata = read_json(checkpoint / "metadata.json")
     assert (
         metadata.items()

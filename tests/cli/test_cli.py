@@ -206,7 +206,7 @@ def test_ls_with_json_lists_every_field(tmp_path: Path) -> None:
                 "uuid": checkpoint.name,
                 "complete": True,
                 "steps_completed": 7,
-                "metric": {"name": "loss", "value": "nan"},
+                "metric": {"name": "loss", "value": "NaN"},
                 "size_bytes": sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file()),
                 "written_s": 1.5,
                 "written": "1970-01-01T00:00:01.500000+00:00",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import det_lightning
-from det_lightning.core._task import TASK_VARIABLE, TrialTask, as_json
+from det_lightning.core._task import TASK_VARIABLE, TrialTask
 
 
 @pytest.fixture
@@ -41,15 +42,8 @@ def test_what_a_trial_reports_is_a_line_of_json(task: TrialTask) -> None:
     assert '"metrics": {"loss": "NaN", "size": 1}' in line
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (float("inf"), "Infinity"),
-        (float("-inf"), "-Infinity"),
-        ([1, (2.5, None)], [1, [2.5, None]]),
-        ({1: True}, {"1": True}),
-        (b"x", "b'x'"),
-    ],
-)
-def test_values_that_json_lacks_become_text(value: object, expected: object) -> None:
-    assert as_json(value) == expected
+def test_a_metric_that_json_lacks_is_named_and_not_reported(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        task.report("training", 5, {"loss": np.float32(0.5), "raw": b"x"})
+    assert ['"metrics": {"loss": 0.5}' in line for line in task.metrics_file.read_text().splitlines()] == [True, True]
+    assert caplog.text.count("training metrics['raw'] is a bytes") == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,6 +153,21 @@ def test_a_save_that_fails_leaves_nothing(storage: CheckpointStorage) -> None:
     with pytest.raises(TypeError), checkpoint.store_path({"unknown to JSON": object()}):
         pass
     assert storage.root.find_files() == {}
+
+
+def test_metadata_are_strict_json(storage: CheckpointStorage, tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+    metadata = {"loss": float("nan"), "best": [float("-inf"), np.float32(0.5)], "steps_completed": np.int64(3)}
+    storage_id = checkpoint.upload(make_files(tmp_path / "own", model="weights"), metadata)
+    expected = {"loss": "NaN", "best": ["-Infinity", 0.5], "steps_completed": 3}
+    text = (storage.root.checkpoint(storage_id) / "metadata.json").read()
+    assert json.loads(text, parse_constant=refuse) == expected
+    assert checkpoint.get_metadata(storage_id) == expected
+    with pytest.raises(TypeError, match=r"metadata\['tags'\] is a set, which JSON cannot hold"):
+        checkpoint.upload(tmp_path / "own", {"tags": {"a"}})
 
 
 def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: Path) -> None:

@@ -386,3 +386,23 @@ def test_a_trial_that_has_diverged_is_in_the_table_of_the_page_only(trials: int,
     assert f"Trial {diverged}" not in charts
     assert ("<h2>Learning curves" in charts) == (trials > 0)
     assert '<td class="number">inf</td>' in table
+
+
+def modes_of(experiment: Path) -> dict[str, str]:
+    files = [*experiment.glob("*"), *experiment.glob("trials/*/task.json")]
+    return {
+        path.relative_to(experiment).as_posix(): f"{path.stat().st_mode & 0o777:o}" for path in files if path.is_file()
+    }
+
+
+def test_files_with_settings_are_closed_to_others_also_those_of_an_earlier_release(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
+    run("run", config, config.parent, "--experiments", tmp_path)
+    experiment = tmp_path / "small-1"
+    names = ("config.json", "events.jsonl", "experiment.yaml", "options.json", "trials/1/task.json")
+    private = dict.fromkeys(names, "600")
+    assert modes_of(experiment) == private
+    for name in private:
+        (experiment / name).chmod(0o644)
+    run("experiment", "resume", experiment)
+    assert modes_of(experiment) == private

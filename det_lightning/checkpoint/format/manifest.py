@@ -7,6 +7,7 @@ is missing is not compared.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,12 @@ import google_crc32c
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
+from det_lightning.escaping import escape
+from det_lightning.files.plain_values import Losses, as_plain
+from det_lightning.files.strict_json import spell_numbers
+from det_lightning.masking import mask_text
+
+logger = logging.getLogger(__name__)
 
 #: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
 MANIFEST_KEY = "files"
@@ -57,9 +64,17 @@ def _raise(error: OSError) -> None:
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` with a checksum of its entries added."""
-    # In the form in which they will be read: JSON has fewer types, and its keys are strings.
-    entries = json.loads(json.dumps(metadata, default=str))
+    """Return the content of ``metadata.json``, as strict JSON has it, with a checksum of its entries added.
+
+    Entries that JSON cannot hold are left out, and a warning names them.
+    """
+    try:
+        entries = json.loads(json.dumps(metadata, allow_nan=False))  # in the form in which they will be read
+    except (TypeError, ValueError):
+        losses = Losses()
+        entries = spell_numbers(as_plain(metadata, METADATA_FILE, losses))
+        if losses.notes:
+            logger.warning("Not everything can be stored: %s.", mask_text(escape("; ".join(losses.notes))))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 

@@ -12,7 +12,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
-from det_lightning.masking import short_text
+from det_lightning.files.strict_json import read_numbers
+from det_lightning.masking import mark_left_out, short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
@@ -22,6 +23,10 @@ _MAX_SETTINGS_CHARS = 16 * 1024 * 1024
 
 _NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradients")
 _SETTINGS = ("hparams", "experiment_config")
+#: The entry of settings with the types of what was left out of them; see ``mark_left_out``.
+LEFT_OUT = "left_out"
+#: The entry of ``load_data.json`` with the places of NaN and infinities in settings, which are text there.
+SPELLED = "numbers_as_text"
 
 
 @dataclasses.dataclass
@@ -37,7 +42,8 @@ class ResumeState:
             ranks a list with those of each rank, or only their average where models are sharded.
         precision: what the precision has collected in an unfinished aggregation.
         world_size: number of ranks that wrote it.
-        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if not known.
+        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not
+            hold all of them; None if not known.
         has_validated: a validation has begun, whose workers may still be alive.
         positions: how far each rank's loaders have come, beyond its journal: the number of training batches ``drawn``
             from the samplers, which workers may be ahead of training, and the states of the samplers.
@@ -118,16 +124,23 @@ class ResumeState:
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return hyperparameters and experiment configuration; None for what the trial did not have.
 
-    ``load_data.json`` holds neither if one of the two was missing; then ``resume`` has the other.
+    Looking up what was left out when they were written is an error. ``load_data.json`` holds neither if one of the two
+    was missing; then ``resume`` has the other.
     """
     settings = {} if resume is None else resume.settings or {}
-    found = {name: (load_data or {}).get(name) for name in _SETTINGS}
+    known = load_data or {}
+    found = {name: known.get(name) for name in _SETTINGS}
     found = {name: settings.get(name) if value is None else value for name, value in found.items()}
     wrong = [f"{name!r} is {short_text(value)}" for name, value in found.items() if not isinstance(value, dict | None)]
     if wrong:
         raise errors.InvalidCheckpointException(
             f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."
         )
+    if isinstance(noted := known.get(SPELLED), list):
+        places = frozenset(one for one in noted if isinstance(one, str))
+        found = {name: read_numbers(value, name, places) for name, value in found.items()}
+    if isinstance(gaps := known.get(LEFT_OUT) or settings.get(LEFT_OUT), dict):
+        found = {name: mark_left_out(value, name, gaps) for name, value in found.items()}
     return found
 
 

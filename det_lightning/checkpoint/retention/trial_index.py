@@ -17,6 +17,7 @@ from det_lightning.checkpoint.storage.leases import briefly_held
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, read_metadata
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import read_every_number, to_json
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class TrialIndex:
         if self._file.is_local:  # runs that were killed right here left these
             for unfinished in self._file.local_path.parent.glob(f".{self._file.name}.*.tmp"):
                 unfinished.unlink(missing_ok=True)
-        self._file.write(json.dumps(content, indent=1).encode("utf-8"))
+        self._file.write(to_json(content, indent=1).encode("utf-8"))
 
     def _read(self) -> _Content:
         with explain_errors("reading", self._file):
@@ -174,7 +175,7 @@ def _parse(content: bytes) -> _Content:
     parsed = json.loads(content)
     if not isinstance(parsed, dict):
         raise TypeError("it does not hold an object")
-    records = [_checked(CheckpointRecord(**entry)) for entry in parsed["checkpoints"]]
+    records = [_checked(CheckpointRecord(**entry)) for entry in read_every_number(parsed["checkpoints"])]
     metric_name = parsed.get("metric")
     return _Content(
         metric_name if isinstance(metric_name, str) else None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
+    from det_lightning.checkpoint.safe_load.placeholders import holds_placeholder, read_weights
     from det_lightning.checkpoint.safe_load.reading import (
         load_checkpoint,
         read_checkpoint,
@@ -22,6 +23,7 @@ __all__ = [
     "Verdict",
     "allow_safe_values",
     "finish",
+    "holds_placeholder",
     "inspect_checkpoint",
     "load_checkpoint",
     "read_all_parts",
@@ -31,6 +33,7 @@ __all__ = [
     "read_resume",
     "read_state",
     "read_trial_state",
+    "read_weights",
     "verify_checkpoint",
     "warn_of_nan",
 ]
@@ -39,7 +42,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported only now: a run that does not resume reads no checkpoint, and must not wait for these modules.
     if name in __all__:
-        for module in ("stand_ins", "state_file", "stored_tensors", "reading", "inspection"):  # each imports the former
+        for module in (
+            "stand_ins",
+            "state_file",
+            "placeholders",
+            "stored_tensors",
+            "reading",
+            "inspection",
+        ):  # each imports the former
             members = vars(importlib.import_module(f"{__name__}.{module}"))
             if name in members:
                 globals()[name] = members[name]

@@ -45,8 +45,8 @@ _ITEMSIZES = {
     8: ("Double", "Long", "ComplexFloat"),
     16: ("ComplexDouble",),
 }
-_STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() for kind in kinds}
-_STORAGES["torch.storage.UntypedStorage"] = 1
+STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() for kind in kinds}
+STORAGES["torch.storage.UntypedStorage"] = 1
 
 
 class Interpreter:
@@ -73,7 +73,7 @@ class Interpreter:
         self._claim = claim
         self.safe_names = safe_names
         self._calls = calls or {}
-        self._names = names | _STORAGES.keys()
+        self._names = names | STORAGES.keys()
         self._storages: dict[Any, DescribedStorage] = {}
         self.stack: list[Any] = []
         self._outer: list[list[Any]] = []
@@ -238,7 +238,7 @@ class Interpreter:
         if type(saved) is not tuple or len(saved) not in (5, 6) or saved[0] != "storage" or self._claim is None:
             raise ValueError(f"{shown(saved)} is not a reference to a storage")
         _, kind, key, location, numel, *view = saved
-        itemsize = _STORAGES.get(kind.full) if isinstance(kind, NamedGlobal) else None
+        itemsize = STORAGES.get(kind.full) if isinstance(kind, NamedGlobal) else None
         if itemsize is None or not isinstance(key, str) or not isinstance(location, str) or not is_count(numel):
             raise ValueError("a reference to a storage has other parts")
         storage = self._find_storage(key, itemsize, numel)

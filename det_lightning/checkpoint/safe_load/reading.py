@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import os
 import pathlib
 import pickle
 import pickletools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -25,6 +26,8 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
+from det_lightning.checkpoint.safe_load.placeholders import read_weights
+from det_lightning.checkpoint.safe_load.recorded import read_known_state
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
@@ -47,6 +50,9 @@ _MAX_REPEATED = 20
 # The unpickler itself stops at the first of these operations, unless it knows numpy's names.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 _NUMPY = {name: stand_in for name, stand_in in STAND_INS.items() if name.startswith("numpy.")}
+
+# Reads a state file.
+_Read = Callable[[pathlib.Path], dict[str, Any]]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -142,6 +148,8 @@ def load_checkpoint(
     trusted: bool = False,
     in_parts: bool = False,
     verify_parts: bool = False,
+    recorded: Collection[str] = (),
+    only_weights: bool = False,
 ) -> CheckpointContent:
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
@@ -151,6 +159,8 @@ def load_checkpoint(
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: see :func:`read_checkpoint`; downloaded files are kept as long as the content is.
         verify_parts: see :func:`read_checkpoint`.
+        recorded: see :func:`read_checkpoint`.
+        only_weights: see :func:`read_checkpoint`.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -169,7 +179,14 @@ def load_checkpoint(
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_checkpoint(url, options))
-        content = read_checkpoint(directory, trusted=trusted, in_parts=in_parts, verify_parts=verify_parts)
+        content = read_checkpoint(
+            directory,
+            trusted=trusted,
+            in_parts=in_parts,
+            verify_parts=verify_parts,
+            recorded=recorded,
+            only_weights=only_weights,
+        )
         # The files of both are read later.
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
@@ -180,7 +197,13 @@ def load_checkpoint(
 
 
 def read_checkpoint(
-    directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False, verify_parts: bool = False
+    directory: pathlib.Path,
+    *,
+    trusted: bool = False,
+    in_parts: bool = False,
+    verify_parts: bool = False,
+    recorded: Collection[str] = (),
+    only_weights: bool = False,
 ) -> CheckpointContent:
     """Read the checkpoint in ``directory``, of any release since 0.12.
 
@@ -189,6 +212,8 @@ def read_checkpoint(
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: do not read the parts of a sharded checkpoint; return a ``StoredTensor`` for each sharded tensor.
         verify_parts: compare the parts of a sharded checkpoint with their checksums, which reads all of them.
+        recorded: SHA-256 of state files that are trusted, since the caller recorded them when they were written.
+        only_weights: only the weights and settings are wanted: objects elsewhere do not matter, and are not read.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -212,18 +237,21 @@ def read_checkpoint(
     directory = pathlib.Path(directory)  # callers without type checks pass text
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
+    read: _Read = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
+    if recorded:
+        read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
     if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
         state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     else:
-        state = read_state(state_file, trusted=trusted)
+        state = read(state_file)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
         state=state,
         trial_state=trial_state,
-        resume=read_resume(directory, trusted=trusted),
-        lightning=read_state(lightning, trusted=trusted) if lightning.is_file() else None,
+        resume=_read_resume(directory, read),
+        lightning=read(lightning) if lightning.is_file() else None,
         load_data=layout.read_load_data(directory),
         epochs_known=epochs_known,
         name=directory.name,
@@ -260,11 +288,11 @@ def read_models(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the state of a checkpoint with the weights of its models, and the paths of the files that were read.
 
-    In a sharded checkpoint the other sharded tensors are not read. For the arguments and exceptions, see
-    :func:`read_state`.
+    In a sharded checkpoint the other sharded tensors are not read, and objects elsewhere are not read at all. For the
+    arguments and exceptions, see :func:`read_state`.
     """
     state_file = layout.find_state_file(directory)
-    state = read_state(state_file, trusted=trusted, **torch_load_kwargs)
+    state = read_weights(state_file, trusted=trusted, **torch_load_kwargs)
     names = [state_file.relative_to(directory).as_posix()]
     if layout.is_sharded(directory, state_file):
         state = find_stored(directory, state, STATE_ROOT, trusted=trusted)
@@ -273,7 +301,14 @@ def read_models(
     return state, names
 
 
-def read_resume(directory: pathlib.Path, *, trusted: bool = False) -> ResumeState | None:
-    """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint."""
+def read_resume(directory: pathlib.Path, *, trusted: bool = False, only_settings: bool = False) -> ResumeState | None:
+    """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint.
+
+    With ``only_settings``, objects elsewhere are not read.
+    """
+    return _read_resume(directory, functools.partial(read_weights if only_settings else read_state, trusted=trusted))
+
+
+def _read_resume(directory: pathlib.Path, read: _Read) -> ResumeState | None:
     path = directory / layout.RESUME_FILE
-    return ResumeState.from_dict(read_state(path, trusted=trusted), str(path)) if path.is_file() else None
+    return ResumeState.from_dict(read(path), str(path)) if path.is_file() else None

@@ -25,7 +25,7 @@ from det_lightning import errors, garbage_collection
 from det_lightning.checkpoint.safe_load.allowed_calls import CALLS, NAMES, READ_VALUES
 from det_lightning.checkpoint.safe_load.archive import Entry, PlainArchive, Stream, UnknownOrderError, read_entries
 from det_lightning.checkpoint.safe_load.descriptions import CostlyError, require_bounded
-from det_lightning.checkpoint.safe_load.pickle_interpreter import Interpreter
+from det_lightning.checkpoint.safe_load.pickle_interpreter import STORAGES, Interpreter
 from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, allow_safe_values, finish
 from det_lightning.escaping import escape, name_some
 
@@ -54,6 +54,12 @@ def _allowed_names() -> frozenset[str]:
     # torch declares its nested tensors safe, but does not check their parts.
     safe = {name for name in names if not name.startswith(("torch.nested.", "torch._dynamo."))}
     return frozenset(safe.union(STAND_INS)) - frozenset(CALLS)
+
+
+def is_known(name: str) -> bool:
+    """Return whether a state file may refer to a name."""
+    is_dtype = isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+    return is_dtype or any(name in names for names in (_allowed_names(), CALLS, NAMES, STORAGES))
 
 
 def _check_old_format(file: IO[bytes], size: int) -> None:
@@ -124,13 +130,18 @@ _UNSAFE = re.compile(
 
 
 def read_state(
-    path: pathlib.Path, *, trusted: bool = False, source: object = None, **torch_load_kwargs: Any
+    path: pathlib.Path,
+    *,
+    trusted: bool = False,
+    source: object = None,
+    prepare: Callable[[bytes], bytes] | None = None,
+    **torch_load_kwargs: Any,
 ) -> dict[str, Any]:
     """Read a dict that ``torch.save`` wrote, of tensors (by default to the CPU), numpy values and plain containers.
 
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
     ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name ``source``, where
-    the file was copied from.
+    the file was copied from. ``prepare`` is called with the pickle in an archive, and returns what is read instead.
     """
     source = path if source is None else source
     if path.exists() and not path.is_file():  # such as a pipe, whose writer it would wait for
@@ -141,7 +152,7 @@ def read_state(
         file.seek(0)
         if is_archive:
             with garbage_collection.paused():
-                state = _read_archive(path, file, read_entries(file), kwargs)
+                state = _read_archive(path, file, read_entries(file), kwargs, prepare)
         else:
             state = _read_old_format(path, file, kwargs)
     if not isinstance(state, dict):
@@ -191,9 +202,19 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
         return finish(state) if kwargs["weights_only"] else state
 
 
-def _read_archive(path: pathlib.Path, file: IO[bytes], entries: Mapping[str, Entry], kwargs: dict[str, Any]) -> Any:
+def _read_archive(
+    path: pathlib.Path,
+    file: IO[bytes],
+    entries: Mapping[str, Entry],
+    kwargs: dict[str, Any],
+    prepare: Callable[[bytes], bytes] | None = None,
+) -> Any:
     """Read the format of torch since 1.6, and compare the checksums, which torch does not."""
     pickled = _read_entry(file, entries, _PICKLE)
+    if prepare is not None:
+        pickled = prepare(pickled)
+        entry = dataclasses.replace(entries[_PICKLE], size=len(pickled), crc32=zlib_ng.crc32(pickled))
+        entries = {**entries, _PICKLE: entry}
     contents = {_PICKLE: pickled}
     fills_later = False
     if kwargs["weights_only"]:

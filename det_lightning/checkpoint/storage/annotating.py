@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from typing import Any
 
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
@@ -14,6 +13,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
 from det_lightning.checkpoint.storage.survey import remove_index
+from det_lightning.files.strict_json import spell_numbers, to_json
 from det_lightning.masking import mask
 
 
@@ -66,7 +66,7 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
         with explain_errors("looking for", file):
             if not file.exists():  # another process has just deleted the checkpoint
                 continue
-        write = functools.partial(file.write, json.dumps(content).encode("utf-8"))
+        write = functools.partial(file.write, to_json(content).encode("utf-8"))
         storage.retry.call("writing", write, where=file)
     if plan.changes and storage.root.is_object_store:
         storage.retry.call("removing", lambda: remove_index(storage.root), where=storage)
@@ -112,7 +112,7 @@ def _annotated(
     if notes_in(present).time_s is None:
         reported_s = plausible_time(exported.time_s, written_s)
         content["time"] = written_s if reported_s is None else reported_s
-    return with_checksum(content) if CHECKSUM_KEY in present else content
+    return with_checksum(content) if CHECKSUM_KEY in present else spell_numbers(content)
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
@@ -139,4 +139,4 @@ def _merged(known: Any, new: Any) -> Any:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+    return to_json(value, sort_keys=True)

@@ -15,6 +15,7 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import as_number
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
     return CheckpointNotes(
         steps_completed=steps if type(steps) is int and 0 <= steps <= _MAX_STEPS else None,
         metric_name=_text(metric.get("name")),
-        metric=_number(metric.get("value")),
+        metric=as_number(metric.get("value")),
         smaller_is_better=metric.get("smaller_is_better") is not False,
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
         trial=_text(metadata.get("trial")),

@@ -60,10 +60,10 @@ class LocalStaging:
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
-        """Complete the checkpoint: flush the files ``names`` to the disk, and write ``metadata.json`` last."""
+        """Complete the checkpoint: flush the files ``names`` to the disk; write the plain ``metadata`` last."""
         paths = [*map(self.directory.joinpath, names)]
         _sync([*paths, *{folder for path in paths for folder in path.parents if folder.is_relative_to(self.directory)}])
-        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         _sync([self.directory, self.directory.parent])
         self._mark.remove()
 
@@ -114,7 +114,7 @@ class RemoteStaging:
         If the storage fails for good, keep the local copy, which is complete.
         """
         in_order = in_upload_order([*names, METADATA_FILE])
-        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, default=str).encode())
+        write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         try:
             announce(self._root, self.directory.name, self._retry)
             upload(self.directory, in_order, self._target, self._retry, unchanged)

@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.load_data import encode_load_data
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -23,7 +24,6 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import StoredFiles
 from det_lightning.escaping import escape
-from det_lightning.masking import describe_masked
 from det_lightning.parts_of_determined import REFERENCE_VERSION
 
 # A disk with less room than this counts as full.
@@ -157,7 +157,10 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     load_data = content.load_data or {}
     if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
         load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
-    text = json.dumps(load_data, default=describe_masked)
+    try:
+        text = json.dumps(load_data, allow_nan=False)
+    except (TypeError, ValueError):  # there is something that JSON lacks
+        text = encode_load_data(load_data)
     (directory / layout.LOAD_DATA_FILE).write_text(text, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
     if not content.epochs_known:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from det_lightning.files.plain_values import as_plain
 from det_lightning.testing import recorder
 from det_lightning.testing.checks import BadTrial, NotChecked
 from det_lightning.testing.observation.observer import Observer
@@ -69,7 +70,7 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
     if options.hparams is None:
         return
     recorded = reference.settings.hparams
-    given = json.loads(json.dumps(options.hparams, default=str))
+    given = as_plain(options.hparams, "hparams")
     names = dict.fromkeys([*recorded, *given])
     if other := [name for name in names if recorded.get(name) != given.get(name)]:
         listed = ", ".join(f"{name} {recorded.get(name)!r} and {given.get(name)!r} here" for name in other)

@@ -1,0 +1,38 @@
+"""The text of a ``load_data.json`` with values that JSON lacks, which notes what these were."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, SPELLED
+from det_lightning.escaping import escape
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
+from det_lightning.files.strict_json import spell_numbers, to_json
+from det_lightning.masking import mask_text
+
+logger = logging.getLogger(__name__)
+
+
+def encode_load_data(load_data: Mapping[str, Any]) -> str:
+    """Return the text of ``load_data.json``; a warning names values that JSON cannot hold, which are left out."""
+    losses = Losses(as_plain(load_data.get(LEFT_OUT) or {}))
+    places = list(load_data.get(SPELLED) or [])
+    content = {}
+    for name, value in load_data.items():
+        if name in (LEFT_OUT, SPELLED):
+            continue
+        try:
+            plain = as_plain(value, name, losses, MOST_IN_SETTINGS)
+        except NotPlainError as e:
+            losses.notes.append(str(e).removesuffix("."))
+        else:
+            content[name] = spell_numbers(plain, name, places)
+    if losses.notes:
+        logger.warning("Not everything can be stored: %s.", mask_text(escape("; ".join(losses.notes))))
+    if losses.left_out:
+        content[LEFT_OUT] = losses.left_out
+    if places:
+        content[SPELLED] = places
+    return to_json(content)

@@ -1,0 +1,120 @@
+"""Values of a checkpoint that a resume cannot read safely: found, and named once, when they are written."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint import safe_load
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
+from det_lightning.escaping import escape, name_type
+
+logger = logging.getLogger(__name__)
+
+# Nearly all values of a checkpoint are of these types, and need no further look.
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter})
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_SERIES = (list, tuple, set, frozenset, collections.deque)
+# The kinds of numpy's values that refer to no Python objects.
+_NUMPY_KINDS = "biufcSU"
+
+
+class UnreadableValues:
+    """Looks for values that only ``trusted=True`` reads, in the checkpoints of a run.
+
+    Attributes:
+        are_possible: the latest checkpoint holds values other than numbers, texts, tensors and plain containers.
+    """
+
+    def __init__(self) -> None:
+        self.are_possible = False
+        self._verdicts: dict[tuple[str, type], bool] = {}
+        self._named: set[str] = set()
+
+    def look_for(self, parts: Mapping[str, Any]) -> None:
+        """Warn of the values in parts of a checkpoint, by their names, that no earlier call has found."""
+        others = [one for name, part in parts.items() for one in _find_others(part, name, set())]
+        self.are_possible = bool(others)
+        found = [text for place, value in others for text in self._name_unreadable(place, value)]
+        new = [text for text in dict.fromkeys(found) if text not in self._named]
+        self._named.update(new)
+        if new:
+            logger.warning(
+                "%s: a resume needs trusted=True, since reading this may run code. Store numbers, texts, tensors and "
+                "plain containers instead.",
+                escape("; ".join(new)),
+            )
+
+    def _name_unreadable(self, place: str, value: Any) -> Iterator[str]:
+        """Yield place and type of ``value`` if it cannot be read, or of what keeps it from being read."""
+        key = (place, type(value))
+        if key not in self._verdicts:
+            self._verdicts[key] = _can_be_read(value)
+        if self._verdicts[key]:
+            return
+        inner = list(_find_others(value, place, set(), opened=True))
+        named = [text for inside, part in inner for text in self._name_unreadable(inside, part)]
+        yield from named or [f"{place} is a {name_type(value)}"]
+
+
+def parts_of(content: CheckpointContent) -> dict[str, Any]:
+    """Return the parts of a checkpoint that a resume reads, by the names that messages give them."""
+    resume = {} if content.resume is None else vars(content.resume)
+    return {**content.state, **resume, **parts_of_lightning(content.lightning or {})}
+
+
+def parts_of_lightning(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of one of Lightning's checkpoints, by the names that messages give them."""
+    entry = checkpoint.get(TRIAL_KEY) or {}
+    own = {**(entry.get("state") or {}), **(entry.get("resume") or {})}
+    return {**own, **{f"Lightning's {name}": part for name, part in checkpoint.items() if name != TRIAL_KEY}}
+
+
+def _find_others(value: Any, place: str, seen: set[int], *, opened: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the values within ``value`` that are not plain, with their places; if ``opened``, not ``value`` itself."""
+    kind = type(value)
+    if kind in _PLAIN or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMPY_KINDS):
+        return
+    is_open = opened and kind in (*_MAPPINGS, *_SERIES)
+    if not (is_open or kind in (dict, collections.OrderedDict, list, tuple)):
+        if not opened:
+            yield place, value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            inside = f"{place}[{key!r:.100}]"
+            if type(key) not in _PLAIN:
+                yield from _find_others(key, f"the key of {inside}", seen)
+            if type(item) not in _PLAIN:
+                yield from _find_others(item, inside, seen)
+        return
+    for index, item in enumerate(value):
+        if type(item) not in _PLAIN:
+            yield from _find_others(item, f"{place}[{index}]", seen)
+
+
+def _can_be_read(value: Any) -> bool:
+    """Return whether a value that is written comes back without trust; True if it cannot be written at all."""
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        path = pathlib.Path(folder, "value.pth")
+        try:
+            torch.save({"value": value}, path)
+        except Exception:  # whatever a foreign object raises is raised again when the checkpoint is written
+            return True
+        try:
+            safe_load.read_state(path)
+        except errors.CheckpointError:
+            return False
+    return True

@@ -1,0 +1,127 @@
+"""Converts values to what JSON has: dicts with text as keys, lists, text, numbers, true, false and null.
+
+numpy's scalars become numbers, arrays and tensors lists, and so do tuples, ranges and the lists of configuration
+libraries. Nothing is replaced by a text that describes it: a value of another kind is left out and named, or refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from det_lightning.escaping import name_type
+from det_lightning.masking import MASK, MaskedSettings
+
+#: A longer array belongs into the state of a trial, not into its settings: files of these have some megabytes at most.
+MOST_IN_SETTINGS = 10_000
+# Values that are nested deeper in a file are taken for damage when it is read.
+_MOST_NESTED = 99
+# The kinds of numpy's data types that are numbers of JSON, truth values, or text.
+_KINDS = "biufU"
+
+
+class NotPlainError(TypeError):
+    """A value that JSON cannot hold; ``type_name`` is its type."""
+
+    def __init__(self, where: str, type_name: str, reason: str = "which JSON cannot hold") -> None:
+        super().__init__(f"{where} is a {type_name}, {reason}.")
+        self.type_name = type_name
+
+
+@dataclasses.dataclass
+class Losses:
+    """What settings lose when they become plain.
+
+    Attributes:
+        left_out: the types of the values that are left out, by name, for each dict by its place.
+        notes: a sentence for each value that is left out now, and for each dict with keys that become text.
+    """
+
+    left_out: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def as_plain(value: Any, where: str = "the value", losses: Losses | None = None, most_numbers: float = math.inf) -> Any:
+    """Return a copy of ``value``, which is called ``where`` in messages, as JSON has it.
+
+    Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out and noted in
+    ``losses``; without that, they raise a ``NotPlainError`` that names place and type.
+    """
+    return _Converter(losses, most_numbers).convert(value, where, 1)
+
+
+class _Converter:
+    def __init__(self, losses: Losses | None, most_numbers: float) -> None:
+        self._losses = losses
+        self._most_numbers = most_numbers
+
+    def convert(self, value: Any, where: str, depth: int) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, str | int | float):  # also members of enumerations that are numbers or text
+            return _without_subclass(value)
+        if depth > _MOST_NESTED:
+            raise NotPlainError(where, name_type(value), f"nested over {_MOST_NESTED} deep")
+        if isinstance(value, Mapping):
+            return self._convert_mapping(value, where, depth)
+        if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of numpy or torch, which need not be installed
+            return self.convert(self._read_array(value, where), where, depth + 1)
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+            return [self.convert(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+        raise NotPlainError(where, name_type(value))
+
+    def _convert_mapping(self, value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if isinstance(value, MaskedSettings):
+            found.update(dict.fromkeys(value.masked, MASK))
+            if self._losses is not None and value.left_out:
+                self._losses.left_out.setdefault(where, {}).update(value.left_out)
+        texts = [key for key in value if not isinstance(key, str)]
+        if texts and self._losses is not None:
+            self._losses.notes.append(f"{where} has keys that are not text, such as {texts[0]!r:.50}: they become text")
+        for key in value:
+            place = f"{where}[{key!r:.100}]"
+            try:
+                name = _as_key(key, place)
+                if name in found and not isinstance(value, MaskedSettings):
+                    raise NotPlainError(place, "second value", f"whose key is {name!r:.50} in JSON")
+                found[name] = self.convert(value[key], place, depth + 1)
+            except NotPlainError as e:
+                if self._losses is None:
+                    raise
+                name = key if isinstance(key, str) else repr(key)[:100]
+                self._losses.left_out.setdefault(where, {})[name] = e.type_name
+                self._losses.notes.append(str(e).removesuffix("."))
+        return found
+
+    def _read_array(self, array: Any, where: str) -> Any:
+        """Return the numbers of an array or a tensor."""
+        kind = getattr(array.dtype, "kind", "f")  # torch's types have none
+        if kind not in _KINDS:
+            raise NotPlainError(where, name_type(array), f"of {array.dtype}, which JSON cannot hold")
+        if (count := math.prod(array.shape)) > self._most_numbers:
+            raise NotPlainError(where, name_type(array), f"with {count:,} numbers, which are too many for settings")
+        try:
+            return array.tolist()
+        except (RuntimeError, NotImplementedError, TypeError) as e:  # of a tensor that is sparse, or has no values
+            raise NotPlainError(where, name_type(array)) from e
+
+
+def _without_subclass(value: str | float) -> str | float:
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain.__str__(value) if plain is str else plain(value)
+    raise AssertionError(value)
+
+
+def _as_key(key: Any, place: str) -> str:
+    """Return a key as JSON writes it."""
+    plain = key if isinstance(key, str) else as_plain(key, place)
+    if isinstance(plain, str):
+        return str.__str__(plain)
+    if isinstance(plain, list | dict):
+        raise NotPlainError(place, f"value whose key is a {name_type(key)}")
+    return json.dumps(plain)

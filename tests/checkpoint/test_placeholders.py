@@ -1,0 +1,234 @@
+"""Whoever wants only weights is not stopped by objects elsewhere in a checkpoint, and no code of theirs is run."""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import enum
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytorch_lightning.callbacks import ModelCheckpoint
+from typer.testing import CliRunner
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
+from det_lightning.cli.app import app
+from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper
+from tests.trials import SmallTrial, weights_of
+
+HPARAMS = {"global_batch_size": 8}
+
+
+class Meter:
+    """An object with a tensor."""
+
+    def __init__(self) -> None:
+        self.values = torch.ones(2)
+
+
+class Mode(enum.Enum):
+    """An enumeration."""
+
+    fast = 1
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1
+
+
+class OwnDict(dict[str, Any]):
+    """A dict that is none of Python's."""
+
+
+class OwnList(list[Any]):
+    """A list that is none of Python's."""
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+class Runs:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call[0], tuple(self.call[1:])
+
+
+OBJECTS: list[Any] = [
+    Meter(),
+    Mode.fast,
+    Slotted(),
+    OwnDict(a=1, b=Meter()),
+    OwnDict(a=1),
+    OwnList([1, 2]),
+    OwnList([1]),
+    Pair(1, Meter()),
+    collections.UserDict(a=1),
+    collections.ChainMap({"a": 1}),
+    functools.partial(print, 1, end=""),
+    decimal.Context(),
+    Meter,
+    print,
+    {Mode.fast: [1, {"a": Meter()}]},
+    {Mode.fast, 2},
+    collections.OrderedDict(a=Meter()),
+    Runs(print, "code was run"),
+    Runs(os.system, "touch code-was-run"),
+]
+
+
+def save(folder: Path, value: Any) -> Path:
+    state = {
+        "models_state_dict": [collections.OrderedDict(weight=torch.arange(3.0))],
+        "callbacks": {"c": value, "again": [value, 5]},
+        "after": [torch.ones(2), {"a": (1, "b")}],
+    }
+    torch.save(state, folder / "state.pth")
+    return folder / "state.pth"
+
+
+@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+def test_weights_are_read_beside_any_object(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path, value)
+    with pytest.raises(errors.UnsafeCheckpointError):
+        read_state(path)
+    state = read_weights(path)
+    assert torch.equal(state["models_state_dict"][0]["weight"], torch.arange(3.0))
+    assert torch.equal(state["after"][0], torch.ones(2))
+    assert state["after"][1] == {"a": (1, "b")}
+    assert state["callbacks"]["again"][1] == 5
+    assert holds_placeholder(state["callbacks"]["c"])
+    assert not (tmp_path / "code-was-run").exists()
+    assert "code was run" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("place", ["models_state_dict", "state_dict", "settings"])
+def test_an_object_among_what_is_wanted_is_refused(value: Any, place: str, tmp_path: Path) -> None:
+    torch.save({place: [collections.OrderedDict(weight=torch.ones(2), extra=value)]}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
+        read_weights(tmp_path / "state.pth")
+
+
+def test_only_trust_makes_an_object_of_it(tmp_path: Path) -> None:
+    state = read_weights(save(tmp_path, Mode.fast), trusted=True)
+    assert state["callbacks"]["c"] is Mode.fast
+
+
+plain = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | st.sampled_from([Mode.fast, Meter]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(OwnList, st.lists(inner, max_size=3))
+        | st.builds(OwnDict, st.dictionaries(st.text(max_size=3), inner, max_size=3))
+    ),
+    max_leaves=15,
+)
+
+
+@given(plain)
+def test_what_is_around_objects_stays_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    state = read_weights(save(tmp_path_factory.mktemp("any"), value))
+
+    def require_same(found: Any, given: Any) -> None:
+        if type(given) in (OwnDict, OwnList, Mode, type):
+            assert holds_placeholder(found)
+        elif isinstance(given, list | tuple):
+            assert type(found) is type(given)
+            assert len(found) == len(given)
+            for inner, other in zip(found, given, strict=True):
+                require_same(inner, other)
+        elif isinstance(given, dict):
+            assert list(found) == list(given)
+            for name in given:
+                require_same(found[name], given[name])
+        else:
+            assert found == given
+
+    require_same(state["callbacks"]["c"], value)
+    assert torch.equal(state["models_state_dict"][0]["weight"], torch.arange(3.0))
+
+
+class WeightsTrial(KeepingTrial):
+    """Keeps objects everywhere but in its models."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.extra.get_extra_state = lambda: torch.ones(1)  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[SmallTrial, str, Path]:
+    """A trained trial, its checkpoint, and the file of Lightning with the same weights."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytorch.init(hparams=HPARAMS) as context:
+        trial = WeightsTrial(context)
+        saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
+        pytorch.Trainer(trial, context, callbacks=[saver, LightningKeeper()], enable_checkpointing=True).fit(
+            max_length=pytorch.Batch(2), checkpoint_storage=folder / "storage"
+        )
+    path = CheckpointStorage(folder / "storage").newest()
+    assert path is not None
+    return trial, path, folder / "it.ckpt"
+
+
+WAYS: dict[str, Callable[[str, Path], Any]] = {
+    "load_trial_from_checkpoint_path": lambda path, _: pytorch.load_trial_from_checkpoint_path(
+        path, trial_class=WeightsTrial
+    ),
+    "load_from_checkpoint, a directory": lambda path, _: (
+        TrialModule.load_from_checkpoint(path, trial=WeightsTrial).trial
+    ),
+    "load_from_checkpoint, a file": lambda _, file: TrialModule.load_from_checkpoint(file, trial=WeightsTrial).trial,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trial_gets_its_weights(way: str, saved: tuple[SmallTrial, str, Path]) -> None:
+    trial, path, file = saved
+    loaded = WAYS[way](path, file)
+    assert torch.equal(weights_of(loaded), weights_of(trial))
+    assert loaded.context.get_hparams() == HPARAMS
+
+
+@pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
+def test_weights_are_exported(kind: str, saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
+    _, path, _ = saved
+    result = CliRunner().invoke(app, ["checkpoint", "export", path, "--to", kind, "--output", str(tmp_path / "it")])
+    if kind == "lightning":
+        assert "pass --trusted" in result.stderr
+    else:
+        assert result.exit_code == 0, result.stderr
+        assert (tmp_path / "it").stat().st_size > 0
+
+
+def test_a_resume_needs_the_objects(saved: tuple[SmallTrial, str, Path]) -> None:
+    _, path, file = saved
+    with pytorch.init(hparams=HPARAMS) as context, pytest.raises(errors.UnsafeCheckpointError):
+        pytorch.Trainer(WeightsTrial(context), context).fit(max_length=pytorch.Batch(3), latest_checkpoint=path)
+    with pytest.raises(errors.UnsafeCheckpointError):
+        pl.Trainer(max_epochs=1, logger=False).fit(TrialModule(WeightsTrial, hparams=HPARAMS), ckpt_path=file)

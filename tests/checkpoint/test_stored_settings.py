@@ -1,0 +1,134 @@
+"""Hyperparameters and configuration in checkpoints: they come back as they were, or asking for them is an error."""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from det_lightning import pytorch
+from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint.format.layout import read_json
+from det_lightning.checkpoint.format.resume_state import read_settings
+from tests.trials import SmallTrial
+
+
+class Options(collections.UserDict[str, Any]):
+    """A dict of a configuration library."""
+
+
+HPARAMS = {
+    "global_batch_size": 8,
+    "flag": np.bool_(False),
+    "layers": np.int64(3),
+    "sizes": collections.UserList([1, Options(width=np.array([2, 3]))]),
+    "clip": float("inf"),
+    "groups": [{"activation": torch.nn.ReLU(), "lr": torch.tensor(0.5)}],
+    "names": {"a", "b"},
+}
+STORED = {
+    "global_batch_size": 8,
+    "flag": False,
+    "layers": 3,
+    "sizes": [1, {"width": [2, 3]}],
+    "clip": float("inf"),
+    "groups": [{"lr": 0.5}],
+}
+
+
+def require_gaps(hparams: dict[str, Any]) -> None:
+    assert hparams == STORED
+    assert (hparams["flag"], type(hparams["layers"])) == (False, int)
+    for look_up in (lambda: hparams["names"], lambda: hparams["groups"][0]["activation"]):
+        with pytest.raises(KeyError, match=r"was left out where these settings were written: it was a "):
+            look_up()
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(constant)
+
+
+@pytest.mark.parametrize("exp_conf", [None, {"data": {"path": Path("x"), "ratio": float("nan")}}])
+def test_settings_come_back_from_a_directory(
+    tmp_path: Path, exp_conf: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytorch.init(hparams=dict(HPARAMS), exp_conf=exp_conf) as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context)
+        trainer.fit(max_length=pytorch.Batch(2), checkpoint_period=pytorch.Batch(1), checkpoint_storage=tmp_path)
+    assert caplog.text.count("hparams['names'] is a set, which JSON cannot hold") == 1
+    assert caplog.text.count("hparams['groups'][0]['activation'] is a torch.nn.modules.activation.ReLU") == 1
+    path = CheckpointStorage(tmp_path).newest()
+    assert path is not None
+    for file in Path(path).glob("*.json"):
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert "names" not in (json.loads(Path(path, "load_data.json").read_text())["hparams"] or {})
+    context = pytorch.load_trial_from_checkpoint_path(path, trial_class=SmallTrial).context
+    require_gaps(context.get_hparams())
+    with pytest.raises(ValueError, match=r"hparams\['names'\] was left out"):
+        context.get_hparam("names")
+    if exp_conf is not None:
+        assert context.get_data_config()["ratio"] != context.get_data_config()["ratio"]
+        with pytest.raises(KeyError, match=r"experiment_config\['data'\]\['path'\] was left out"):
+            context.get_data_config()["path"]
+
+
+@pytest.mark.parametrize("as_directory", [False, True])
+def test_settings_come_back_from_a_file_of_lightning_and_are_stored_again(
+    tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(module: TrialModule, folder: Path) -> Path:
+        saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
+        plugins: list[Any] = [DeterminedCheckpointIO()] if as_directory else []
+        pl.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[saver], logger=False, plugins=plugins).fit(module)
+        return folder / "it.ckpt"
+
+    module = TrialModule(SmallTrial, hparams=dict(HPARAMS))
+    assert module.hparams == STORED  # as loggers get them
+    first = train(module, tmp_path / "first")
+    assert "hparams['names'] is a set" in caplog.text
+    caplog.clear()
+    loaded = TrialModule.load_from_checkpoint(first, trial=SmallTrial)
+    require_gaps(loaded.trial.context.get_hparams())
+    again = TrialModule.load_from_checkpoint(train(loaded, tmp_path / "again"), trial=SmallTrial)
+    require_gaps(again.trial.context.get_hparams())
+    assert "is a set" not in caplog.text
+
+
+@pytest.fixture
+def code_dir(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    return tmp_path / "code"
+
+
+def test_a_script_that_writes_a_checkpoint_has_the_same_rules(
+    tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"hparams": HPARAMS, "experiment_config": {"gap": float("-inf")}, "home": tmp_path}
+    content = CheckpointContent({}, TrialState(1), given, notes={"note": np.float32("nan")})
+    path = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path), code_dir).write(content)
+    assert "hparams['names'] is a set" in caplog.text
+    assert "home is a " in caplog.text
+    require_gaps(read_settings(None, read_json(path / "load_data.json"))["hparams"])
+    assert read_settings(None, read_json(path / "load_data.json"))["experiment_config"] == {"gap": float("-inf")}
+    assert read_json(path / "metadata.json")["note"] == "NaN"
+
+
+def test_plain_settings_are_stored_without_a_word(
+    tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    content = CheckpointContent({}, TrialState(1), {"hparams": {"lr": 0.1}, "experiment_config": {}})
+    path = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path), code_dir).write(content)
+    assert caplog.text == ""
+    assert read_json(path / "load_data.json").keys() == {
+        *("trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer")
+    }

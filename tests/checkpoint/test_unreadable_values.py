@@ -1,0 +1,180 @@
+"""Values that no resume could read safely: the first checkpoint of a run names them, by place and type."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from det_lightning import pytorch
+from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint.unreadable import UnreadableValues
+from tests.trials import SmallTrial
+
+HPARAMS = {"global_batch_size": 8}
+NEEDS_TRUST = ": a resume needs trusted=True"
+
+
+class Meter:
+    """A type that is not on the allow-list."""
+
+
+class Mode(enum.Enum):
+    """Another one."""
+
+    fast = 1
+
+
+class Schedule:
+    """A factor of the learning rate, which ``LambdaLR`` stores with its attributes."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+
+    def __call__(self, epoch: int) -> float:
+        return 1.0
+
+
+class Extra(torch.nn.Linear):
+    """A module with state of its own."""
+
+    def get_extra_state(self) -> Any:
+        return Meter()
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Keeper(pytorch.PyTorchCallback):
+    """A callback with state of many types."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "h": Meter(),
+            "plain": [1, (2.5, "a", None, np.arange(3), torch.ones(2))],
+            "deep": [{"mode": Mode.fast}],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class KeepingTrial(SmallTrial):
+    """Has such values in every place."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.extra = context.wrap_model(Extra(2, 2))
+        schedule = torch.optim.lr_scheduler.LambdaLR(self.adam, Schedule())
+        context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.MANUAL_STEP)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"c": Keeper()}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        self.sgd.state[next(self.head.parameters())]["mode"] = Mode.fast
+        return metrics
+
+
+class LightningKeeper(pl.Callback):
+    """A callback of Lightning."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": Meter()}
+
+
+def fit(trial: type[SmallTrial], folder: Path) -> None:
+    with pytorch.init(hparams=HPARAMS) as context:
+        pytorch.Trainer(trial(context), context).fit(
+            max_length=pytorch.Batch(2), checkpoint_period=pytorch.Batch(1), checkpoint_storage=folder
+        )
+
+
+def fit_with_lightning(trial: type[SmallTrial], *callbacks: pl.Callback, plugins: Any = ()) -> None:
+    callback = LightningKeeper()
+    trainer = pl.Trainer(
+        max_epochs=1,
+        limit_train_batches=2,
+        logger=False,
+        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        callbacks=[callback, *callbacks],
+        plugins=list(plugins),
+    )
+    trainer.fit(TrialModule(trial, hparams=HPARAMS))
+
+
+def fit_with_files(trial: type[SmallTrial], folder: Path, plugins: Any = ()) -> None:
+    saver = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    fit_with_lightning(trial, saver, plugins=plugins)
+
+
+WAYS: dict[str, Callable[[type[SmallTrial], Path], None]] = {
+    "Trainer.fit": fit,
+    "DeterminedCheckpoint": lambda trial, folder: fit_with_lightning(
+        trial, DeterminedCheckpoint(folder, policy="none", period=pytorch.Batch(1))
+    ),
+    "ModelCheckpoint": fit_with_files,
+    "DeterminedCheckpointIO": lambda trial, folder: fit_with_files(trial, folder, [DeterminedCheckpointIO()]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_checkpoint_names_each_value_once(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    WAYS[way](KeepingTrial, tmp_path)
+    (said,) = [message for message in caplog.messages if NEEDS_TRUST in message]
+    here = __name__
+    places = {
+        "callbacks['c']['h']": "Meter",
+        "callbacks['c']['deep'][0]['mode']": "Mode",
+        "lr_schedulers_state_dict[2]['lr_lambdas'][0]['meter']": "Meter",
+        "_extra_state']": "Meter",
+        "['state'][0]['mode']": "Mode",
+    }
+    if way.startswith(("Model", "DeterminedCheckpointIO")):
+        places["Lightning's callbacks['LightningKeeper']['x']"] = "Meter"
+    assert [place for place, kind in places.items() if f"{place} is a {here}.{kind}" not in said] == []
+    assert "['plain']" not in said
+
+
+def test_a_run_that_can_be_resumed_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(SmallTrial, tmp_path)
+    fit_with_files(SmallTrial, tmp_path / "files", [])
+    assert [message for message in caplog.messages if NEEDS_TRUST in message and "LightningKeeper" not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({"a": {Mode.fast: 1}}, "the key of callbacks['a'][<Mode.fast: 1>] is a "),
+        ({"a": [1, {2, Mode.fast}]}, " is a tests.checkpoint.test_unreadable_values.Mode"),
+        ({"a": type("Own", (dict,), {})(b=1)}, "callbacks['a'] is a tests.checkpoint.test_unreadable_values.Own"),
+        ({"a": Meter}, "callbacks['a'] is a type"),
+        ({"a": np.array([Meter()])}, "callbacks['a'] is a numpy.ndarray"),
+    ],
+)
+def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
+    setattr(__import__(__name__, fromlist=["Own"]), "Own", type(value["a"]))  # noqa: B010 (so that it can be pickled)
+    looks = UnreadableValues()
+    for _ in range(2):
+        looks.look_for({"callbacks": value})
+        assert looks.are_possible
+    assert len(caplog.messages) == 1
+    assert named in caplog.text
+
+
+def test_a_container_that_contains_itself_is_walked_once(caplog: pytest.LogCaptureFixture) -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    looks = UnreadableValues()
+    looks.look_for({"callbacks": endless})
+    assert not looks.are_possible
+    assert caplog.messages == []

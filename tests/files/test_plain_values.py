@@ -1,0 +1,154 @@
+"""Which values JSON can hold, what becomes of others, and how numbers that JSON lacks are written."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import fractions
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
+from det_lightning.files.strict_json import read_numbers, spell_numbers, to_json
+from det_lightning.masking import mark_left_out
+
+
+class Mode(str, enum.Enum):
+    """An enumeration of texts."""
+
+    fast = "fast"
+
+
+class Level(enum.IntEnum):
+    """An enumeration of numbers."""
+
+    high = 3
+
+
+class Items(collections.UserList[Any]):
+    """A list of a configuration library, which is no list."""
+
+
+class Options(collections.UserDict[str, Any]):
+    """A dict of a configuration library, which is no dict."""
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.bool_(False), False),
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.float64(0.1), 0.1),
+        (np.str_("adam"), "adam"),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (np.array(7), 7),
+        (torch.tensor([1.5, 2.5]), [1.5, 2.5]),
+        (torch.tensor(True), True),
+        (torch.ones(2, requires_grad=True), [1.0, 1.0]),
+        ((1, (2, None)), [1, [2, None]]),
+        (range(3), [0, 1, 2]),
+        (collections.deque([1, 2]), [1, 2]),
+        (Items([1, Options(a=np.int8(2))]), [1, {"a": 2}]),
+        (Options(layers=Items([8, 4])), {"layers": [8, 4]}),
+        (Mode.fast, "fast"),
+        (Level.high, 3),
+        ({1: "a", None: "b", False: "c", np.int64(4): "d"}, {"1": "a", "null": "b", "false": "c", "4": "d"}),
+    ],
+)
+def test_what_json_can_hold_is_stored_as_such(value: Any, plain: Any) -> None:
+    found = as_plain({"it": value})["it"]
+    assert found == plain
+    assert json.loads(to_json(found)) == plain
+    assert type(found) is type(plain)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ({1, 2}, "is a set"),
+        (b"raw", "is a bytes"),
+        (1j, "is a complex"),
+        (np.complex64(1j), "is a numpy.complex64, of complex64"),
+        (np.datetime64("2020-01-01", "ns"), r"is a numpy.datetime64, of datetime64\[ns\]"),
+        (np.array([object()]), "is a numpy.ndarray, of object"),
+        (torch.zeros(2, device="meta"), "is a torch.Tensor"),
+        (torch.nn.ReLU(), "is a torch.nn.modules.activation.ReLU"),
+        (torch.optim.SGD, "is a type"),
+        (len, "is a builtin_function_or_method"),
+        (pathlib.Path("data"), "is a pathlib.*Path"),
+        (datetime.timedelta(1), "is a datetime.timedelta"),
+        (fractions.Fraction(1, 3), "is a fractions.Fraction"),
+        (np.zeros(MOST_IN_SETTINGS + 1), "with 10,001 numbers"),
+        ([1, [2, {3}]], r"\['it'\]\[1\]\[1\] is a set"),
+    ],
+)
+def test_anything_else_is_left_out_and_named(value: Any, named: str) -> None:
+    losses = Losses()
+    assert as_plain({"lr": 0.1, "it": value}, "hparams", losses, MOST_IN_SETTINGS) == {"lr": 0.1}
+    assert list(losses.left_out["hparams"]) == ["it"]
+    (note,) = losses.notes
+    with pytest.raises(NotPlainError, match=named):
+        raise NotPlainError("", "", note)
+    with pytest.raises(TypeError, match=rf"hparams\['it'\].*{named.rpartition(']')[2]}"):
+        as_plain({"it": value}, "hparams", most_numbers=MOST_IN_SETTINGS)
+
+
+def test_values_that_contain_themselves_are_left_out() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    losses = Losses()
+    assert as_plain({"a": endless, "b": 1}, "hparams", losses) == {"b": 1}
+    assert "nested over 99 deep" in losses.notes[0]
+
+
+def test_keys_that_json_lacks_are_named() -> None:
+    losses = Losses()
+    assert as_plain({(1, 2): "pair", 3: "number", "3": "text"}, "hparams", losses) == {"3": "number"}
+    said = "; ".join(losses.notes)
+    assert "hparams has keys that are not text, such as (1, 2)" in said
+    assert "hparams[(1, 2)] is a value whose key is a tuple" in said
+    assert "hparams['3'] is a second value" in said
+
+
+def test_asking_for_what_was_left_out_is_an_error() -> None:
+    losses = Losses()
+    stored = as_plain({"groups": [{"fn": len, "lr": 1}]}, "hparams", losses)
+    settings = mark_left_out(json.loads(to_json(stored)), "hparams", json.loads(to_json(losses.left_out)))
+    assert settings == {"groups": [{"lr": 1}]}
+    with pytest.raises(KeyError, match=r"hparams\['groups'\]\[0\]\['fn'\] was left out .* builtin_function_or_method"):
+        settings["groups"][0]["fn"]
+    again = Losses()
+    assert as_plain(settings, "hparams", again) == stored
+    assert again == Losses(losses.left_out, notes=[])
+
+
+numbers = st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | st.none()
+plain_values = st.recursive(numbers, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(plain_values)
+def test_every_number_comes_back_from_strict_json(value: Any) -> None:
+    places: list[str] = []
+    text = to_json(spell_numbers(value, "it", places))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    back = read_numbers(json.loads(text, parse_constant=refuse), "it", frozenset(places))
+    assert repr(back) == repr(value)
+    assert to_json(value) == text
+
+
+def test_nan_is_written_as_determined_writes_it() -> None:
+    assert to_json({"a": [math.nan, math.inf, -math.inf, 0.5]}) == '{"a": ["NaN", "Infinity", "-Infinity", 0.5]}'
