@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.masking import mask_text
 
 EXIT_CODES = (

@@ -16,7 +16,7 @@ from det_lightning import errors
 from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, output_file, parse_options
 from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
 from det_lightning.escaping import escape
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.master_export import MasterExport

@@ -12,7 +12,7 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 
 
 @report_errors()

@@ -19,7 +19,7 @@ from det_lightning.cli.output import print_json, print_lines, report_errors, war
 from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from det_lightning.config.rules import broken_rules
 from det_lightning.config.section import UNKNOWN_KEY, shown
 from det_lightning.config.yaml_reader import MOST_CHARACTERS, YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.masking import is_masked
 
 Source = str | os.PathLike[str] | Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""Files that several packages write: strict JSON, and files that only their owner may read."""
+"""Files that several packages read and write: strict JSON, private files, what is no file at all."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from det_lightning.escaping import escape
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.pages import render_page
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.file_port import FilePort

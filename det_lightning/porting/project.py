@@ -10,7 +10,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph

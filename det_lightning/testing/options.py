@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ConfigError
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.masking import mask_text
 from det_lightning.testing.checks import BadTrial

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
-from det_lightning.file_kinds import require_file
+from det_lightning.files.file_kinds import require_file
 from det_lightning.testing.recorder import FORMAT, VERSION
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {
