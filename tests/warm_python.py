@@ -119,7 +119,7 @@ def keep(connection: socket.socket, executable: str) -> None:
         os.dup2(woken, number)
     pid = 0
     while not pid:
-        if connection in select.select([connection, woken], [], [])[0]:
+        if connection.fileno() in select.select([connection.fileno(), woken], [], [])[0]:
             # A client that is gone was killed.
             for number in connection.recv(64) or [signal.SIGKILL]:
                 os.kill(child, number)
@@ -151,7 +151,7 @@ def become(content: list[str], files: list[int], executable: str) -> None:
     os.chdir(cwd)
     own_path = os.environ["PYTHONPATH"].split(os.pathsep)
     os.environ.clear()
-    os.environ.update(variable.split("=", 1) for variable in variables)
+    os.environ.update(dict(variable.split("=", 1) for variable in variables))
     sys.executable = executable
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*added, *(path for path in sys.path[1:] if path not in own_path)]

@@ -384,10 +384,9 @@ def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) ->
         if context.rank != leaver:
             context.broadcast(None)
 
-    started = time.monotonic()
     found = errors(on_ranks(1, 3, do))
-    assert time.monotonic() - started < TIMEOUT_S / 2
     assert found.keys() == {0, 1, 2} - {leaver}
+    assert not any("has waited" in text for text in found.values())
     assert any(f"rank {leaver} takes part no more, since its context was closed" in text for text in found.values())
 
 
@@ -413,10 +412,9 @@ def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_
         else:
             context.allgather(None)
 
-    started = time.monotonic()
     found = errors(on_ranks(2, 2, do))
-    assert time.monotonic() - started < TIMEOUT_S / 2
     assert found.keys() == {0, 1, 2, 3}
+    assert not any("has waited" in text for text in found.values())
     assert any("allgather()" in text and "broadcast_local()" in text for text in found.values())
 
 
@@ -462,7 +460,8 @@ def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
 
 
 @pytest.mark.slow
-def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
+def test_contexts_may_be_closed_one_by_one_from_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
     contexts: list[DistributedContext] = []
     port = free_port()
 
@@ -471,10 +470,8 @@ def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(on_rank, range(3)))
-    started = time.monotonic()
     for context in sorted(contexts, key=lambda context: context.rank):
         context.close()
-    assert time.monotonic() - started < 2
 
 
 # Processes
