@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import torch
 
-from tests.warm_python import WarmPython
+from tests.warm_python import WarmPython, start_warm_python
 
 hypothesis.settings.register_profile("det_lightning", deadline=None, max_examples=50, derandomize=True, database=None)
 hypothesis.settings.load_profile("det_lightning")
@@ -47,10 +49,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_python(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """Runs scripts in processes that begin with Lightning imported."""
-    with WarmPython(tmp_path_factory.mktemp("outputs")) as python:
-        yield python
+def warm_python() -> WarmPython:
+    """A Python whose processes begin with Lightning imported."""
+    return start_warm_python()
+
+
+@pytest.fixture
+def warm_spawn(warm_python: WarmPython) -> Iterator[None]:
+    """Let the processes that multiprocessing spawns begin with Lightning imported."""
+    multiprocessing.set_executable(warm_python.executable)
+    yield
+    multiprocessing.set_executable(sys.executable)
 
 
 @pytest.fixture(autouse=True)

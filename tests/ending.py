@@ -39,12 +39,29 @@ def signal_twice() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def signal_parent(number: int) -> None:
+    """Send a signal to the launcher, and wait until it is passed on."""
+    arrived: list[int] = []
+    before = signal.getsignal(number)
+    assert callable(before), "something is to be done about the signal"
+
+    def note(number: int, frame: Any) -> None:
+        before(number, frame)
+        arrived.append(number)
+
+    signal.signal(number, note)
+    os.kill(os.getppid(), number)
+    while not arrived:
+        time.sleep(0.01)
+    signal.signal(number, before)
+
+
 ENDS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "sigterm": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "sigterm-to-group": lambda: os.killpg(0, signal.SIGTERM),
-    "sigterm-to-parent": lambda: os.kill(os.getppid(), signal.SIGTERM),
-    "sigusr1-to-parent": lambda: os.kill(os.getppid(), signal.SIGUSR1),
+    "sigterm-to-parent": lambda: signal_parent(signal.SIGTERM),
+    "sigusr1-to-parent": lambda: signal_parent(signal.SIGUSR1),
     "two-signals": signal_twice,
     "sigint": lambda: os.kill(os.getpid(), signal.SIGINT),
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -89,9 +106,6 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
             at_once = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if at_once and (batch_idx, rank) == (options.at, options.rank):
                 ENDS[options.end]()
-            # A signal that goes through a launcher takes its time, and should come before the end.
-            if options.end.endswith("parent") and batch_idx > options.at:
-                time.sleep(0.3)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     return Ending
@@ -152,6 +166,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     seed_everything()
+    own_rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    (options.folder / f"pid-{own_rank}").write_text(str(os.getpid()))
     trial: Any = {"determined": run_determined, "lightning": run_lightning}[options.trainer](options)
     rank = trial.context.distributed.rank
     torch.save({"weights": weights_of(trial), "first_batch": trial.first_batch}, options.folder / f"end-{rank}.pt")

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import torch
 
+from tests.warm_python import VARIABLES, start_warm_python
+
 ROOT = Path(__file__).resolve().parents[1]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -33,13 +35,16 @@ class Ended:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+    return {**os.environ, **VARIABLES, **more}
 
 
-def start(folder: Path, *arguments: str, launcher: list[str] | None = None, **variables: str) -> subprocess.Popen[str]:
-    """Start a training in ``folder``, in a process group of its own."""
+def start(
+    folder: Path, *arguments: str, launcher: list[str] | None = None, is_warm: bool = True, **variables: str
+) -> subprocess.Popen[str]:
+    """Start a training in ``folder``, in a process group of its own; not warm where groups and parents matter."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
+    python = start_warm_python().executable if is_warm else sys.executable
+    command = [python, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

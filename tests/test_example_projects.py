@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +17,7 @@ from PIL import Image
 from det_lightning.config import read_config
 from tests.experiments.running import events_of
 from tests.experiments.running import run as run_command
+from tests.launching import TORCHRUN
 from tests.warm_python import WarmPython
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -68,7 +68,7 @@ def test_the_pictures_in_the_documentation_are_small() -> None:
 def test_a_project_is_run_as_an_experiment(project: str, tmp_path: Path) -> None:
     overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0"]
     arguments = [EXAMPLES / project / "const.yaml", EXAMPLES / project, "--experiments", tmp_path, *overrides]
-    run_command("run", *arguments, timeout_s=300)
+    run_command("run", *arguments, timeout_s=300, is_warm=True)
 
     (validation,) = events_of(tmp_path / f"{project}-1", "validation")
     assert validation["metrics"][PROJECTS[project][1]] >= 0
@@ -90,7 +90,9 @@ def test_a_project_is_run_as_a_script_that_draws(project: str, warm_python: Warm
 def test_two_processes_of_an_experiment_share_the_data(tmp_path: Path) -> None:
     overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0", "--cpu"]
     folder = EXAMPLES / "distributed"
-    run_command("run", folder / "distributed.yaml", folder, "--experiments", tmp_path, *overrides, timeout_s=300)
+    run_command(
+        "run", folder / "distributed.yaml", folder, "--experiments", tmp_path, *overrides, timeout_s=300, is_warm=True
+    )
 
     reports = (tmp_path / "distributed-1" / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
     training = next(entry["metrics"] for entry in map(json.loads, reports) if entry["group"] == "training")
@@ -98,10 +100,10 @@ def test_two_processes_of_an_experiment_share_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+def test_several_processes_end_with_the_same_weights(warm_python: WarmPython, tmp_path: Path) -> None:
     script = EXAMPLES / "distributed" / "train.py"
     arguments = [str(script), "--epochs", "1", "--output", str(tmp_path)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    command = [warm_python.executable, *TORCHRUN, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
 

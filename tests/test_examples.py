@@ -113,7 +113,7 @@ def test_the_search_stops_a_worse_trial_and_finds_one_that_reads_digits(tmp_path
     small = ("searcher.max_trials=3", "searcher.max_time=4", "searcher.divisor=2", "searcher.bracket_rungs=[3]")
     overrides = [part for value in (*small, "resources.max_slots=1") for part in ("--config", value)]
     arguments = [EXAMPLES / "search" / "adaptive.yaml", EXAMPLES / "digits", "--experiments", tmp_path, *overrides]
-    run_command("run", *arguments, timeout_s=500)
+    run_command("run", *arguments, timeout_s=500, is_warm=True)
 
     experiment = tmp_path / "digits-search-1"
     validations = events_of(experiment, "validation")

@@ -243,6 +243,7 @@ def test_a_module_whose_trial_is_not_built_takes_weights() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_spawn")
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_processes_that_are_not_scripts_return_the_weights(
     start_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

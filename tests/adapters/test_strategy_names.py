@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +13,9 @@ from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.replaced import counterpart_of
 from tests.versions import SHARDS, needs_shards
+from tests.warm_python import start_warm_python
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 SCRIPT = """
 from pytorch_lightning.cli import LightningCLI
@@ -41,9 +38,7 @@ if __name__ == "__main__":
 
 def run(code: str, *arguments: str, directory: Path) -> str:
     (directory / "script.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "script.py", *arguments]
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    done = start_warm_python().run(directory / "script.py", *arguments, cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from det_lightning import pytorch
 from det_lightning.adapters import TrialModule, validation_timer
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
 from tests.versions import before_lightning_2_6, from_lightning_2_6
+from tests.warm_python import WarmPython
 
 THREE_SECONDS = datetime.timedelta(seconds=3)
 
@@ -155,12 +153,9 @@ print(f"rank {module.context.distributed.rank} validated {module.trial.validated
 
 @pytest.mark.slow
 @from_lightning_2_6
-def test_the_clock_of_the_chief_decides_for_all_ranks(tmp_path: Path) -> None:
+def test_the_clock_of_the_chief_decides_for_all_ranks(warm_python: WarmPython, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "ranks.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = warm_python.run(tmp_path / "ranks.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rank 0 validated [3, 6]" in done.stdout
     assert "rank 1 validated [3, 6]" in done.stdout

@@ -161,7 +161,7 @@ def test_what_can_not_be_handled_is_refused(arguments: dict[str, Any], message: 
 @pytest.mark.slow
 def test_the_process_ends_with_the_code_though_its_group_is_signalled(tmp_path: Path) -> None:
     """Workers that load batches are in the group too; a second signal, after some time, ends the process at once."""
-    group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2")
+    group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2", is_warm=False)
     twice = start(tmp_path / "twice", "--end", "two-signals", "--at", "5")
     ended = wait(group)
     assert ended.status == 75, ended.output
@@ -178,7 +178,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two_ranks")
     straight = start(folder / "straight", launcher=TORCHRUN)
     arguments = ["--end", "sigusr1-to-parent", "--at", "5", "--rank", "1"]
-    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"])
+    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"], is_warm=False)
     ended = wait(straight)
     assert ended.status == 0, ended.output
     ended = wait(preempted)

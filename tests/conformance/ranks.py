@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 from tests.conformance import trials
 from tests.conformance.sides import Trace, as_unit, own_ports, run
+from tests.launching import TORCHRUN
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +37,7 @@ def run_ranks(side: str, cases: dict[str, Case], output: Path, ranks: int = 2) -
         ranks: number of processes.
     """
     output.mkdir(parents=True)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks)]
     command = [*launcher, "-m", "tests.conformance.ranks", side, json.dumps(cases), str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=_environment())
     assert done.returncode == 0, done.stderr[-6000:]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import pytest
 
 from tests.conformance.batch_ranks import checkpoints_in
 from tests.conformance.sides import SIDES
+from tests.launching import TORCHRUN, environment
+from tests.warm_python import start_warm_python
 
 pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CASES: dict[str, dict[str, Any]] = {
     "by the defaults": {"records": 7},
@@ -72,12 +70,12 @@ def without_id(metadata: dict[str, Any]) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What every case has led to, on either side."""
     ranks: int = request.param
-    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launcher = [] if ranks == 1 else [*TORCHRUN[:-1], str(ranks)]
     sides = []
     for side in SIDES:
         output = tmp_path_factory.mktemp(side)
         command = [
-            sys.executable,
+            start_warm_python().executable,
             *launcher,
             "-m",
             "tests.conformance.batch_ranks",
@@ -85,8 +83,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             json.dumps(CASES),
             str(output),
         ]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=output)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment(), cwd=output)
         assert done.returncode == 0, done.stderr[-6000:]
         sides.append({name: describe(output, name, ranks) for name in CASES})
     return sides

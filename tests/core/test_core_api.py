@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from det_lightning.core._checkpoint import CheckpointContext
 from det_lightning.core._shards import merge_metadata
 from tests.checkpoint.storage.backends import new_bucket, s3_server
 from tests.core.ranks import on_ranks
+from tests.warm_python import WarmPython
 
 
 @pytest.fixture(autouse=True)
@@ -438,7 +438,7 @@ def test_invalid_hyperparameters_end_the_process_well(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("asks", "ends_with"), [(True, 3), (False, -signal.SIGTERM)])
 def test_a_signal_preempts_a_script_that_asks_and_ends_one_that_does_not(
-    asks: bool, ends_with: int, tmp_path: Path
+    asks: bool, ends_with: int, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     script = f"""
 import sys, time
@@ -451,7 +451,7 @@ with core.init(checkpoint_storage={str(tmp_path)!r}) as context:
         time.sleep(0.01)
 sys.exit(3)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([warm_python.executable, "-c", script], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.terminate()

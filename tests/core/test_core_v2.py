@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.experimental import core_v2
 from det_lightning.porting.python_files import port_python
 from tests.launching import environment
+from tests.warm_python import WarmPython
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +79,11 @@ core_v2.close()
 
 
 @pytest.mark.slow
-def test_a_script_that_is_started_again_with_its_ids_goes_on_from_its_newest_checkpoint() -> None:
+def test_a_script_that_is_started_again_with_its_ids_goes_on_from_its_newest_checkpoint(
+    warm_python: WarmPython,
+) -> None:
     def first_step(experiment: str, trial: str, length: int) -> list[int]:
-        command = [sys.executable, "-c", SCRIPT, experiment, trial, str(length)]
+        command = [warm_python.executable, "-c", SCRIPT, experiment, trial, str(length)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
         return [int(number) for number in done.stdout.split()]
 

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -25,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from det_lightning.core import DistributedContext, _session
 from tests.core.ranks import TIMEOUT_S, free_port, numbers, on_ranks
+from tests.warm_python import start_warm_python
 
 LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
 
@@ -384,10 +384,9 @@ def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) ->
         if context.rank != leaver:
             context.broadcast(None)
 
-    started = time.monotonic()
     found = errors(on_ranks(1, 3, do))
-    assert time.monotonic() - started < TIMEOUT_S / 2
     assert found.keys() == {0, 1, 2} - {leaver}
+    assert not any("has waited" in text for text in found.values())
     assert any(f"rank {leaver} takes part no more, since its context was closed" in text for text in found.values())
 
 
@@ -413,10 +412,9 @@ def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_
         else:
             context.allgather(None)
 
-    started = time.monotonic()
     found = errors(on_ranks(2, 2, do))
-    assert time.monotonic() - started < TIMEOUT_S / 2
     assert found.keys() == {0, 1, 2, 3}
+    assert not any("has waited" in text for text in found.values())
     assert any("allgather()" in text and "broadcast_local()" in text for text in found.values())
 
 
@@ -462,7 +460,8 @@ def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
 
 
 @pytest.mark.slow
-def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
+def test_contexts_may_be_closed_one_by_one_from_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
     contexts: list[DistributedContext] = []
     port = free_port()
 
@@ -471,10 +470,8 @@ def test_contexts_may_be_closed_one_by_one_from_one_thread() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(on_rank, range(3)))
-    started = time.monotonic()
     for context in sorted(contexts, key=lambda context: context.rank):
         context.close()
-    assert time.monotonic() - started < 2
 
 
 # Processes
@@ -514,12 +511,14 @@ def _in_processes(target: Callable[..., None], *arguments: Any) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_spawn")
 def test_processes_exchange_objects_and_need_not_close() -> None:
     everyone = [{"rank": 0}, {"rank": 1}]
     assert sorted(_in_processes(_exchange_in_process)) == [(0, everyone, 0), (1, everyone, 0)]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_spawn")
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_process_that_is_killed_is_named(dying: int) -> None:
     (text,) = _in_processes(_die_in_process, dying, multiprocessing.get_context("spawn").Event())
@@ -533,7 +532,7 @@ def test_a_process_that_is_killed_is_named(dying: int) -> None:
 def torchrun(script: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     path = directory / "script.py"
     path.write_text(textwrap.dedent(script))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    launcher = [start_warm_python().executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
     environment = {name: value for name, value in os.environ.items() if name != "INTER_TRAIN_PROCESS_COMM_PORT_1"}
     return subprocess.run(
         [*launcher, str(path)], cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
@@ -618,7 +617,9 @@ def test_a_process_that_ends_with_an_error_ends_the_waiting_of_the_others(tmp_pa
     )
     port = str(free_port())
     runs = [
-        subprocess.Popen([sys.executable, str(script), str(rank), port], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [start_warm_python().executable, str(script), str(rank), port], stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     chief, other = (run.communicate(timeout=120)[1] for run in runs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import pytest
 import torch
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from tests.launching import TORCHRUN, environment
+from tests.warm_python import start_warm_python
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
@@ -23,10 +21,9 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
 
 def launch(*arguments: str, ranks: int = 2, torchrun: bool = True, fails: bool = False) -> str:
     """Run ``tests.distributed.ranks`` on several ranks; return what was printed."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if torchrun else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, "-m", "tests.distributed.ranks", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    launcher = [*TORCHRUN[:-1], str(ranks)] if torchrun else []
+    command = [start_warm_python().executable, *launcher, "-m", "tests.distributed.ranks", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
     assert (done.returncode != 0) == fails, done.stdout + done.stderr[-6000:]
     return done.stdout + done.stderr
 

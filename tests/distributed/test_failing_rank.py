@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ END_S = 30
 @pytest.mark.parametrize("end", ["error", "invalid-hp"])
 def test_an_exception_on_one_rank_ends_all_ranks(end: str, tmp_path: Path) -> None:
     """Under either Trainer at once: torchrun, and Lightning's own launcher, under which an InvalidHP leaves ``fit``."""
-    begun = time.monotonic()
     trainers = {"determined": TORCHRUN, "lightning": []}
     arguments = ["--end", end, "--at", "5", "--rank", "1"]
     started = {
@@ -32,7 +30,6 @@ def test_an_exception_on_one_rank_ends_all_ranks(end: str, tmp_path: Path) -> No
         ends_well = (end, trainer) == ("invalid-hp", "determined")
         assert (ended.status == 0) is ends_well, ended.output
         assert "the culprit's message" in ended.output
-    assert time.monotonic() - begun < START_S + END_S
 
 
 def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
+from tests.launching import TORCHRUN, environment
 from tests.versions import needs_shards
+from tests.warm_python import start_warm_python
 
 pytestmark = [pytest.mark.slow, needs_shards]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 #: How far sums of floats may be apart that were added in another order.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
@@ -29,11 +28,10 @@ LARGE_STATE_BYTES = 3 * 4 * (16 * 1024**2 + 6 * 1024 + 1)
 
 def launch(command: str, folder: Path, ranks: int = 2, torchrun: bool = True) -> None:
     """Run ``tests.distributed.fsdp_ranks`` on several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if torchrun else []
-    # Freed memory goes back to the system at once, so that what is taken is what is used.
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    arguments = [sys.executable, *launcher, "-m", "tests.distributed.fsdp_ranks", command, str(folder)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
+    launcher = [*TORCHRUN[:-1], str(ranks)] if torchrun else []
+    program = ["-m", "tests.distributed.fsdp_ranks", command, str(folder)]
+    arguments = [start_warm_python().executable, *launcher, *program]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
 

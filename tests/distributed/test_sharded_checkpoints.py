@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,21 @@ from det_lightning.cli.app import app
 from tests.checkpoint.storage.backends import new_bucket, s3_server
 from tests.distributed.fsdp_trials import Plain
 from tests.distributed.test_fsdp import LARGE_STATE_BYTES, TOLERANCE, flat_weights, last_weights, reader, results
+from tests.launching import ROOT, TORCHRUN, environment
 from tests.versions import needs_shards
+from tests.warm_python import start_warm_python
 
 pytestmark = [pytest.mark.slow, needs_shards]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def launch(command: str, folder: Path, ranks: int, *more: str) -> None:
     """Run ``tests.distributed.sharded_ranks`` on several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    arguments = [sys.executable, *launcher, "-m", "tests.distributed.sharded_ranks", command, str(folder), *more]
+    launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks)]
+    arguments = [*launcher, "-m", "tests.distributed.sharded_ranks", command, str(folder), *more]
     working_directory = folder / "code"
     working_directory.mkdir(exist_ok=True)
     done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, cwd=working_directory
+        arguments, capture_output=True, text=True, timeout=300, env=environment(), cwd=working_directory
     )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
@@ -65,10 +63,9 @@ def test_the_documented_trial_trains_with_all_options_and_resumes(tmp_path: Path
     sizes = {"global_batch_size": 8, "layers": 2, "width": 64, "vocabulary": 50, "length": 16, "compile": "aot_eager"}
     shutil.copy(ROOT / "docs" / "large_model.py", tmp_path)
     for batches in (4, 6):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        launcher = [start_warm_python().executable, *TORCHRUN]
         arguments = ["large_model.py", "--batches", str(batches), "--hparams", json.dumps(sizes)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment(), cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     written = {load_checkpoint(path.parent).trial_state.batches_trained for path in tmp_path.glob("*/*/metadata.json")}
     assert written == {4, 6}

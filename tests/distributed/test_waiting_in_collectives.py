@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,14 @@ def exchange(context: DistributedContext) -> list[float]:
     tensor = torch.ones(1)
     context.wait_for(dist.all_reduce(tensor, async_op=True), "sum")
     return tensor.tolist()
+
+
+@contextlib.contextmanager
+def set_at_the_end(event: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        event.set()
 
 
 def store_of(context: Any) -> Any:
@@ -53,10 +64,11 @@ def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
         if context.rank == 1:
             context.abandon(ValueError("the culprit's message"))
-            time.sleep(2)
-            return None
-        return exchange(context)
+            return is_noticed.wait(60)
+        with set_at_the_end(is_noticed):
+            return exchange(context)
 
+    is_noticed = multiprocessing.get_context("fork").Event()
     for error in in_processes(2, tmp_path, do)[:1]:
         assert "Rank 0 is in sum(), but rank 1 takes part no more" in str(error)
         assert "the culprit's message" in str(error)
@@ -72,8 +84,12 @@ def test_a_rank_that_exchanges_something_else_is_named(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
-        return time.sleep(4) if context.rank == 1 else exchange(context)
+        if context.rank == 1:
+            return is_noticed.wait(60)
+        with set_at_the_end(is_noticed):
+            return exchange(context)
 
+    is_noticed = multiprocessing.get_context("fork").Event()
     error = str(in_processes(2, tmp_path, do, timeout_s=2)[0])
     assert "sum() of rank 0 has waited 2 s for rank 1." in error
 

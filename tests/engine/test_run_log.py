@@ -9,7 +9,6 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from tests.launching import environment
 from tests.trials import SmallTrial
+from tests.warm_python import WarmPython
 
 
 def fit(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **kwargs: Any) -> SmallTrial:
@@ -91,19 +91,19 @@ print("printed by the script")
 
 
 @pytest.mark.slow
-def test_piped_output_has_no_progress_bar() -> None:
-    command = [sys.executable, "-c", SCRIPT]
+def test_piped_output_has_no_progress_bar(warm_python: WarmPython) -> None:
+    command = [warm_python.executable, "-c", SCRIPT]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.stdout == "printed by the script\n"
     assert "Epoch" not in done.stderr
 
 
 @pytest.mark.slow
-def test_at_a_terminal_the_progress_bar_goes_to_stderr() -> None:
+def test_at_a_terminal_the_progress_bar_goes_to_stderr(warm_python: WarmPython) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # of no width it would show nothing
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], env=environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
+        [warm_python.executable, "-c", SCRIPT], env=environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
     ) as process:
         os.close(theirs)
         assert process.stdout is not None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.experiments.event_log import read_events
+from tests.warm_python import start_warm_python
 
 SCRIPT = Path(__file__).with_name("trial_script.py")
 
@@ -35,17 +36,27 @@ def write_project(folder: Path, **sections: Any) -> Path:
     return file
 
 
-def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """Start ``det-lightning`` with arguments, in this process's directory or another one."""
+def start(*arguments: object, cwd: Path | None = None, is_warm: bool = False) -> subprocess.Popen[str]:
+    """Start ``det-lightning`` with arguments, in this process's directory or another one.
+
+    Where it is warm, its trials are, too; ``processes_of`` does not find such trials.
+    """
     command = [sys.executable, "-c", "from det_lightning.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    environment = dict(os.environ)
+    if is_warm:
+        warm = start_warm_python()
+        command[0] = warm.executable
+        environment["PATH"] = os.pathsep.join([str(warm.programs), environment["PATH"]])
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
+    )
 
 
 def run(
-    *arguments: object, ends_with: int = 0, cwd: Path | None = None, timeout_s: float = 120
+    *arguments: object, ends_with: int = 0, cwd: Path | None = None, timeout_s: float = 120, is_warm: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run ``det-lightning`` with arguments to its end."""
-    process = start(*arguments, cwd=cwd)
+    process = start(*arguments, cwd=cwd, is_warm=is_warm)
     output, error = process.communicate(timeout=timeout_s)
     assert process.returncode == ends_with, error
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.experiments.running import events_of, run, start, wait_for, write_project
+from tests.launching import TORCHRUN, environment
+from tests.warm_python import WarmPython
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("batch_script.py")
 
 pytestmark = pytest.mark.slow
@@ -30,11 +29,12 @@ def output_in(storage: Path) -> list[list[float]]:
 SQUARES = [[float(number**2) for number in range(rank, 11, 2)] for rank in range(2)]
 
 
-def test_two_processes_of_torchrun_share_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_of_torchrun_share_the_batches(
+    warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, *launcher, str(SCRIPT)], check=True, env=environment, timeout=200)
+    command = [warm_python.executable, *TORCHRUN, str(SCRIPT)]
+    subprocess.run(command, check=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=200)
     assert output_in(tmp_path / "determined") == SQUARES
     checkpoints = [json.loads(file.read_text()) for file in (tmp_path / "determined").glob("*/metadata.json")]
     assert sorted(one["steps_completed"] for one in checkpoints) == [2, 4, 6]
@@ -48,7 +48,7 @@ def test_an_interrupted_inference_goes_on_after_its_latest_checkpoint(tmp_path: 
     )
     shutil.copy(SCRIPT, tmp_path / "project")
     experiment = tmp_path / "small-1"
-    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu")
+    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", is_warm=True)
     wait_for(lambda: len(events_of(experiment, "checkpoint")) >= 1, timeout_s=200)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=100)
@@ -56,7 +56,7 @@ def test_an_interrupted_inference_goes_on_after_its_latest_checkpoint(tmp_path: 
     assert [one["steps_completed"] for one in events_of(experiment, "checkpoint")] == [2, 4]
     (ended,) = events_of(experiment, "run_ended")
     assert ended["paused"]
-    run("experiment", "resume", experiment, "--cpu")
+    run("experiment", "resume", experiment, "--cpu", is_warm=True)
     assert [one["steps_completed"] for one in events_of(experiment, "checkpoint")] == [2, 4, 6]
     assert events_of(experiment, "run_ended")[-1]["closed"] == "COMPLETED"
     # A run reports the metrics of the batches that it has processed itself.

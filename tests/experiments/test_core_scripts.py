@@ -29,7 +29,7 @@ def project_with(folder: Path, **sections: Any) -> Path:
 
 def test_a_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project")
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)
     experiment = tmp_path / "small-1"
     validations = events_of(experiment, "validation")
     assert [(one["steps_completed"], one["metrics"]["loss"]) for one in validations] == [
@@ -74,7 +74,7 @@ def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
     }
     hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}}
     config = project_with(tmp_path / "project", hyperparameters=hparams, searcher=searcher)
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)
     experiment = tmp_path / "small-1"
     assert len(events_of(experiment, "trial_created")) == 4
     assert {one["closed"] for one in events_of(experiment, "run_ended")} == {"COMPLETED"}
@@ -85,7 +85,7 @@ def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
 def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
     script = "import determined as det; det.core.init()"
     config = write_project(tmp_path / "project", entrypoint=["python3", "-c", script], resources={"slots_per_trial": 2})
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", ends_with=1)
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", ends_with=1, is_warm=True)
     log = (tmp_path / "small-1" / "trials" / "1" / "log.txt").read_text()
     assert "core.init() needs distributed=" in log
 
@@ -93,7 +93,8 @@ def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
 def test_determineds_launcher_starts_a_process_for_each_slot(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project", resources={"slots_per_trial": 2})
     entrypoint = f"python3 -m determined.launch.torch_distributed -- python3 {SCRIPT.name}"
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--config", f"entrypoint={entrypoint}")
+    options = ["--experiments", tmp_path, "--cpu", "--config", f"entrypoint={entrypoint}"]
+    run("run", config, tmp_path / "project", *options, is_warm=True)
     experiment = tmp_path / "small-1"
     assert [one["steps_completed"] for one in events_of(experiment, "validation")] == [1, 2, 3, 4]
     (kept,) = (experiment / "checkpoints").glob("*/metadata.json")

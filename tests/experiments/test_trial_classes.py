@@ -35,7 +35,7 @@ def run_experiment(folder: Path, *options: object, **sections: Any) -> Path:
     project.mkdir(parents=True)
     (project / "linear_trial.py").write_bytes(Path(__file__).with_name("linear_trial.py").read_bytes())
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections}))
-    run("run", project / "config.yaml", project, "--experiments", folder, *options)
+    run("run", project / "config.yaml", project, "--experiments", folder, *options, is_warm=True)
     return folder / "linear-1"
 
 
@@ -200,7 +200,7 @@ def test_a_warm_start_finds_an_id_in_the_experiments_of_the_same_directory(
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": Path(newest).name}
     project = tmp_path / "project"
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **of_second, "searcher": searcher}))
-    run("run", project / "config.yaml", project, "--experiments", tmp_path)
+    run("run", project / "config.yaml", project, "--experiments", tmp_path, is_warm=True)
     trained, started = (events_of(experiment, "validation") for experiment in (first, tmp_path / "linear-2"))
     assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 
 from det_lightning.core._topology import free_port
 from tests.launching import environment
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +26,11 @@ SLURM = {
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> dict[str, str]:
+def tools(warm_python: WarmPython, tmp_path: Path) -> dict[str, str]:
     """The environment of a job, with this python first."""
     folder = tmp_path / "tools"
     folder.mkdir()
-    for name, script in {**SLURM, "python": f'#!/bin/bash\nexec {sys.executable} "$@"\n'}.items():
+    for name, script in {**SLURM, "python": f'#!/bin/bash\nexec {warm_python.executable} "$@"\n'}.items():
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     return environment(PATH=os.pathsep.join([str(folder), os.environ["PATH"]]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.launch import deepspeed
 from det_lightning.launch.torch_distributed import main
 from tests.launching import environment
+from tests.warm_python import start_warm_python
 
 # Each line is written at once: the processes share a pipe.
 SHOW = (
@@ -22,7 +22,7 @@ SHOW = (
 
 
 def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "det_lightning.launch.torch_distributed", *arguments]
+    command = [start_warm_python().executable, "-m", "det_lightning.launch.torch_distributed", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment(**variables), check=False
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 import torch
 
 from det_lightning.checkpoint import load_checkpoint
-from tests.launching import environment
+from tests.launching import TORCHRUN, environment
 from tests.precision.precision_ranks import RESUMED, SCENARIOS, STRATEGIES
 from tests.versions import needs_shards
+from tests.warm_python import start_warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every scenario left behind, on two ranks and on one."""
     found = tmp_path_factory.mktemp("ranks")
     for ranks in (2, 1):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, *launcher, "-m", "tests.precision.precision_ranks", str(found)]
+        launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks)]
+        command = [*launcher, "-m", "tests.precision.precision_ranks", str(found)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), cwd=found)
         assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     return found

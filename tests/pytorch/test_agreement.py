@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.launching import TORCHRUN, environment
+from tests.warm_python import start_warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ with det.pytorch.init(hparams={"global_batch_size": 2}, enable_tensorboard_loggi
 def start(folder: Path, *arguments: str, launcher: list[str]) -> subprocess.Popen[str]:
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, *launcher, "train.py", *arguments]
+    command = [start_warm_python().executable, *launcher, "train.py", *arguments]
     return subprocess.Popen(
         command, cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -15,6 +15,7 @@ from filelock import FileLock
 from tests.checkpoint.storage.backends import s3_server
 from tests.launching import environment
 from tests.site.projects import write_ported_project, write_project
+from tests.warm_python import WarmPython
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +60,11 @@ def buckets(project: Path, s3_options: dict[str, Any]) -> Iterator[None]:
 
 
 @pytest.fixture
-def variables(buckets: None, s3_options: dict[str, Any]) -> dict[str, str]:
+def variables(warm_python: WarmPython, buckets: None, s3_options: dict[str, Any]) -> dict[str, str]:
     """The environment of commands: those of this Python first, S3 from the tests' server, one check of a trial."""
+    programs = [str(warm_python.programs), str(Path(sys.executable).parent)]
     return environment(
-        PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        PATH=os.pathsep.join([*programs, os.environ["PATH"]]),
         AWS_ACCESS_KEY_ID=s3_options["key"],
         AWS_SECRET_ACCESS_KEY=s3_options["secret"],
         AWS_ENDPOINT_URL=s3_options["endpoint_url"],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.cli.exported import describe_experiment, describe_trial, write
-from tests.launching import ROOT, environment
+from tests.launching import ROOT, TORCHRUN, environment
+from tests.warm_python import start_warm_python
 
 #: A trial of Determined, as users have it before they port it.
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text()
@@ -67,10 +67,10 @@ def write_project(folder: Path) -> None:
     """Write a project that still uses Determined, with checkpoints that its trial has."""
     ported = folder / "ported"
     write_ported_project(ported)
-    subprocess.run([sys.executable, "train.py"], cwd=ported, env=environment(), check=True, timeout=600)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    python = start_warm_python().executable
+    subprocess.run([python, "train.py"], cwd=ported, env=environment(), check=True, timeout=600)
     (ported / "train_sharded.py").write_text(TRAIN_SHARDED)
-    subprocess.run([*torchrun, "train_sharded.py"], cwd=ported, env=environment(), check=True, timeout=600)
+    subprocess.run([python, *TORCHRUN, "train_sharded.py"], cwd=ported, env=environment(), check=True, timeout=600)
     (sharded,) = {path.parent for path in ported.glob("sharded/*/metadata.json")}
     shutil.move(sharded, folder / "SHARDED")
     shutil.move(ported / "checkpoints", folder)

@@ -34,7 +34,7 @@ from tests.testing.defects import (
 from tests.testing.state_defects import STATE_DEFECTS
 from tests.testing.training_defects import TRAINING_DEFECTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_spawn")]
 
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
 DEFECTS = [*STATE_DEFECTS, *TRAINING_DEFECTS]

@@ -15,6 +15,7 @@ import det_lightning.testing.report
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.slow
 
@@ -152,11 +153,12 @@ def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pyteste
     assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
 
 
-def test_the_checks_run_in_workers_of_xdist(pytester: pytest.Pytester) -> None:
+def test_the_checks_run_in_workers_of_xdist(pytester: pytest.Pytester, warm_python: WarmPython) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(model_def=CORRECT)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
-    result = pytester.runpytest_subprocess(*trial, "-n", "1", "-p", "no:cacheprovider")
+    pytest_in_a_process = [warm_python.executable, "-m", "pytest", "--basetemp", str(pytester.path / "temporary")]
+    result = pytester.run(*pytest_in_a_process, *trial, "-n", "1", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["[[]x[]] uses no hard-coded device"])
 
