@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.arguments import require
+from det_lightning.arguments import require, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter
 from det_lightning.callbacks.preemption import PreemptionHandler
@@ -24,7 +24,6 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.wrong_places import require_path
 from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
@@ -139,8 +138,8 @@ def choose_checkpoints(
     fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
-    if latest is not None:
-        require_path(latest, "latest_checkpoint is the id, path or URL of a checkpoint, or 'last' for the newest")
+    if not (latest is None or isinstance(latest, str | os.PathLike)):
+        raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage

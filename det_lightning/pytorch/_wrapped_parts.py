@@ -143,7 +143,9 @@ class WrappedParts:
             TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         """
         self._require_open("wrap_lr_scheduler")
-        is_scheduler = hasattr(lr_scheduler, "step") and not isinstance(lr_scheduler, type | torch.optim.Optimizer)
+        is_scheduler = hasattr(lr_scheduler, "state_dict") and not isinstance(
+            lr_scheduler, type | torch.optim.Optimizer
+        )
         call = "wrap_lr_scheduler()"
         require(is_scheduler, call, "a learning rate scheduler and a step_mode, in this order", lr_scheduler)
         require(isinstance(frequency, Number), "wrap_lr_scheduler(frequency=...)", "a number", frequency)

@@ -6,6 +6,7 @@ import collections
 import itertools
 import logging
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -240,9 +241,16 @@ def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
     assert loader.begun == 1
     iter(stream)
     assert loader.begun == 1
-    stream.close()
+
+
+def test_a_closed_stream_lets_go_of_a_loader_that_may_have_workers_of_its_own() -> None:
+    loader = Endless()
+    stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)
     iter(stream)
-    assert loader.begun == 2
+    held = weakref.ref(loader)
+    del loader
+    stream.close()
+    assert held() is None
 
 
 def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_batch() -> None:

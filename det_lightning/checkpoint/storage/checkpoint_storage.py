@@ -22,7 +22,6 @@ from det_lightning.checkpoint.storage.wrong_places import (
     find_wrong_directory,
     require_checkpoint,
     require_checkpoint_path,
-    require_path,
 )
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
@@ -73,7 +72,8 @@ class CheckpointStorage:
             import platformdirs  # here, because it is rarely needed
 
             root = platformdirs.user_data_dir("determined")
-        require_path(root, _EXPECTED)
+        if not isinstance(root, str | os.PathLike):
+            raise TypeError(f"{_EXPECTED}; got {short_text(root)}.")
         if root == "":  # as from a variable that is not set
             raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
         self.root = Location.parse(root, self.options)
