@@ -97,7 +97,8 @@ def _is(kind: Any) -> Callable[[Any], bool]:
 # Which values the argument of each name may have.
 _ARGUMENTS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("text", "device", "code"), _is(str)),
-    **dict.fromkeys(("requires_grad", "align", "copy"), _is(bool)),
+    "requires_grad": _is(bool),
+    **dict.fromkeys(("align", "copy"), lambda value: value in (0, 1)),  # numpy before 1.20 wrote integers
     **dict.fromkeys(("real", "imaginary"), _is(int | float)),
     **dict.fromkeys(("function", "kind"), _is(NamedGlobal)),
     **dict.fromkeys(("size", "stride"), _are_counts),

@@ -210,10 +210,7 @@ def read_checkpoint(
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
-    if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
-        state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
-    else:
-        state = read_state(state_file, trusted=trusted)
+    state = read_state_file(state_file, trusted=trusted)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
@@ -243,6 +240,13 @@ def read_checkpoint(
     return content
 
 
+def read_state_file(state_file: pathlib.Path, *, trusted: bool = False) -> dict[str, Any]:
+    """Return the state in a file of a checkpoint. TensorFlow's file of an Estimator stands for an empty state."""
+    if state_file.name == layout.TENSORFLOW_FILE:
+        return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    return read_state(state_file, trusted=trusted)
+
+
 def _with_stored(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:
     resume = content.resume
     if resume is not None:
@@ -261,6 +265,11 @@ def read_models(
     :func:`read_state`.
     """
     state_file = layout.find_state_file(directory)
+    if state_file.name == layout.TENSORFLOW_FILE:
+        raise errors.InvalidCheckpointException(
+            f"{escape(directory)} is a checkpoint of an EstimatorTrial, without weights of torch; train or evaluate "
+            "that trial with det_lightning.estimator."
+        )
     state = read_state(state_file, trusted=trusted, **torch_load_kwargs)
     names = [state_file.relative_to(directory).as_posix()]
     if layout.is_sharded(directory, state_file):
