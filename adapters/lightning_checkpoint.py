@@ -19,7 +19,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.plain_numpy import with_plain_numbers
+from det_lightning.checkpoint.format.plain_values import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
@@ -94,7 +94,7 @@ def _read_file(location: Location, map_location: Any, trusted: bool) -> dict[str
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
         copied = pathlib.Path(folder) / location.name
-        return safe_load.read_state(copied, trusted=trusted, source=location, map_location=map_location)
+        return safe_load.read_state(copied, trusted=trusted, name=location, map_location=map_location)
 
 
 class TrialCheckpointIO(CheckpointIO):

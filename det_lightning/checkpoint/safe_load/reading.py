@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import pickletools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
-from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
+from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
+from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
@@ -37,48 +39,42 @@ logger = logging.getLogger(__name__)
 
 # A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
 _MAX_BYTES = 64 * 1024
-# With these operations a few bytes describe keys that take years to hash.
+# With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
-# So do tuples of tuples that each occur twice; the pickle of random states refers back to two values.
+_MAX_TUPLES = 1000
+# So do tuples of tuples that each occur twice; the pickle of random states refers back to a few values.
 _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
-# The unpickler itself stops at the first of these operations, unless it knows numpy's names.
-_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
-_NUMPY = {name: stand_in for name, stand_in in STAND_INS.items() if name.startswith("numpy.")}
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, path: pathlib.Path, known: dict[str, Any]) -> None:
+    def __init__(self, content: bytes, known: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(content))
-        self._path = path
         self._known = known
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = f"{module_name}.{global_name}"
         if name not in self._known:
-            raise errors.UnsafeCheckpointError(
-                f"{escape(self._path)} refers to {escape(name):.200}, and reading that could run code. If you know "
-                "where the file comes from, pass trusted=True."
-            )
+            raise UnsafeReference(name)
         return self._known[name]
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:
-    """Raise if loading a pickle would take too much memory or time."""
+    """Raise if loading a pickle could take too much memory or time, or end the process."""
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has {len(content):,} bytes")
-    repeated = 0
+    names = Counter[str]()
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if operation.name in _REFERRING and not with_arrays:
-            return
-        repeated += operation.name in _REPEATING
-        too_nested = repeated > _MAX_REPEATED if with_arrays else operation.name in _TUPLES
-        if operation.name in _NESTING or too_nested:
-            raise ValueError("it holds more than numbers and names")
         # The unpickler allocates memory for all memo numbers up to the one used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")
+        names[operation.name] += 1
+    tuples = sum(names[name] for name in _TUPLES)
+    repeated = sum(names[name] for name in _REPEATING)
+    is_nested = tuples > _MAX_TUPLES or repeated > _MAX_REPEATED if with_arrays else tuples > 0
+    if is_nested or names.keys() & _NESTING:
+        raise ValueError("it holds more than numbers and names")
 
 
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
@@ -107,10 +103,12 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
             values = pickle.loads(content)
         else:
             _require_small(content, with_arrays)
-            values = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
-            values = finish(values) if with_arrays else values
-    except errors.CheckpointError:
-        raise
+            values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
+    except UnsafeReference as e:
+        raise errors.UnsafeCheckpointError(
+            f"{escape(path)} refers to {escape(e.args[0]):.200}, and reading that could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        ) from e
     except Exception as e:  # unpickling damaged bytes may raise anything
         raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
     if not isinstance(values, dict):
