@@ -14,6 +14,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
+from det_lightning.checkpoint.format.links import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
@@ -37,6 +38,9 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     """Find all missing, changed, damaged and unsafe files of a checkpoint, including its ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
     attempt = functools.partial(_attempt, verdict.problems)
+    attempt(lambda: require_inside(directory))
+    if verdict.problems:  # no other file is trusted to be there
+        return verdict
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: layout.read_load_data(directory))
@@ -107,7 +111,8 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
         lambda: {"lightning": _has_lightning(directory, trusted)},
     )
-    for read in reads:
+    _attempt(problems, lambda: require_inside(directory))
+    for read in reads if not problems else ():
         found.update(_attempt(problems, read) or {})
     return found
 

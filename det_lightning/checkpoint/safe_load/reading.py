@@ -17,6 +17,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.links import require_inside
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
@@ -205,6 +206,7 @@ def read_checkpoint(
         >>> content.trial_state.batches_trained
         2
     """
+    require_inside(directory)
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
