@@ -53,8 +53,7 @@ class SavedTrial:
             checkpoint = reader.load_checkpoint(path, where, weights_only)
         else:
             self._source = "the open file"
-            with safe_load.allow_safe_values():
-                checkpoint = safe_load.finish(torch.load(path, where, weights_only=weights_only))
+            checkpoint = safe_load.read_weights(path, trusted=not weights_only, name=self._source, map_location=where)
         if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
                 f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "

@@ -16,6 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
+from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.escaping import escape, name_type
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def _can_be_read(value: Any) -> bool:
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         path = pathlib.Path(folder, "value.pth")
         try:
-            torch.save({"value": value}, path)
+            save_state({"value": value}, path)
         except Exception:  # whatever a foreign object raises is raised again when the checkpoint is written
             return True
         try:

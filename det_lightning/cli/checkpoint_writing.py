@@ -63,6 +63,7 @@ def export(
     left_out: list[str] = []
     with opened(location, options) as directory:
         content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
+        exports.require_tensors(content)
         if to is ExportKind.lightning:
             exports.export_lightning(content, file)
         elif to is ExportKind.weights:
@@ -99,12 +100,14 @@ def import_file(
     options = parse_options(option)
     target = CheckpointStorage(storage, options=options)
     with _local_file(file, options) as path:
-        from det_lightning.checkpoint.format.lightning_file import from_lightning  # imports torch
+        from det_lightning.checkpoint.format.exports import require_tensors  # imports torch
+        from det_lightning.checkpoint.format.lightning_file import from_lightning
         from det_lightning.checkpoint.safe_load import read_state
         from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
         try:
             content = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
+            require_tensors(content)
         except errors.InvalidCheckpointException as e:
             raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
     content.notes["imported_from"] = file.rpartition("/")[2]

@@ -14,6 +14,7 @@ from det_lightning.arguments import refuse_texts, require
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import modernize, read_load_data
+from det_lightning.checkpoint.format.links import require_inside
 from det_lightning.checkpoint.format.manifest import require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
@@ -114,6 +115,7 @@ def load_trial_from_checkpoint_path(
         )
         torch_load_kwargs = kwargs
     with open_checkpoint(path, storage_options, with_code=trial_class is None) as directory:
+        require_inside(directory)
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()

@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
+from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 from tests.versions import draws_dropout_as_torch_2_13_cpu
@@ -83,7 +83,7 @@ def test_a_ckpt_file_has_no_objects_of_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_at", [4, 10])
-def test_a_run_that_goes_on_from_a_ckpt_file_with_numpys_generators_ends_bit_equal(
+def test_a_run_that_goes_on_from_a_ckpt_file_with_own_typess_generators_ends_bit_equal(
     saved_at: int, tmp_path: Path
 ) -> None:
     fit(TrialModule(NumpyTrial), max_steps=2 * saved_at, max_epochs=-1).save_checkpoint(tmp_path / "saved.ckpt")
@@ -130,17 +130,17 @@ def test_a_run_goes_on_from_an_older_file_with_objects_of_numpy(older_file: Path
     ],
 )
 def test_values_of_numpy_come_back_with_their_types(value: Any) -> None:
-    plain = without_numpy(value)
+    plain = with_plain_values(value)
     assert "ndarray" not in repr(plain)
-    np.testing.assert_equal(with_numpy(plain), value)
-    assert type(with_numpy(plain)) is type(value)
+    np.testing.assert_equal(with_own_types(plain), value)
+    assert type(with_own_types(plain)) is type(value)
 
 
 def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
     weights = torch.nn.Linear(1, 1).state_dict()
     nested: dict[str, Any] = {"weights": weights, "array": np.zeros(2)}
     nested["itself"] = nested
-    assert without_numpy(nested)["weights"] is weights
+    assert with_plain_values(nested)["weights"] is weights
     assert isinstance(nested["array"], np.ndarray)
     assert with_plain_numbers([np.float64(0.5), "text"]) == [0.5, "text"]
 
@@ -161,12 +161,12 @@ def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
 )
 def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has an array of numpy"):
-        with_numpy({**without_numpy(np.zeros(2)), **damage})
+        with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 
 def test_arrays_with_the_same_content_are_refused_because_copies_could_fill_the_memory() -> None:
-    description = without_numpy(np.zeros(2))
+    description = with_plain_values(np.zeros(2))
     with pytest.raises(errors.InvalidCheckpointException, match="another array has the same content"):
-        with_numpy([description, dict(description)])
+        with_own_types([description, dict(description)])
     array = np.zeros(2)
-    assert len(with_numpy(without_numpy([array, array, np.zeros(0), np.zeros(0)]))) == 4
+    assert len(with_own_types(with_plain_values([array, array, np.zeros(0), np.zeros(0)]))) == 4

@@ -187,12 +187,17 @@ def test_a_one_cycle_schedule_of_torch_1_is_read_without_trust(tmp_path: Path) -
         ),
         (
             {"metadata.json": {"framework": "tensorflow-1.15.5", "format": "h5"}, "determined-keras-model.h5": {}},
-            "of TensorFlow or Keras (tensorflow-1.15.5)",
+            "of a TFKerasTrial",
         ),
         (
             {"metadata.json": {"tensorflow_version": "2.4.1"}, "determined-keras-model": {}},
-            "of TensorFlow or Keras (2.4.1)",
+            "of a TFKerasTrial",
         ),
+        (
+            {"metadata.json": {"framework": "tensorflow-1.15.5", "format": "saved_model"}, "saved_model.pb": {}},
+            "of TensorFlow or Keras (tensorflow-1.15.5)",
+        ),
+        ({"metadata.json": {"tensorflow_version": "2.4.1"}, "weights": {}}, "of TensorFlow or Keras (2.4.1)"),
         ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a script of the Core API"),
     ],
 )

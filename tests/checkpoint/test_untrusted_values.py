@@ -16,6 +16,7 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
+from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_same_kinds
 from tests.checkpoint.made_checkpoints import forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -134,20 +135,16 @@ def test_a_position_beyond_the_memory_of_numpys_generator_is_refused(trained: Pa
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-def nested(levels: int) -> list[Any]:
-    """Return a list that holds another one twice, which holds another one twice, and so on."""
-    return [] if levels == 0 else [nested_once := nested(levels - 1), nested_once]
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": nested(40)}}, "the same values too often"),
         ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
         ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
         ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
         ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
         ("optimizers_state_dict.0.state", [1], "state should be a dict"),
+        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 should be a dict"),
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "should be a tensor of the shape"),
         ("optimizers_state_dict", [3], "'optimizers_state_dict' should be a list of dicts; got int"),
         ("models_state_dict", ["weights"], "'models_state_dict' should be a list of dicts; got str"),
         ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
@@ -159,6 +156,49 @@ def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
     change(trained / "state_dict.pth", path, value)
     with pytest.raises(errors.CheckpointError, match=message):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("milestones", None, "a dict"),
+        ("milestones", "x", "a dict"),
+        ("gamma", [0.5], "a number"),
+        ("base_lrs", {"a": 1}, "a list of numbers"),
+        ("base_lrs", [], "a list of numbers"),
+        ("_last_lr", [["0.1"]], "a list of numbers"),
+    ],
+)
+def test_a_value_that_a_scheduler_cannot_compute_with_is_named(name: str, value: Any, kind: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    state = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]).state_dict()
+    require_same_kinds(state, state)
+    with pytest.raises(ValueError, match=f"'{name}' should be {kind}; got"):
+        require_same_kinds(state, {**state, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("eps", "small"), ("betas", None), ("betas", [1]), ("amsgrad", "x"), ("maximize", torch.ones(3))],
+)
+def test_an_option_that_an_optimizer_cannot_compute_with_is_named(name: str, value: Any) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.Adam([parameter])
+    optimizer.step()
+    state = optimizer.state_dict()
+    require_fitting_optimizer(optimizer, state)
+    state["param_groups"][0][name] = value
+    with pytest.raises(ValueError, match=f"'{name}' of group 0 should be"):
+        require_fitting_optimizer(optimizer, state)
+
+
+@pytest.mark.parametrize("value", [None, "x", torch.ones(5), {}])
+def test_a_moment_that_is_no_tensor_of_its_parameters_shape_is_named(value: Any) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
+    state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
+    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 should be a tensor of the shape \[3\]; got"):
+        require_fitting_optimizer(optimizer, state)
 
 
 @pytest.mark.parametrize(

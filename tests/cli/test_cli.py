@@ -476,7 +476,7 @@ def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
 
 
 def test_import_reads_unsafe_files_only_if_trusted(tmp_path: Path) -> None:
-    torch.save({"state_dict": {}, "x": RunsCode()}, "unsafe.ckpt")
+    torch.save({"state_dict": {"w": torch.ones(1)}, "x": RunsCode()}, "unsafe.ckpt")
     message = error_of("import", "unsafe.ckpt", tmp_path, "--any-module", ends_with=1)
     assert "posix.system" in message
     assert "--trusted" in message

@@ -13,19 +13,33 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weights
+from det_lightning.checkpoint.format.shards import map_tensors
+from det_lightning.checkpoint.format.standard_values import save_state
+from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
+
+
+def require_tensors(content: CheckpointContent) -> None:
+    """Raise an ``InvalidCheckpointException`` if the models of a checkpoint have no tensor."""
+    found: list[str] = []
+    map_tensors(to_weights(content), lambda name, _: found.append(name), "", torch.Tensor)
+    if not found:
+        raise errors.InvalidCheckpointException(
+            f"{escape(content.source)} holds no tensor in its models, so nothing is written. The weights of an "
+            "EstimatorTrial are in TensorFlow's files; use the code that wrote the checkpoint."
+        )
 
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
     with _replacing(file) as unfinished:
-        torch.save(to_weights(content), unfinished)
+        save_state(to_weights(content), unfinished)
 
 
 def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write a Lightning ``.ckpt`` file; see ``to_lightning``."""
     with _replacing(file) as unfinished:
-        torch.save(to_lightning(content), unfinished)
+        save_state(to_lightning(content), unfinished)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:

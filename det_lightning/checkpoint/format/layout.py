@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from det_lightning import errors
@@ -53,6 +53,8 @@ STATE_FILES = (
 )
 # Determined's trial classes whose checkpoints have other files.
 _FOREIGN_TRIALS = ("DeepSpeedTrial", "TFKerasTrial")
+# The names of a TFKerasTrial's files begin with this; TensorFlow's file `checkpoint` is often among them.
+_KERAS_PREFIX = "determined-keras"
 #: The name of ``trial_state.pkl`` in older releases.
 WORKLOAD_FILE = "workload_sequencer.pkl"
 
@@ -67,8 +69,15 @@ MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
 _MAX_JSON_DEPTH = 100
 
 
+def is_of_keras(names: Iterable[str]) -> bool:
+    """Return whether a checkpoint with files of these names is that of a ``TFKerasTrial``."""
+    return any(name.startswith(_KERAS_PREFIX) for name in names)
+
+
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
     """Return the file with the weights, which has other names in older releases."""
+    if directory.is_dir() and is_of_keras(path.name for path in directory.iterdir()):
+        raise _unknown_kind(directory, "of a TFKerasTrial")
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name

@@ -17,7 +17,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
-from det_lightning.checkpoint.format.plain_numpy import with_numpy, with_plain_numbers, without_numpy
+from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.masking import mask
 
@@ -112,9 +112,9 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
 def to_entry(content: CheckpointContent) -> dict[str, Any]:
     """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning stores itself.
 
-    It has no numpy objects, which ``torch.load`` would refuse.
+    It has plain values only, since ``torch.load`` would refuse those of numpy and others.
     """
-    entry: dict[str, Any] = without_numpy(
+    entry: dict[str, Any] = with_plain_values(
         {
             "state": content.state,
             "trial_state": dict(vars(content.trial_state)),
@@ -132,7 +132,7 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
         raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
-    entry = with_numpy(entry)
+    entry = with_own_types(entry)
     load_data = entry.get("load_data")
     trial_state, resume = _progress_in(entry)
     dicts = {"resume": resume, "load_data": load_data}

@@ -236,9 +236,9 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
     ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
     latest = time.time() - _INCOMPLETE_AFTER_S
     unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
-    old = {info.id for info in unmarked if not info.complete and info.written is not None and info.written < latest}
     # Releases before 0.18 wrote no file that marks a checkpoint as complete.
-    whole = {info.id for info in unmarked if info.complete}
+    whole = {info.id for info in unmarked if info.complete or info.foreign}
+    old = {info.id for info in unmarked if info.written is not None and info.written < latest} - whole
     over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
     return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
 

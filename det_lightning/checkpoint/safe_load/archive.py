@@ -1,7 +1,7 @@
-"""Unambiguous reading of the zip archives that ``torch.save`` writes, of tensors and checksums in several threads.
+"""Unambiguous reading of the zip archives that ``torch.save`` writes. torch does not compare their checksums.
 
 Python and torch find the entries of an archive by different rules, and a forged one can show each a different list. So
-the entries are looked up once, and torch gets a ``PlainArchive`` of them, with the checked content and nothing else.
+the entries are looked up once, and torch gets a ``CheckedArchive`` of them, with the checked content and nothing else.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import io
-import os
 import struct
-import threading
 import zipfile
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
-import torch
 from zlib_ng import zlib_ng
 
 _END = struct.Struct("<4s4H2IH")
@@ -33,11 +29,8 @@ _CENTRAL_MAGIC = b"PK\x01\x02"
 _ENCRYPTED = 1
 _VERSION_64 = 45
 
-_CHUNK_BYTES = 1024 * 1024
-# Fresh memory costs more than reading, and more than a few threads only wait for memory.
-_MOST_THREADS = 4
-# Handing a smaller storage to a thread takes longer than reading it.
-_SMALL_BYTES = 32 * 1024
+# The checksum of a chunk is computed while the chunk is in the processor's cache.
+_CHUNK_BYTES = 256 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +43,69 @@ class Entry:
     crc32: int
 
 
-def read_entries(file: IO[bytes]) -> dict[str, Entry]:
+class _Stream(io.RawIOBase):
+    """A stream of ``size`` bytes that can be read from any position."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        self.position = max(0, origin + offset)
+        return self.position
+
+
+class Section(_Stream):
+    """A section of an open file as a stream without a descriptor; by default the whole file."""
+
+    def __init__(self, file: IO[bytes], begin: int = 0, length: int | None = None) -> None:
+        size = file.seek(0, io.SEEK_END)
+        super().__init__(size - begin if length is None else length)
+        if begin + self.size > size:
+            raise EOFError(f"it has {size:,} bytes, and should go on to byte {begin + self.size:,}")
+        self._file = file
+        self._begin = begin
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")[: max(0, self.size - self.position)]
+        self._file.seek(self._begin + self.position)
+        count: int = self._file.readinto(target)  # type: ignore[attr-defined]  # of an open binary file
+        self.position += count
+        return count
+
+    def fill(self, position: int, target: memoryview) -> int:
+        """Fill ``target`` from a position on; return the checksum. Raise an ``EOFError`` if the file ends before."""
+        self.seek(position)
+        crc32 = 0
+        while len(target):
+            count = self.readinto(target[:_CHUNK_BYTES])
+            if not count:
+                raise EOFError("it ends in the middle of an entry")
+            crc32 = zlib_ng.crc32(target[:count], crc32)
+            target = target[count:]
+        return crc32
+
+    def checksum(self, entry: Entry) -> int:
+        """Return the checksum of the content of an entry, which is not kept."""
+        crc32 = 0
+        buffer = memoryview(bytearray(min(entry.size, _CHUNK_BYTES)))
+        for at in range(0, entry.size, _CHUNK_BYTES):
+            chunk = buffer[: entry.size - at]
+            crc32 = zlib_ng.crc32_combine(crc32, self.fill(entry.begin + at, chunk), len(chunk))
+        return crc32
+
+
+def read_entries(file: Section) -> dict[str, Entry]:
     """Return the entries of an archive by their names."""
-    size = file.seek(0, io.SEEK_END)
-    directory = _find_directory(file, size)
+    directory = _find_directory(file)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
     # torch ignores case. Python truncates names at a zero byte, and torch does not.
@@ -63,7 +115,7 @@ def read_entries(file: IO[bytes]) -> dict[str, Entry]:
         raise ValueError("torch.save does not use a name twice")
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size for entry in listed):
         unpacked = sum(entry.file_size for entry in listed)
-        raise ValueError(f"it has {size:,} bytes and declares {unpacked:,}; torch.save compresses nothing")
+        raise ValueError(f"it has {file.size:,} bytes and declares {unpacked:,}; torch.save compresses nothing")
     roots = {entry.filename.partition("/")[0] for entry in listed}
     if len(roots) != 1:
         raise ValueError(f"torch.save puts everything into one directory; the archive has {len(roots):,}")
@@ -80,16 +132,16 @@ def read_entries(file: IO[bytes]) -> dict[str, Entry]:
     return entries
 
 
-def _find_directory(file: IO[bytes], size: int) -> int:
+def _find_directory(file: Section) -> int:
     """Return the position of the list of entries, if the end of the archive holds exactly one."""
-    file.seek(max(0, size - _END_64.size - _LOCATOR.size - _END.size))
+    file.seek(max(0, file.size - _END_64.size - _LOCATOR.size - _END.size))
     tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
         raise ValueError("the end of the archive is missing")
     _, disk, first_disk, here, count, length, begin, comment = _END.unpack(tail[-_END.size :])
     if disk or first_disk or here != count or comment:
         raise ValueError("the end of the archive is not one of torch.save")
-    end = size - _END.size
+    end = file.size - _END.size
     if tail[: -_END.size][-_LOCATOR.size :][:4] == _LOCATOR_MAGIC:
         end -= _LOCATOR.size + _END_64.size
         small = (count, length, begin)
@@ -119,7 +171,7 @@ def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
     return count, length, begin
 
 
-def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
+def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
     """Return a listed entry with the position of its content; raise unless the header in front of it agrees."""
     file.seek(found.header_offset)
     header = file.read(_LOCAL.size)
@@ -134,94 +186,63 @@ def _locate(file: IO[bytes], found: zipfile.ZipInfo) -> Entry:
     return Entry(found.filename.partition("/")[2], begin, found.file_size, found.CRC)
 
 
-class UnknownOrderError(Exception):
-    """This release of torch reads storages in a different order than earlier ones."""
+def read_entry(file: Section, entry: Entry) -> bytes:
+    """Return the content of an entry; raise a ``ValueError`` if its checksum differs."""
+    content = bytearray(entry.size)
+    if file.fill(entry.begin, memoryview(content)) != entry.crc32:
+        raise ValueError(f"the checksum of its entry {entry.name!r:.100} differs")
+    return bytes(content)
 
 
-class Stream(io.RawIOBase):
-    """A stream of ``size`` bytes that can be read from any position."""
+class CheckedArchive(_Stream):
+    """An archive with the ``contents`` that were read, and with ``entries``, whose content torch reads from the file.
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
-        self.position = max(0, origin + offset)
-        return self.position
-
-
-@dataclasses.dataclass
-class _Content:
-    """The content of an entry, whose first ``checked`` bytes have been read, and have the checksum ``crc32``."""
-
-    entry: Entry
-    checked: int = 0
-    crc32: int = 0
-
-    def __len__(self) -> int:
-        return self.entry.size
-
-
-class PlainArchive(Stream):
-    """An archive of given entries, without a copy of their content, that computes the checksums of all bytes read.
-
-    Unlike in a file, torch cannot look for another format in it. ``file`` is unbuffered, and stays open. ``contents``
-    of some entries are already checked.
-
-    If it ``fills_later``, pass :meth:`fill` to ``torch.load`` as ``map_location``. All other entries must then be the
-    content of storages: torch gets their memory uninitialized; it is filled while torch goes on, and complete after
-    :meth:`find_damage`. This is for pickles that build nothing from the values of tensors.
+    The checksums of what torch reads are computed meanwhile, and compared by :meth:`find_damage`.
     """
 
-    def __init__(
-        self, file: IO[bytes], entries: Mapping[str, Entry], contents: Mapping[str, bytes], *, fills_later: bool
-    ) -> None:
+    def __init__(self, file: Section, entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
         super().__init__(size=0)
         self._file = file
-        self._lock = threading.Lock()
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = ThreadPoolExecutor(min(processors, _MOST_THREADS), "det_lightning_read")
-        self._filling: list[Future[None]] = []
-        self._fills_later = fills_later
-        self._left: list[_Content] = []
+        self._crc32s: dict[str, int] = {}
+        self._entries = entries
         # Some bytes each: either given, or an entry's content in the file.
-        self._parts: list[bytes | _Content] = []
+        self._parts: list[bytes | Entry] = []
         self._begins: list[int] = []
-        lines = [
-            self._append_entry(f"archive/{name}".encode(), entry, contents.get(name)) for name, entry in entries.items()
-        ]
+        lines = [self._append_entry(name, content, len(content)) for name, content in contents.items()]
+        lines += [self._append_entry(name, entry, entry.size) for name, entry in entries.items()]
         directory = b"".join(lines)
         begin = self.size
         end_64 = (_END_64_MAGIC, _END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0)
-        count = len(entries)
-        self._append(
-            directory
-            + _END_64.pack(*end_64, count, count, len(directory), begin)
-            + _LOCATOR.pack(_LOCATOR_MAGIC, 0, begin + len(directory), 1)
-            + _END.pack(_END_MAGIC, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-        )
+        count = len(lines)
+        end = _END_64.pack(*end_64, count, count, len(directory), begin)
+        end += _LOCATOR.pack(_LOCATOR_MAGIC, 0, begin + len(directory), 1)
+        end += _END.pack(_END_MAGIC, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+        self._append(directory + end, len(directory) + len(end))
 
-    def _append_entry(self, name: bytes, entry: Entry, given: bytes | None) -> bytes:
+    def _append_entry(self, name: str, content: bytes | Entry, size: int) -> bytes:
         """Add an entry; return its line in the list of entries."""
         header_at = self.size
-        sizes = struct.pack("<2H2Q", 1, 16, entry.size, entry.size)
-        common = (0x800, zipfile.ZIP_STORED, 0, 0, entry.crc32, 0xFFFFFFFF, 0xFFFFFFFF, len(name))
-        self._append(_LOCAL.pack(_LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + name + sizes)
-        self._append(_Content(entry) if given is None else given)
-        extra = struct.pack("<2H3Q", 1, 24, entry.size, entry.size, header_at)
+        encoded = f"archive/{name}".encode()
+        sizes = struct.pack("<2H2Q", 1, 16, size, size)
+        common = (
+            0x800,
+            zipfile.ZIP_STORED,
+            0,
+            0,
+            0,
+            0xFFFFFFFF,
+            0xFFFFFFFF,
+            len(encoded),
+        )  # torch compares no checksum
+        header = _LOCAL.pack(_LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + encoded + sizes
+        self._append(header, len(header))
+        self._append(content, size)
+        extra = struct.pack("<2H3Q", 1, 24, size, size, header_at)
         line = _CENTRAL.pack(_CENTRAL_MAGIC, _VERSION_64, _VERSION_64, *common, len(extra), 0, 0, 0, 0, 0xFFFFFFFF)
-        return line + name + extra
+        return line + encoded + extra
 
-    def _append(self, part: bytes | _Content) -> None:
-        if size := len(part):
+    def _append(self, part: bytes | Entry, size: int) -> None:
+        if size:
             self._parts.append(part)
             self._begins.append(self.size)
             self.size += size
@@ -230,85 +251,28 @@ class PlainArchive(Stream):
         target = memoryview(buffer).cast("B")
         done = 0
         while done < len(target) and self.position < self.size:
-            index = bisect.bisect_right(self._begins, self.position) - 1
-            part = self._parts[index]
-            offset = self.position - self._begins[index]
-            wanted = target[done : done + len(part) - offset]
-            if isinstance(part, bytes):
-                wanted[:] = part[offset : offset + len(wanted)]
-            elif self._fills_later and len(wanted) == len(target) == len(part):
-                self._left.append(part)  # for fill(); an error raised here would not reach the caller of torch.load
-            elif self._fills_later:
-                wanted[:] = bytes(len(wanted))  # torch only looks for headers here
-            elif not self._read(part, offset, wanted):
-                break
-            done += len(wanted)
-            self.position += len(wanted)
+            count = self._read_part(target[done:])
+            done += count
+            self.position += count
         return done
 
-    def _read(self, content: _Content, offset: int, target: memoryview) -> bool:
-        """Fill ``target``; return whether it is full. The checksum of a chunk is computed while it is in the cache."""
-        is_next = offset == content.checked
-        filled = 0
-        while filled < len(target):
-            chunk = target[filled : filled + _CHUNK_BYTES]
-            count = self._read_at(content.entry.begin + offset + filled, chunk)
-            if not count:
-                return False
-            filled += count
-            if is_next:
-                content.crc32 = zlib_ng.crc32(chunk[:count], content.crc32)
-                content.checked += count
-        return True
-
-    def _read_at(self, position: int, target: memoryview) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [target], position)
-        with self._lock:
-            self._file.seek(position)
-            count: int = self._file.readinto(target)  # type: ignore[attr-defined]  # of an unbuffered file
-            return count
-
-    def fill(self, storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
-        """Start filling the storage that torch has just read, and leave it on the CPU; raise ``UnknownOrderError``
-        if torch has not just read it.
-        """
-        if not storage.nbytes():
-            return storage
-        if len(self._left) != 1 or len(self._left[0]) != storage.nbytes():
-            raise UnknownOrderError("torch.load asks where to load a storage that it has not just read")
-        content = self._left.pop()
-        # The view keeps the memory alive, whatever happens to the storage meanwhile.
-        view = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy().data
-        if len(view) < _SMALL_BYTES:
-            self._fill(content, view)
-        else:
-            self._filling.append(self._threads.submit(self._fill, content, view))
-        return storage
-
-    def _fill(self, content: _Content, target: memoryview) -> None:
-        if not self._read(content, 0, target):
-            raise EOFError(f"the entry {content.entry.name!r:.100} ends in the middle")
+    def _read_part(self, target: memoryview) -> int:
+        """Fill ``target`` from the part at the current position; return how many bytes that part had."""
+        index = bisect.bisect_right(self._begins, self.position) - 1
+        part = self._parts[index]
+        offset = self.position - self._begins[index]
+        if isinstance(part, bytes):
+            found = part[offset : offset + len(target)]
+            target[: len(found)] = found
+            return len(found)
+        count = min(len(target), part.size - offset)
+        crc32 = self._file.fill(part.begin + offset, target[:count])
+        if count == part.size:  # as torch reads the content of a storage
+            self._crc32s[part.name] = crc32
+        return count
 
     def find_damage(self) -> list[str]:
-        """Wait for all content, and read what torch did not; return the names of entries whose checksum differs.
-
-        Raise an ``UnknownOrderError`` if torch has not asked where to load a storage, an ``EOFError`` if the file has
-        become shorter, and an ``OSError`` if it cannot be read.
-        """
-        if self._left:
-            raise UnknownOrderError(f"torch.load has not asked where to load {self._left[0].entry.name!r:.100}")
-        for one in self._filling:
-            one.result()
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        contents = [part for part in self._parts if isinstance(part, _Content)]
-        for content in contents:
-            while (rest := len(content) - content.checked) > 0:
-                if not self._read(content, content.checked, buffer[:rest]):
-                    break
-        return [one.entry.name for one in contents if (one.checked, one.crc32) != (one.entry.size, one.entry.crc32)]
-
-    def close(self) -> None:
-        """End the threads; reads that have not started are cancelled."""
-        self._threads.shutdown(cancel_futures=True)
-        super().close()
+        """Return the names of the entries whose checksum differs, after a look at those that torch did not read."""
+        for name in self._entries.keys() - self._crc32s.keys():
+            self._crc32s[name] = self._file.checksum(self._entries[name])
+        return [name for name, entry in self._entries.items() if self._crc32s[name] != entry.crc32]

@@ -14,8 +14,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
+from det_lightning.checkpoint.format.links import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_trial_state
+from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
 from det_lightning.masking import mask
@@ -37,19 +38,28 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     """Find all missing, changed, damaged and unsafe files of a checkpoint, including its ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
     attempt = functools.partial(_attempt, verdict.problems)
+    attempt(lambda: require_inside(directory))
+    if verdict.problems:  # no other file is trusted to be there
+        return verdict
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
     attempt(lambda: layout.read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
-    # The first check has already reported a missing state.
-    with contextlib.suppress(errors.CheckpointNotFound):
-        state_file = layout.find_state_file(directory)
-        attempt(lambda: read_state(state_file, trusted=trusted))
+    state_file = _find_state_file(directory)
+    if state_file is not None:
+        attempt(lambda: read_state_file(state_file, trusted=trusted))
         if layout.is_sharded(directory, state_file):
             attempt(lambda: read_checkpoint(directory, trusted=trusted))
     attempt(lambda: read_resume(directory, trusted=trusted))
     attempt(lambda: _has_lightning(directory, trusted))
     return verdict
+
+
+def _find_state_file(directory: pathlib.Path) -> pathlib.Path | None:
+    """Return the file with the weights; None if ``require_complete`` raises because there is none."""
+    with contextlib.suppress(errors.CheckpointNotFound, errors.InvalidCheckpointException):
+        return layout.find_state_file(directory)
+    return None
 
 
 def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
@@ -101,7 +111,8 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
         lambda: {"lightning": _has_lightning(directory, trusted)},
     )
-    for read in reads:
+    _attempt(problems, lambda: require_inside(directory))
+    for read in reads if not problems else ():
         found.update(_attempt(problems, read) or {})
     return found
 
@@ -136,11 +147,10 @@ def _has_lightning(directory: pathlib.Path, trusted: bool) -> bool:
 
 
 def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
-    try:
-        path = layout.find_state_file(directory)
-    except errors.CheckpointNotFound:
-        return {}  # already reported: the checkpoint is incomplete
-    state = read_state(path, trusted=trusted)
+    path = _find_state_file(directory)
+    if path is None:
+        return {}
+    state = read_state_file(path, trusted=trusted)
     layout.modernize(state, str(path))
     return {
         "models": [_describe_model(weights) for weights in _dicts(state, "models_state_dict")],

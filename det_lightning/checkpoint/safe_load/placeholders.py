@@ -11,12 +11,13 @@ import pathlib
 import pickle
 import pickletools
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_load.state_file import is_known, read_state
+from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared
+from det_lightning.checkpoint.safe_load.state_file import read_state
 
 #: The entries of state files that whoever wants weights and settings needs; they must hold no objects.
 _NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings")
@@ -51,7 +52,7 @@ class Placeholder:
 _NAME = pickle.GLOBAL + f"{Placeholder.__module__}\n{Placeholder.__qualname__}\n".encode()
 
 
-def read_weights(path: pathlib.Path, *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
+def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
     """Read a state file as ``read_state`` does, for its weights and settings.
 
     Placeholders stand for objects in other entries; objects among the weights raise what ``read_state`` raises.
@@ -59,6 +60,8 @@ def read_weights(path: pathlib.Path, *, trusted: bool = False, **arguments: Any)
     try:
         return read_state(path, trusted=trusted, **arguments)
     except errors.UnsafeCheckpointError as refused:
+        if not isinstance(path, pathlib.Path):
+            path.seek(0)
         try:
             with torch.serialization.safe_globals([Placeholder]):
                 state = read_state(path, prepare=_put_placeholders, **arguments)
@@ -142,4 +145,5 @@ class _Walk:
 def _is_read(module: str, name: str) -> bool:
     """Return whether a state file may refer to a name, which protocol 2 spells as Python 2 did."""
     module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
-    return is_known(f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}")
+    full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+    return is_allowed(full) or full in list_declared()

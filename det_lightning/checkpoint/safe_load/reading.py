@@ -11,12 +11,14 @@ import os
 import pathlib
 import pickle
 import pickletools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.links import require_inside
 from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
@@ -26,9 +28,10 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
+from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
 from det_lightning.checkpoint.safe_load.placeholders import read_weights
 from det_lightning.checkpoint.safe_load.recorded import read_known_state
-from det_lightning.checkpoint.safe_load.stand_ins import STAND_INS, finish
+from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
@@ -41,51 +44,45 @@ logger = logging.getLogger(__name__)
 
 # A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
 _MAX_BYTES = 64 * 1024
-# With these operations a few bytes describe keys that take years to hash.
+# With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
-# So do tuples of tuples that each occur twice; the pickle of random states refers back to two values.
+_MAX_TUPLES = 1000
+# So do tuples of tuples that each occur twice; the pickle of random states refers back to a few values.
 _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
-# The unpickler itself stops at the first of these operations, unless it knows numpy's names.
-_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
-_NUMPY = {name: stand_in for name, stand_in in STAND_INS.items() if name.startswith("numpy.")}
 
 # Reads a state file.
 _Read = Callable[[pathlib.Path], dict[str, Any]]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, path: pathlib.Path, known: dict[str, Any]) -> None:
+    def __init__(self, content: bytes, known: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(content))
-        self._path = path
         self._known = known
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = f"{module_name}.{global_name}"
         if name not in self._known:
-            raise errors.UnsafeCheckpointError(
-                f"{escape(self._path)} refers to {escape(name):.200}, and reading that could run code. If you know "
-                "where the file comes from, pass trusted=True."
-            )
+            raise UnsafeReference(name)
         return self._known[name]
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:
-    """Raise if loading a pickle would take too much memory or time."""
+    """Raise if loading a pickle could take too much memory or time, or end the process."""
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has {len(content):,} bytes")
-    repeated = 0
+    names = Counter[str]()
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if operation.name in _REFERRING and not with_arrays:
-            return
-        repeated += operation.name in _REPEATING
-        too_nested = repeated > _MAX_REPEATED if with_arrays else operation.name in _TUPLES
-        if operation.name in _NESTING or too_nested:
-            raise ValueError("it holds more than numbers and names")
         # The unpickler allocates memory for all memo numbers up to the one used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")
+        names[operation.name] += 1
+    tuples = sum(names[name] for name in _TUPLES)
+    repeated = sum(names[name] for name in _REPEATING)
+    is_nested = tuples > _MAX_TUPLES or repeated > _MAX_REPEATED if with_arrays else tuples > 0
+    if is_nested or names.keys() & _NESTING:
+        raise ValueError("it holds more than numbers and names")
 
 
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
@@ -114,10 +111,12 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
             values = pickle.loads(content)
         else:
             _require_small(content, with_arrays)
-            values = _Unpickler(content, path, _NUMPY if with_arrays else {}).load()
-            values = finish(values) if with_arrays else values
-    except errors.CheckpointError:
-        raise
+            values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
+    except UnsafeReference as e:
+        raise errors.UnsafeCheckpointError(
+            f"{escape(path)} refers to {escape(e.args[0]):.200}, and reading that could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        ) from e
     except Exception as e:  # unpickling damaged bytes may raise anything
         raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
     if not isinstance(values, dict):
@@ -233,18 +232,17 @@ def read_checkpoint(
         >>> content.trial_state.batches_trained
         2
     """
-    require_checkpoint_path(directory)
-    directory = pathlib.Path(directory)  # callers without type checks pass text
+    if not isinstance(directory, os.PathLike):
+        require_checkpoint_path(directory)
+        directory = pathlib.Path(directory)  # callers without type checks pass text
+    require_inside(directory)
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     read: _Read = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
     if recorded:
         read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
-    if state_file.name == layout.TENSORFLOW_FILE:  # Determined writes nothing else for Estimators
-        state: dict[str, Any] = {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
-    else:
-        state = read(state_file)
+    state = read_state_file(state_file, read)
     warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
@@ -274,6 +272,16 @@ def read_checkpoint(
     return content
 
 
+def read_state_file(state_file: pathlib.Path, read: _Read | None = None, *, trusted: bool = False) -> dict[str, Any]:
+    """Return the state in a file of a checkpoint, as ``read`` reads it, by default ``read_state``.
+
+    TensorFlow's file of an Estimator stands for an empty state.
+    """
+    if state_file.name == layout.TENSORFLOW_FILE:
+        return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
+    return read_state(state_file, trusted=trusted) if read is None else read(state_file)
+
+
 def _with_stored(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:
     resume = content.resume
     if resume is not None:
@@ -292,6 +300,11 @@ def read_models(
     arguments and exceptions, see :func:`read_state`.
     """
     state_file = layout.find_state_file(directory)
+    if state_file.name == layout.TENSORFLOW_FILE:
+        raise errors.InvalidCheckpointException(
+            f"{escape(directory)} is a checkpoint of an EstimatorTrial, without weights of torch; train or evaluate "
+            "that trial with det_lightning.estimator."
+        )
     state = read_weights(state_file, trusted=trusted, **torch_load_kwargs)
     names = [state_file.relative_to(directory).as_posix()]
     if layout.is_sharded(directory, state_file):

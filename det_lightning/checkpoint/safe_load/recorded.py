@@ -29,4 +29,4 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
             if copy_and_digest(path, copy) not in recorded:
                 raise
             logger.info("%s is read with its objects: it is as this trial wrote it.", escape(path))
-            return read_state(copy, trusted=True, source=path)
+            return read_state(copy, trusted=True, name=path)

@@ -1,26 +1,33 @@
-"""The types that a state may hold beyond torch's allow-list, and the numpy values in it.
+"""The names that a state file may refer to, and what stands in for those that trust their arguments.
 
-numpy's own functions trust their arguments: forged ones crash the process. So pickled arrays, scalars and data types
-are read into plain descriptions, which :func:`finish` turns into numpy objects.
+numpy's own functions do: forged ones crash the process. So pickled arrays, scalars and data types are read into plain
+descriptions, which :func:`finish` turns into numpy objects.
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
 import contextlib
 import math
 import pickle
+import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-# Booleans, integers, floats, complex numbers, bytes and strings: none of them refers to Python objects.
-_PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUV"
+from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
+
+# Booleans, integers, floats, complex numbers, bytes, strings, times: none of them refers to Python objects.
+_PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUVmM"
+_MAX_DIMENSIONS = 64
 
 
 class DataType:
-    """A pickled numpy data type."""
+    """A pickled numpy data type. The flags, integers before numpy 1.20, mean nothing for a plain one."""
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
         self.dtype = _plain_dtype(code)
@@ -29,9 +36,22 @@ class DataType:
         if type(state) is not tuple or not 5 <= len(state) <= 9:
             raise ValueError("the state of a numpy data type has other parts")
         byte_order, subtype, names, fields = state[1:5]
-        if byte_order not in ("<", ">", "=", "|") or (subtype, names, fields) != (None, None, None):
-            raise ValueError("only plain numpy data types can be read; got one of another kind")
-        self.dtype = self.dtype.newbyteorder(byte_order)
+        if (subtype, names, fields) != (None, None, None):
+            raise pickle.UnpicklingError("a numpy data type of records or arrays")
+        if byte_order not in ("<", ">", "=", "|"):
+            raise ValueError(f"a numpy data type has the byte order {_show(byte_order)}")
+        if self.dtype.kind in "mM" and len(state) == 9:
+            self.dtype = _with_unit(self.dtype, state[8])
+        self.dtype = np.dtype(self.dtype.newbyteorder(byte_order).str)
+
+
+def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
+    """Return a data type of times with its unit, which numpy pickles beside it."""
+    _, (unit, count, *_) = metadata
+    unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
+    if not isinstance(unit, str) or len(unit) > 7 or type(count) is not int or not 0 < count < 2**31:
+        raise ValueError("the unit of a numpy data type has other parts")
+    return dtype if unit == "generic" else _plain_dtype(f"{dtype.kind}8[{count}{unit}]")
 
 
 class _Array:
@@ -41,47 +61,56 @@ class _Array:
         self.array: np.ndarray[Any, Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
-        if type(state) is not tuple:
+        if type(state) is not tuple or len(state) != 5:
             raise ValueError("the state of a numpy array has other parts")
         _version, shape, data_type, is_fortran, content = state
-        dtype = _dtype_of(data_type)
-        for length in shape:
-            if not isinstance(length, int) or length < 0:
-                raise ValueError(f"expected a number of elements; got {_shown(length)}")
-        shape = list(shape)
-        if not isinstance(content, bytes) or len(content) != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its content")
-        flat = np.frombuffer(bytearray(content), dtype)
-        self.array = flat.reshape(shape, order="F" if is_fortran else "C")
+        self.array = _make_array(content, data_type, shape, "F" if is_fortran else "C")
 
 
-def _shown(value: Any) -> str:
+def _make_array(content: Any, data_type: Any, shape: Any, order: Any) -> np.ndarray[Any, Any]:
+    dtype = _dtype_of(data_type)
+    if type(shape) is not tuple or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"an array has at most {_MAX_DIMENSIONS} dimensions")
+    for length in shape:
+        if not isinstance(length, int) or not 0 <= length < 2**63:
+            raise ValueError(f"expected a number of elements; got {_show(length)}")
+    if not isinstance(content, bytes | bytearray) or len(content) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of shape {list(shape)} and type {dtype} does not fit its content")
+    return np.frombuffer(bytearray(content), dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _show(value: Any) -> str:
     """Return a short text for a value; the repr() of nested ones may not fit into memory."""
     return f"{value!r:.100}" if isinstance(value, str | int | float | type) else f"a {type(value).__name__}"
 
 
 def _plain_dtype(code: Any) -> np.dtype[Any]:
     if not isinstance(code, str) or len(code) > 16:
-        raise ValueError(f"a numpy data type is named by a short string; got {_shown(code)}")
+        raise ValueError(f"a numpy data type is named by a short string; got {_show(code)}")
     dtype = np.dtype(code)
     if dtype.char not in _PLAIN_KINDS or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
-        raise ValueError(f"only plain numpy data types can be read; got {code!r}")
+        raise pickle.UnpicklingError(f"a numpy data type {code!r}, which is not one of plain values")
     return dtype
 
 
 def _dtype_of(described: Any) -> np.dtype[Any]:
     if not isinstance(described, DataType):
-        raise ValueError(f"expected a numpy data type; got {_shown(described)}")
+        raise ValueError(f"expected a numpy data type; got {_show(described)}")
     return described.dtype
 
 
 def _begin_array(kind: Any, *_: Any) -> _Array:
     if kind is not _Array:
-        raise ValueError(f"only numpy arrays can be read as arrays; got {_shown(kind)}")
+        raise ValueError(f"only numpy arrays can be read as arrays; got {_show(kind)}")
     return _Array()
 
 
-def make_scalar(data_type: Any, content: Any) -> Any:
+def _from_buffer(content: Any, data_type: Any, shape: Any, order: Any, *_: Any) -> np.ndarray[Any, Any]:
+    """Stand in for the function with which numpy pickles an array by protocol 5."""
+    return _make_array(content, data_type, shape, order)
+
+
+def _make_scalar(data_type: Any, content: Any) -> Any:
     """Stand in for the function with which numpy pickles a scalar."""
     dtype = _dtype_of(data_type)
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
@@ -94,6 +123,13 @@ def _no_bytes() -> bytes:
     return b""
 
 
+def _encode_latin(text: str, encoding: str) -> bytes:
+    """Stand in for ``_codecs.encode``, with which protocol 2 pickles bytes."""
+    if encoding not in ("latin1", "latin-1"):
+        raise ValueError(f"bytes are pickled as latin1; got {_show(encoding)}")
+    return text.encode("latin-1")
+
+
 class _OneCycle:
     """Stands for the class ``OneCycleLR``."""
 
@@ -101,32 +137,102 @@ class _OneCycle:
 def _attribute(owner: Any, name: Any) -> Any:
     """Stand in for ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
     if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
-        raise pickle.UnpicklingError(f"Unsupported global: GLOBAL getattr({_shown(owner)}, {_shown(name)})")
+        raise pickle.UnpicklingError(f"getattr({_show(owner)}, {_show(name)})")
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
 
 
-#: The names that have stand-ins here, and the stand-ins.
-STAND_INS: dict[str, Any] = {
+_NUMPY: dict[str, Any] = {
     "numpy.ndarray": _Array,
     "numpy.dtype": DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": make_scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": _make_scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.numeric._frombuffer": _from_buffer for core in ("core", "_core")},
     "builtins.bytes": _no_bytes,
+}
+#: What the pickles of random states call, by the names in them.
+RANDOM_STATES: dict[str, Any] = {**_NUMPY, "_codecs.encode": _encode_latin}
+
+# Declared to torch, beside its own list.
+_DECLARED: dict[str, Any] = {
+    **CONSTRUCTORS,
+    **_NUMPY,
     "builtins.getattr": _attribute,
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
 
+# Classes of storages, and the bytes of one element.
+_ITEMSIZES = {
+    1: ("Char", "Byte", "Bool", "QUInt8", "QInt8", "QUInt4x2", "QUInt2x4"),
+    2: ("Half", "BFloat16", "Short"),
+    4: ("Float", "Int", "QInt32"),
+    8: ("Double", "Long", "ComplexFloat"),
+    16: ("ComplexDouble",),
+}
+#: The classes of storages, and the bytes of one element of each.
+STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() for kind in kinds}
+STORAGES["torch.storage.UntypedStorage"] = 1
+
+# What torch.save writes of torch's own list. The rest of it makes tensors of classes, nested ones among them, whose
+# parts torch does not check.
+_OF_TORCH = frozenset(
+    {
+        *("_codecs.encode", "builtins.bytearray", "builtins.complex", "builtins.set"),
+        *("collections.Counter", "collections.OrderedDict"),
+        *("torch.Size", "torch.Tensor", "torch.device", "torch.nn.parameter.Parameter"),
+        *("torch.serialization._get_layout", "torch._tensor._rebuild_from_type_v2"),
+        *(f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor", "sparse_tensor")),
+        *(f"torch._utils._rebuild_{kind}" for kind in ("parameter", "parameter_with_state", "meta_tensor_no_storage")),
+        *(f"torch.per_tensor_{kind}" for kind in ("affine", "symmetric")),
+        *(f"torch.per_channel_{kind}" for kind in ("affine", "symmetric", "affine_float_qparams")),
+    }
+)
+# Importing these declares classes to torch: a DeviceMesh opens connections, parts of nested tensors are not checked.
+_NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether a state file may refer to a name, whatever the user has declared."""
+    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or _is_dtype(name)
+
+
+def _is_dtype(name: str) -> bool:
+    return isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+
+
+def list_declared() -> frozenset[str]:
+    """Return the names that the user has declared safe to torch."""
+    return frozenset(_find_declared())
+
+
+def _find_declared() -> dict[str, Any]:
+    """Return what the user has declared safe to torch by its names, without what is never read or has a stand-in."""
+    named = [
+        one if isinstance(one, tuple) else (one, f"{one.__module__}.{one.__qualname__}")
+        for one in torch.serialization.get_safe_globals()
+    ]
+    return {name: one for one, name in named if name not in _DECLARED and not name.startswith(_NEVER)}
+
+
+_lock = threading.RLock()
+
 
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` read numpy values in the block; pass its result to :func:`finish`.
+    """Let ``torch.load(weights_only=True)`` read our list and the user's; pass its result to :func:`finish`.
 
     Sparse tensors with indices beyond their size are refused; torch would trust them, and write out of bounds.
     """
-    stand_ins = torch.serialization.safe_globals([(stand_in, name) for name, stand_in in STAND_INS.items()])
     check_sparse: Any = torch.sparse.check_sparse_tensor_invariants  # torch has no types for it
-    with stand_ins, check_sparse():
-        yield
+    with _lock, check_sparse():
+        before: list[Any] = torch.serialization.get_safe_globals()
+        names = {**_find_declared(), **_DECLARED}
+        torch.serialization.clear_safe_globals()
+        try:
+            torch.serialization.add_safe_globals([(one, name) for name, one in names.items()])
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
 def finish(value: Any) -> Any:
@@ -141,19 +247,38 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         if value.array is None:
             raise ValueError("an array has no content")
         return value.array
-    if not isinstance(value, dict | list | tuple):
+    if not isinstance(value, _CONTAINERS):
         return value
-    if id(value) in done:
-        return done[id(value)][1]
-    # The original is kept alive with the result, so that no other object gets its id.
-    done[id(value)] = value, value
-    if isinstance(value, dict):
-        for key in list(value):
-            value[key] = _finish(value[key], done)
-    elif isinstance(value, list):
-        value[:] = [_finish(item, done) for item in value]
-    elif type(value) is tuple:
-        items = tuple(_finish(item, done) for item in value)
-        if any(item is not before for item, before in zip(items, value, strict=True)):
-            done[id(value)] = value, items
+    if id(value) not in done:
+        # The original is kept alive with the result, so that no other object gets its id.
+        done[id(value)] = value, value
+        done[id(value)] = value, _finish_container(value, done)
     return done[id(value)][1]
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, argparse.Namespace, types.SimpleNamespace)
+
+
+def _finish_container(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    attributes = getattr(value, "__dict__", {})
+    if isinstance(value, dict) and (hidden := [name for name in attributes if hasattr(type(value), str(name))]):
+        raise ValueError(f"an OrderedDict has an attribute in place of its method {hidden[0]!r:.100}")
+    _finish_items(attributes, done)
+    if isinstance(value, dict):
+        _finish_items(value, done)
+    elif isinstance(value, list | collections.deque):
+        for index, item in enumerate(list(value)):
+            value[index] = _finish(item, done)
+    elif type(value) in (tuple, frozenset, set):
+        items = [_finish(item, done) for item in value]
+        if any(item is not before for item, before in zip(items, value, strict=True)):
+            return type(value)(items)
+    return value
+
+
+def _finish_items(values: dict[Any, Any], done: dict[int, tuple[Any, Any]]) -> None:
+    finished = [(_finish(key, done), _finish(item, done)) for key, item in values.items()]
+    if any(key is not before for (key, _), before in zip(finished, values, strict=True)):
+        values.clear()  # the order stays
+    for key, item in finished:
+        values[key] = item

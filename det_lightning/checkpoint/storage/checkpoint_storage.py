@@ -24,7 +24,7 @@ from det_lightning.checkpoint.storage.wrong_places import (
     require_checkpoint_path,
 )
 from det_lightning.escaping import escape
-from det_lightning.masking import mask_url
+from det_lightning.masking import mask_url, short_text
 
 logger = logging.getLogger(__name__)
 

@@ -44,6 +44,7 @@ class CheckpointInfo:
         written: when its latest file was written, in seconds since 1970; None if the storage does not know.
         metadata_written: when its ``metadata.json`` was written; None also if there is none.
         markers: the names of those of its files that make it a checkpoint.
+        foreign: whether it is that of a ``TFKerasTrial``, which det_lightning neither reads nor deletes.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
@@ -60,6 +61,7 @@ class CheckpointInfo:
     written: float | None
     metadata_written: float | None = None
     markers: frozenset[str] = frozenset()
+    foreign: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,8 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
     is_small = entry is not None and (entry.get("size") or 0) <= layout.MAX_SMALL_FILE_BYTES
     metadata = read_metadata(checkpoint) if is_small else {}  # others would fill the memory
     times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
-    has_state = any(name in files for name in layout.STATE_FILES)
+    foreign = layout.is_of_keras(files)
+    has_state = not foreign and any(name in files for name in layout.STATE_FILES)
     # The files of a script of the Core API have any names.
     is_of_script = bool(metadata) and layout.names_no_framework(metadata) and layout.LOAD_DATA_FILE not in files
     return CheckpointInfo(
@@ -124,6 +127,7 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
         written=max(times, default=None),
         metadata_written=None if entry is None else _time_of(entry),
         markers=frozenset(files.keys() & _MARKERS),
+        foreign=foreign,
     )
 
 

@@ -19,6 +19,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.load_data import encode_load_data
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
@@ -167,12 +168,12 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         del trial_state["epochs_trained"]
     (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
     if content.resume is not None:
-        torch.save(content.resume.to_dict(), directory / layout.RESUME_FILE)
+        save_state(content.resume.to_dict(), directory / layout.RESUME_FILE)
     if content.lightning is not None:
-        torch.save(content.lightning, directory / layout.LIGHTNING_FILE)
+        save_state(content.lightning, directory / layout.LIGHTNING_FILE)
     if content.is_sharded:
         (directory / layout.SHARDS_DIR).mkdir()
-    torch.save(content.state, directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE))
+    save_state(content.state, directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE))
     if content.files is not None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)

@@ -1,4 +1,4 @@
-"""Converts numpy values to plain ones, which ``torch.load(weights_only=True)`` reads without an allow-list."""
+"""Converts values of numpy and of the standard library to plain ones, which any ``torch.load`` reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format import standard_values
+from det_lightning.masking import short_text
 
 # A dict with these keys takes the place of a numpy array or scalar.
 _TYPE = "numpy_dtype"
@@ -25,16 +27,16 @@ _MAX_TYPE_CHARS = 32
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
-def without_numpy(value: Any) -> Any:
-    """Return ``value``, which stays unchanged, with plain dicts in place of numpy's arrays and scalars.
+def with_plain_values(value: Any) -> Any:
+    """Return ``value``, which stays unchanged, with plain dicts in place of values of numpy and the standard library.
 
     They are looked for in dicts, lists and tuples. Arrays of Python objects and of records are left as they are.
     """
     return _replaced(value, _describe, {})
 
 
-def with_numpy(value: Any) -> Any:
-    """Reverse :func:`without_numpy`; raise an ``InvalidCheckpointException`` if an array is damaged."""
+def with_own_types(value: Any) -> Any:
+    """Reverse :func:`with_plain_values`; raise an ``InvalidCheckpointException`` if a value is damaged."""
     return _replaced(value, functools.partial(_rebuild, set()), {})
 
 
@@ -63,6 +65,10 @@ def _replaced(value: Any, replace: Callable[[Any], Any], done: dict[int, Any]) -
 
 
 def _describe(value: Any) -> Any:
+    described = standard_values.describe(value)
+    if described is not None:
+        # The dict itself is new; what it holds may have to be described as well.
+        return {name: _replaced(part, _describe, {}) for name, part in described.items()}
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in _PLAIN_KINDS or not value.itemsize:
         return value
     return {
@@ -73,7 +79,11 @@ def _describe(value: Any) -> Any:
 
 
 def _rebuild(used: set[int], value: Any) -> Any:
-    """Return the array or scalar of a description; the addresses of contents that were ``used`` grow by its own."""
+    """Return the value of a description; the addresses of contents that were ``used`` grow by its own."""
+    if type(value) is dict and standard_values.is_description(value):
+        return _rebuild_standard(
+            {name: _replaced(part, functools.partial(_rebuild, used), {}) for name, part in value.items()}
+        )
     if type(value) is not dict or value.keys() != {_TYPE, _SHAPE, _CONTENT}:
         return value
     name = value[_TYPE]
@@ -95,6 +105,15 @@ def _rebuild(used: set[int], value: Any) -> Any:
     except (TypeError, ValueError) as e:
         raise errors.InvalidCheckpointException(
             f"The checkpoint is damaged: it has an array of numpy of type {name!r:.50} and shape {shape!r:.50}: {e}."
+        ) from e
+
+
+def _rebuild_standard(described: dict[str, Any]) -> Any:
+    try:
+        return standard_values.rebuild(described)
+    except Exception as e:  # constructors raise errors of many kinds
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint is damaged: it has a value that cannot be made again: {short_text(described)}: {e}."
         ) from e
 
 

@@ -1,0 +1,143 @@
+"""A look at a pickle of ``torch.save`` before torch reads it: the names that it refers to, and the storages it claims.
+
+torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things that a pickle may
+hold end the process: tuples within tuples, since hashing descends into them without a limit, and, before torch 2.13, a
+storage that is larger than its content.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle
+import dataclasses
+import pickle
+import pickletools
+from collections.abc import Callable
+from typing import IO, Any
+
+from det_lightning.checkpoint.safe_load.stand_ins import STORAGES, is_allowed, list_declared
+
+# What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
+_PUSHES = frozenset(["NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"])
+_ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1"])
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_POPS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
+
+# A key is a name or a tuple of a few. However often tuples share their parts, hashing looks at each part again.
+_MAX_DEPTH = 100
+_MORE_PARTS = 1_000_000
+_PARTS_PER_BYTE = 16
+
+#: Return whether there is a storage with a key and a size in bytes.
+Claim = Callable[[str, int], bool]
+
+
+class UnsafeReference(pickle.UnpicklingError):
+    """A pickle refers to a name that is not allowed; its only argument."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Name:
+    """A class, function or constant that a pickle names."""
+
+    full: str
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Parts:
+    """A tuple, or what a call made of one: the depth of tuples in it, and how many parts hashing it looks at."""
+
+    values: list[Any]
+    depth: int
+    parts: int
+
+
+def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
+    """Look at the pickle at the current position of a file of ``size`` bytes; return the texts in it.
+
+    Raise an ``UnsafeReference`` if it names anything that is not allowed, an ``UnpicklingError`` if it has operations
+    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or tuples are nested too deeply.
+    """
+    glance = _Look(size, claim)
+    for operation, argument, _ in pickletools.genops(file):
+        glance.step(operation.name, argument)
+    return glance.texts
+
+
+class _Look:
+    """The stack of torch's reader, with texts, numbers, names and tuples on it; other values are None."""
+
+    def __init__(self, size: int, claim: Claim) -> None:
+        self._most_parts = _PARTS_PER_BYTE * size + _MORE_PARTS
+        self._claim = claim
+        self._declared = list_declared()
+        self._stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self.texts: list[str] = []
+
+    def step(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name in ("BINPUT", "LONG_BINPUT"):
+            self._memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self._memo[argument])
+        elif name in _ATOMS:
+            stack.append(argument)
+            if isinstance(argument, str):
+                self.texts.append(argument)
+        elif name in _PUSHES:
+            stack.append(None)
+        elif name == "MARK":
+            self._outer.append(stack)
+            self._stack = []
+        elif name in ("TUPLE", "APPENDS", "SETITEMS"):
+            self._stack = self._outer.pop()
+            if name == "TUPLE":
+                self._stack.append(self._gather(stack))
+        elif name in _TUPLES:
+            stack[-_TUPLES[name] :] = [self._gather(stack[-_TUPLES[name] :])]
+        elif name in _POPS:
+            del stack[-_POPS[name] :]
+        else:
+            self._step_seldom(name, argument)
+
+    def _step_seldom(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name == "GLOBAL":
+            stack.append(self._find(*argument.split(" ", 1)))
+        elif name in ("REDUCE", "NEWOBJ"):
+            args = stack.pop()
+            stack[-1] = _Parts([], args.depth, args.parts) if isinstance(args, _Parts) else None
+        elif name == "BINPERSID":
+            self._require_storage(stack.pop())
+            stack.append(None)
+        elif name not in ("PROTO", "STOP"):
+            raise pickle.UnpicklingError(f"the pickle operation {name}, which torch.save does not write")
+
+    def _find(self, module: str, name: str) -> _Name:
+        """Return a name, as Python 3 spells it; raise unless it is allowed."""
+        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+        full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+        if not is_allowed(full) and full not in self._declared:
+            raise UnsafeReference(full.removeprefix("builtins."))
+        return _Name(full)
+
+    def _gather(self, values: list[Any]) -> _Parts:
+        inner = [value for value in values if isinstance(value, _Parts)]
+        depth = 1 + max((value.depth for value in inner), default=0)
+        parts = 1 + len(values) + sum(value.parts for value in inner)
+        if depth > _MAX_DEPTH or parts > self._most_parts:
+            raise ValueError("its tuples are nested too deeply")
+        return _Parts(values, depth, parts)
+
+    def _require_storage(self, reference: Any) -> None:
+        """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
+        values = reference.values if isinstance(reference, _Parts) else []
+        if len(values) not in (5, 6) or values[0] != "storage" or not isinstance(values[1], _Name):
+            raise ValueError("a reference to a storage has other parts")
+        _, kind, key, _, numel = values[:5]
+        itemsize = STORAGES.get(kind.full)
+        if itemsize is None or not isinstance(key, str) or not isinstance(numel, int):
+            raise ValueError("a reference to a storage has other parts")
+        if not self._claim(key, numel * itemsize):
+            raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")

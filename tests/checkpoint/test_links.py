@@ -1,0 +1,59 @@
+"""No file of a checkpoint is read through a link that leads out of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_lightning import errors
+from det_lightning.checkpoint import load_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
+from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.trials import SmallTrial
+
+READERS: list[Callable[[Path], Any]] = [
+    load_checkpoint,
+    lambda path: load_trial_from_checkpoint_path(path, trial_class=SmallTrial),
+]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "storage", by_determined=True)
+
+
+@pytest.mark.parametrize("name", ["load_data.json", "state_dict.pth", "trial_state.pkl", "metadata.json"])
+def test_a_link_out_of_the_checkpoint_is_named_and_not_followed(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / name).rename(tmp_path / name)
+    (checkpoint / name).symlink_to(f"../../{name}")
+    for read in READERS:
+        with pytest.raises(errors.UnsafeCheckpointError) as raised:
+            read(checkpoint)
+        assert f"{checkpoint / name} is a link to {tmp_path / name}" in str(raised.value)
+    (problem,) = verify_checkpoint(checkpoint).problems
+    assert inspect_checkpoint(checkpoint) == {"problems": [problem]}
+    assert problem == str(raised.value)
+
+
+def test_a_directory_behind_a_link_is_not_read_either(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (checkpoint / "state_dict.pth").rename(tmp_path / "elsewhere/state_dict.pth")
+    (checkpoint / "determined").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.UnsafeCheckpointError, match="determined is a link to"):
+        load_checkpoint(checkpoint)
+
+
+def test_links_within_a_checkpoint_and_links_to_one_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "determined").mkdir()
+    shutil.move(checkpoint / "state_dict.pth", checkpoint / "determined/weights")
+    (checkpoint / "state_dict.pth").symlink_to("determined/weights")
+    (checkpoint / "code/link.py").symlink_to("/etc/hosts")  # of code none is followed
+    (tmp_path / "latest").symlink_to(checkpoint)
+    for path in (checkpoint, tmp_path / "latest"):
+        assert load_checkpoint(path).state
+        assert verify_checkpoint(path).problems == []
