@@ -81,7 +81,10 @@ _NAMES = {
     }.items()
     if kind not in (bool, dict, float, int, list, str)
 }
-_DESCRIBED_AS = {**_AS_CALLS, uuid.UUID: lambda value: (uuid.UUID, (str(value),))}
+_DESCRIBED_AS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    **_AS_CALLS,
+    uuid.UUID: lambda value: (uuid.UUID, (str(value),)),
+}
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
 
 
@@ -92,8 +95,8 @@ def describe(value: Any) -> dict[str, Any] | None:
         return None
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return {_TYPE: name, _ARGUMENTS: [], _ATTRIBUTES: dict(vars(value))}
-    reduce = _DESCRIBED_AS.get(type(value), lambda one: one.__reduce_ex__(2))
-    arguments = list(reduce(value)[1])
+    reduce = _DESCRIBED_AS.get(type(value))
+    arguments = list((value.__reduce_ex__(2) if reduce is None else reduce(value))[1])
     if isinstance(value, collections.defaultdict) and value.default_factory is not None:
         names = [one for one, factory in _FACTORIES.items() if factory is value.default_factory]
         if not names:
