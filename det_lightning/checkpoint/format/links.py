@@ -13,16 +13,16 @@ from det_lightning.escaping import escape
 def require_inside(directory: pathlib.Path) -> None:
     """Raise an ``UnsafeCheckpointError`` that names each link which leads out of the checkpoint in ``directory``.
 
-    ``directory`` may be a link itself. Links in ``code/`` are never followed.
+    ``directory`` may be a link itself. ``code/`` is not looked at: no link in it is ever followed.
     """
     root = directory.resolve()
     found = []
     for folder, folders, files in os.walk(directory):
+        if pathlib.Path(folder) == directory and CODE_DIR in folders:
+            folders.remove(CODE_DIR)
         for path in (pathlib.Path(folder, name) for name in sorted([*folders, *files])):
             if path.is_symlink() and not _target(path).is_relative_to(root):
                 found.append(f"{escape(path)} is a link to {escape(_target(path))}")
-        if pathlib.Path(folder) == directory and CODE_DIR in folders:
-            folders.remove(CODE_DIR)
     if found:
         raise errors.UnsafeCheckpointError(
             f"{'; '.join(found):.2000}: nothing is read through a link that leads out of its checkpoint. Put a copy of "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copyreg
 import datetime
 import decimal
 import fractions
+import functools
 import pathlib
 import pickle
 import types
@@ -60,15 +62,12 @@ CONSTRUCTORS: dict[str, Any] = {
 }
 
 
-def _reduce_as_call(value: Any) -> Any:
-    """Return one call that makes a value which torch's reader could not fill; otherwise NotImplemented."""
-    if type(value) is collections.deque:
-        return collections.deque, (list(value), value.maxlen)
-    if type(value) is collections.defaultdict:
-        return collections.defaultdict, (value.default_factory, dict(value))
-    if type(value) is zoneinfo.ZoneInfo and value.key is not None:
-        return zoneinfo.ZoneInfo, (value.key,)
-    return NotImplemented
+# As one call with plain arguments, since torch's reader cannot fill these types, nor look up their functions.
+_AS_CALLS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    collections.deque: lambda value: (collections.deque, (list(value), value.maxlen)),
+    collections.defaultdict: lambda value: (collections.defaultdict, (value.default_factory, dict(value))),
+    zoneinfo.ZoneInfo: lambda value: (zoneinfo.ZoneInfo, (value.key,)),
+}
 
 
 # The types of the values that are described, and their names.
@@ -82,6 +81,10 @@ _NAMES = {
     }.items()
     if kind not in (bool, dict, float, int, list, str)
 }
+_DESCRIBED_AS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    **_AS_CALLS,
+    uuid.UUID: lambda value: (uuid.UUID, (str(value),)),
+}
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
 
 
@@ -92,8 +95,8 @@ def describe(value: Any) -> dict[str, Any] | None:
         return None
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return {_TYPE: name, _ARGUMENTS: [], _ATTRIBUTES: dict(vars(value))}
-    call = (None, (str(value),)) if isinstance(value, uuid.UUID) else _reduce_as_call(value)
-    arguments = list((value.__reduce_ex__(2) if call is NotImplemented else call)[1])
+    reduce = _DESCRIBED_AS.get(type(value))
+    arguments = list((value.__reduce_ex__(2) if reduce is None else reduce(value))[1])
     if isinstance(value, collections.defaultdict) and value.default_factory is not None:
         names = [one for one, factory in _FACTORIES.items() if factory is value.default_factory]
         if not names:
@@ -109,7 +112,8 @@ def is_description(value: dict[Any, Any]) -> bool:
 
 def rebuild(described: dict[str, Any]) -> Any:
     """Return the value that :func:`describe` described; raise an error of any kind if that is not possible."""
-    name, arguments = described[_TYPE], list(described[_ARGUMENTS])
+    name = described[_TYPE]
+    arguments = list(described[_ARGUMENTS])
     if name == "collections.defaultdict" and arguments[0] is not None:
         arguments[0] = _FACTORIES[arguments[0]]
     value = CONSTRUCTORS[name](*arguments)
@@ -118,15 +122,19 @@ def rebuild(described: dict[str, Any]) -> Any:
     return value
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        return _reduce_as_call(value)
+class _Table(dict[type, Any]):
+    """How to pickle these types; then, what anybody has registered for others."""
+
+    __missing__ = copyreg.dispatch_table.__getitem__
+
+
+class _StatePickler(pickle.Pickler):
+    dispatch_table = _Table(_AS_CALLS)
 
 
 class _PickleModule:
-    Pickler = _Pickler
+    Pickler = _StatePickler
 
 
-def save_state(value: Any, file: pathlib.Path) -> None:
-    """Write a state file with ``torch.save``, so that torch's restricted reader and Determined read it."""
-    torch.save(value, file, pickle_module=_PickleModule)
+#: Write a state file: ``torch.save``, so that torch's restricted reader and Determined read all of these values.
+save_state = functools.partial(torch.save, pickle_module=_PickleModule)

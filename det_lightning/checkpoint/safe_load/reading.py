@@ -51,6 +51,8 @@ _MAX_TUPLES = 1000
 # So do tuples of tuples that each occur twice; the pickle of random states refers back to a few values.
 _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
+# The unpickler itself stops at the first of these operations, unless it knows numpy's names.
+_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 
 # Reads a state file.
 _Read = Callable[[pathlib.Path], dict[str, Any]]
@@ -74,6 +76,8 @@ def _require_small(content: bytes, with_arrays: bool) -> None:
         raise ValueError(f"it has {len(content):,} bytes")
     names = Counter[str]()
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name in _REFERRING and not with_arrays:
+            break
         # The unpickler allocates memory for all memo numbers up to the one used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")

@@ -1,0 +1,132 @@
+"""Values as numpy 1.13 to 2.4 and torch 1.0 to 2.13 pickled them are read, without trust."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.safe_load import read_pickle, read_state
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.soak import mutations
+from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
+
+FLAGS = {"integers": (number(0), number(1)), "booleans": (b"\x89", b"\x88")}
+
+
+def pickled_bytes(content: bytes) -> bytes:
+    return call(name_of("_codecs", "encode"), text(content.decode("latin1")), text("latin1"))
+
+
+def pickled_dtype(dtype: np.dtype[Any], flags: tuple[bytes, bytes]) -> bytes:
+    order = {"=": "<", "|": "|", ">": ">", "<": "<"}[dtype.byteorder]
+    sizes = (number(dtype.itemsize), number(1)) if dtype.kind == "S" else (b"J\xff\xff\xff\xff", b"J\xff\xff\xff\xff")
+    made = call(name_of("numpy", "dtype"), text(dtype.str[1:]), *flags)
+    return made + tuple_of(number(3), text(order), b"N", b"N", b"N", *sizes, number(0)) + b"b"
+
+
+def pickled_array(array: np.ndarray[Any, Any], flags: tuple[bytes, bytes], core: str) -> bytes:
+    begin = call(
+        name_of(f"numpy.{core}.multiarray", "_reconstruct"),
+        name_of("numpy", "ndarray"),
+        tuple_of(number(0)),
+        pickled_bytes(b"b"),
+    )
+    shape = tuple_of(*map(number, array.shape))
+    return (
+        begin
+        + tuple_of(number(1), shape, pickled_dtype(array.dtype, flags), flags[0], pickled_bytes(array.tobytes()))
+        + b"b"
+    )
+
+
+def read_made_up(value: bytes, zipped: bool, folder: Path) -> Any:
+    pickled = b"\x80\x02}" + text("w") + value + b"s."
+    made = mutations.made_up_archive(pickled) if zipped else mutations.made_up_old_file(pickled)
+    (folder / "state.pth").write_bytes(made)
+    return read_state(folder / "state.pth")["w"]
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("core", ["core", "_core"])
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("dtype", ["<u4", ">u4", "<f8", ">f4", "|b1", "|u1", "<c16", "|S3", ">i2"])
+def test_an_array_and_a_scalar_are_read(dtype: str, flags: str, core: str, zipped: bool, tmp_path: Path) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    found = read_made_up(pickled_array(array, FLAGS[flags], core), zipped, tmp_path)
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
+    kind = pickled_dtype(array.dtype, FLAGS[flags])
+    content = pickled_bytes(array[1:, 1].tobytes())
+    scalar = call(name_of(f"numpy.{core}.multiarray", "scalar"), kind, content)
+    assert read_made_up(scalar, zipped, tmp_path) == array[1, 1]
+    assert read_made_up(kind, zipped, tmp_path) == array.dtype
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_tensors_of_torch_1_are_read(zipped: bool, tmp_path: Path) -> None:
+    """Its first releases rebuilt tensors without hooks, and referred to storages with a view or without."""
+    where = (storage_ref(old=not zipped), number(0), tuple_of(number(2), number(2)), tuple_of(number(2), number(1)))
+    for kind, more in (("", ()), ("_v2", (b"\x89", call(name_of("collections", "OrderedDict"))))):
+        found = read_made_up(call(name_of("torch._utils", f"_rebuild_tensor{kind}"), *where, *more), zipped, tmp_path)
+        assert found.shape == (2, 2)
+    parameter = (
+        call(name_of("torch._utils", "_rebuild_tensor"), *where),
+        b"\x88",
+        call(name_of("collections", "OrderedDict")),
+    )
+    assert read_made_up(call(name_of("torch._utils", "_rebuild_parameter"), *parameter), zipped, tmp_path).requires_grad
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_names_of_python_2_are_understood(zipped: bool, tmp_path: Path) -> None:
+    """Protocol 2 writes them, today as well."""
+    value = call(name_of("__builtin__", "set"), b"](" + number(1) + number(2) + b"e")
+    assert read_made_up(value, zipped, tmp_path) == {1, 2}
+    assert list(read_made_up(call(name_of("__builtin__", "xrange"), number(0), number(3)), zipped, tmp_path)) == [
+        0,
+        1,
+        2,
+    ]
+
+
+RANDOM: dict[str, Any] = {
+    "np_rng_state": np.random.RandomState(3).get_state(),
+    "random_rng_state": random.Random(3).getstate(),
+    "tf_rng_global_seed": None,
+}
+GENERATORS = [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64]
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_random_states_are_read_from_a_pickle_of_any_protocol(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "rng_state.pkl"
+    path.write_bytes(pickle.dumps(RANDOM, protocol))
+    assert_equal(read_pickle(path, with_arrays=True), RANDOM)
+    with pytest.raises(errors.CheckpointError):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_states_of_generators_are_read(zipped: bool, tmp_path: Path) -> None:
+    states = {kind.__name__: kind(3).state for kind in GENERATORS}
+    torch.save({**states, **RANDOM}, tmp_path / "state.pth", _use_new_zipfile_serialization=zipped)
+    assert_equal(read_state(tmp_path / "state.pth"), {**states, **RANDOM})
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_counts_are_read_from_a_pickle_of_any_protocol(protocol: int, tmp_path: Path) -> None:
+    counts = {"trial_id": 526, "last_ckpt": 1, "latest_batch": 1, "step_id": 1, "last_val": 0}
+    (tmp_path / "trial_state.pkl").write_bytes(pickle.dumps(counts, protocol))
+    assert read_pickle(tmp_path / "trial_state.pkl") == counts
+
+
+def test_an_array_of_objects_is_refused_by_its_type_and_not_called_damaged(tmp_path: Path) -> None:
+    torch.save({"a": np.array([None, {}])}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError, match="a numpy data type 'O8', which is not one of plain values"):
+        read_state(tmp_path / "state.pth")
