@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def paused() -> Iterator[None]:
     """Pause the garbage collector inside a ``with`` block that creates much that lasts.
 
-    It would take a sixth of the time of importing Lightning, and a fifth of reading a large checkpoint.
+    It would take a sixth of the time of importing Lightning.
     """
     was_enabled = gc.isenabled()
     gc.disable()

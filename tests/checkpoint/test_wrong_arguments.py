@@ -104,5 +104,5 @@ def test_a_checkpoint_to_resume_from_that_is_not_there_is_answered_with_the_word
 
 @pytest.mark.parametrize("value", [7, True, ["a"]])
 def test_what_cannot_name_a_checkpoint_to_resume_from_is_named(value: Any) -> None:
-    with pytest.raises(TypeError, match="latest_checkpoint= takes the id, path or URL .* or 'last'; got "):
+    with pytest.raises(TypeError, match=r"latest_checkpoint= takes the id, path or URL .* or 'last'; got "):
         fit(checkpoint_storage="storage", latest_checkpoint=value)

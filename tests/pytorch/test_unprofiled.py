@@ -10,7 +10,7 @@ import torch
 from torch.utils import data
 
 from det_lightning import pytorch
-from det_lightning.pytorch._unprofiled import batches_of
+from det_lightning.engine.loader_workers import batches_of
 
 NUMBERS = data.TensorDataset(torch.arange(10.0), torch.arange(10) % 3)
 

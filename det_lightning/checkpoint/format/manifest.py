@@ -1,4 +1,4 @@
-"""The manifest in ``metadata.json``: size and checksum of every file, and a checksum of the entries themselves.
+"""The manifest in ``metadata.json``: size and checksum of every file, and a checksum of the entries themselves; links.
 
 Determined's checkpoints have neither, and those of earlier det_lightning releases have no checksum of the entries: what
 is missing is not compared.
@@ -113,6 +113,33 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
             f"changed on purpose, take {MANIFEST_KEY!r} and {CHECKSUM_KEY!r} out of {METADATA_FILE}, after which "
             "nothing is compared."
         )
+
+
+def require_inside(directory: pathlib.Path) -> None:
+    """Raise an ``UnsafeCheckpointError`` that names each link which leads out of the checkpoint in ``directory``.
+
+    ``directory`` may be a link itself. ``code/`` is not looked at: no link in it is ever followed.
+    """
+    root = directory.resolve()
+    found = []
+    for folder, folders, files in os.walk(directory):
+        if pathlib.Path(folder) == directory and CODE_DIR in folders:
+            folders.remove(CODE_DIR)
+        for path in (pathlib.Path(folder, name) for name in sorted([*folders, *files])):
+            if path.is_symlink() and not _find_target(path).is_relative_to(root):
+                found.append(f"{escape(path)} is a link to {escape(_find_target(path))}")
+    if found:
+        raise errors.UnsafeCheckpointError(
+            f"{'; '.join(found):.2000}: nothing is read through a link that leads out of its checkpoint. Put a copy of "
+            "the target in its place."
+        )
+
+
+def _find_target(link: pathlib.Path) -> pathlib.Path:
+    try:
+        return link.resolve()
+    except (OSError, RuntimeError):  # links that lead to one another
+        return pathlib.Path(os.path.abspath(link.parent / os.readlink(link)))  # noqa: PTH100, PTH115 (keeps links)
 
 
 def find_unlisted(directory: pathlib.Path) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
-from det_lightning.checkpoint.format.links import require_inside
+from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state

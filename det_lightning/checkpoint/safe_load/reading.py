@@ -18,8 +18,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.checkpoint.format.links import require_inside
-from det_lightning.checkpoint.format.manifest import find_damage, require_unchanged
+from det_lightning.checkpoint.format.manifest import find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
     RESUME_ROOT,

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from det_lightning import errors, garbage_collection
+from det_lightning import errors
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
@@ -96,8 +96,7 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
     magic = file.read(len(_ZIP_MAGIC))
     file.seek(0)
     if magic == _ZIP_MAGIC:
-        with garbage_collection.paused():
-            return _read_archive(file, kwargs, prepare)
+        return _read_archive(file, kwargs, prepare)
     # A stream without a descriptor: torch tries other formats on a real file.
     stream: io.BufferedReader[Any] = io.BufferedReader(file)
     if kwargs["weights_only"]:

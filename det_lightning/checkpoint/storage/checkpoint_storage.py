@@ -255,14 +255,16 @@ class CheckpointStorage:
         Raises:
             CheckpointNotFound: there is none; the message names similar ids.
         """
-        require_checkpoint_path(id_or_path)
+        if not isinstance(id_or_path, str | os.PathLike):
+            require_checkpoint_path(id_or_path)
         name = os.fspath(id_or_path)
         directory = self._directory_of(name)
         if directory is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
             with explain_errors("looking for", elsewhere):
                 directory = elsewhere if elsewhere.is_dir() else None
-            if directory is not None:
+                has_metadata = (elsewhere / layout.METADATA_FILE).exists()
+            if directory is not None and not has_metadata:
                 require_checkpoint(directory)
         if directory is None:
             raise self._not_found(name)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import CODE_DIR
+from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.wrong_places import require_checkpoint, require_checkpoint_path
 from det_lightning.escaping import escape
@@ -235,12 +235,14 @@ def open_checkpoint(
         ...     sorted(path.name for path in directory.glob("*.json"))
         ['load_data.json', 'metadata.json']
     """
-    require_checkpoint_path(url)
+    if not isinstance(url, str | os.PathLike):
+        require_checkpoint_path(url)
     location = Location.parse(url, options)
     if location.is_local:
         if not location.local_path.is_dir():
             raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
-        require_checkpoint(location)
+        if not (location.local_path / METADATA_FILE).exists():
+            require_checkpoint(location)
         # Resuming from a link means resuming from its target.
         yield location.resolved().local_path
         return
