@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Container
 
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.ranks.distributed_context import DistributedContext
 
 #: The clock that intervals are measured by, in seconds.
 clock = time.monotonic

@@ -69,7 +69,7 @@ class Counter(TorchDispatchMode):
 
     def profile(self, frame: Any, event: str, argument: Any) -> None:
         """Count an exchange through the store; for ``sys.setprofile``."""
-        if event == "call" and frame.f_globals.get("__name__") == "det_lightning.core._exchange":
+        if event == "call" and frame.f_globals.get("__name__") == "det_lightning.ranks.exchange":
             self.through_store += frame.f_code.co_name == "_run"
 
 

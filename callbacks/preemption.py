@@ -14,9 +14,9 @@ from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.arguments import wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.core._signals import EndSignals, print_at_once
 from det_lightning.engine.stopping import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
+from det_lightning.ranks.signals import EndSignals, print_at_once
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from det_lightning.core._topology import ProcessTopology
+from det_lightning.ranks.topology import ProcessTopology
 
 
 class ContextEnvironment(ClusterEnvironment):

@@ -12,11 +12,11 @@ from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.strategies.environment import ContextEnvironment
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._topology import topology_from_horovod
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import connect_horovod, horovod_context
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import topology_from_horovod
 
 _T = TypeVar("_T")
 _Collective = Callable[[torch.Tensor], torch.Tensor]

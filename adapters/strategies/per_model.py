@@ -10,9 +10,9 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._topology import free_port
 from det_lightning.distributed.backend import Backend
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import free_port
 
 _OF_PROCESSES = {
     "accelerator",

@@ -13,7 +13,6 @@ from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.arguments import describe, require
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import (
@@ -25,6 +24,7 @@ from det_lightning.distributed.processes import (
     refuse_horovod,
     torchrun_context,
 )
+from det_lightning.ranks.distributed_context import DistributedContext
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
 #: The strategies that train a trial in several processes.

@@ -1,11 +1,11 @@
-"""The processes, and the Core API: checkpoints, metrics, preemption and search for scripts without a trial class."""
+"""The Core API: checkpoints, metrics, preemption and search for scripts without a trial class."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.core._cluster import ClusterInfo, TrialInfo, get_cluster_info
-from det_lightning.core._distributed import DistributedContext, DummyDistributedContext
 from det_lightning.missing_parts import attribute_error
+from det_lightning.ranks.distributed_context import DistributedContext, DummyDistributedContext
 
 if TYPE_CHECKING:
     from det_lightning.core._checkpoint import CheckpointContext, DownloadMode

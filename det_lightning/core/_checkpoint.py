@@ -17,7 +17,6 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
 from det_lightning.checkpoint.storage.staging import StagingDirectory
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
@@ -34,6 +33,7 @@ from det_lightning.core._shards import (
 from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
+from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from det_lightning.arguments import require
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._checkpoint import CheckpointContext
 from det_lightning.core._cluster import ClusterInfo, get_cluster_info
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._preempt import PreemptContext, PreemptMode
 from det_lightning.core._profiler import ProfilerContext
 from det_lightning.core._searcher import SearcherContext
 from det_lightning.core._task import current_task
 from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 from det_lightning.errors import InvalidHP
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import logging
 import signal
 
 from det_lightning.arguments import find_member
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._signals import EndSignals
 from det_lightning.core._task import TrialTask
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.signals import EndSignals
 
 logger = logging.getLogger(__name__)
 

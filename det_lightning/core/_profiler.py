@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Any
 
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import TrialTask
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

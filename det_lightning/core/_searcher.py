@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.arguments import find_member
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import TrialTask
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

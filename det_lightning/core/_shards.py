@@ -17,7 +17,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import download, upload
-from det_lightning.core._distributed import DistributedContext
+from det_lightning.ranks.distributed_context import DistributedContext
 
 Selector = Callable[[str], bool]
 

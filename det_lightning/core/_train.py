@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import to_json
 from det_lightning.masking import short_text
+from det_lightning.ranks.distributed_context import DistributedContext
 
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput

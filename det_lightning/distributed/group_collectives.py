@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from det_lightning.core._distributed import DistributedContext
+from det_lightning.ranks.distributed_context import DistributedContext
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.group_collectives import (
     Array,
     GroupCollectives,
@@ -19,6 +18,7 @@ from det_lightning.distributed.group_collectives import (
     Rows,
     device_of_group,
 )
+from det_lightning.ranks.distributed_context import DistributedContext
 
 _LENGTH_BYTES = 8
 

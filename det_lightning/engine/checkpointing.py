@@ -19,7 +19,6 @@ from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.saving import CheckpointSaver
 from det_lightning.checkpoint.storage.background import tensors_in
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
@@ -30,6 +29,7 @@ from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
+from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.units import TrainUnit
 
 logger = logging.getLogger(__name__)

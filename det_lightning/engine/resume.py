@@ -9,11 +9,11 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.engine.events import TrialEvents
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
 from det_lightning.pytorch._weights import load_resume_state, load_state, of_rank
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

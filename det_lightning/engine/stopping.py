@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._signals import SAME_SIGNAL_S, end_by_signal, print_at_once
 from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_once
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.estimator._graph import TrainingGraph
 from det_lightning.estimator._tensorflow import tf
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

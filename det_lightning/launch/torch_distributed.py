@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from det_lightning.core._task import current_task
-from det_lightning.core._topology import free_port
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
 from det_lightning.missing_parts import attribute_error
+from det_lightning.ranks.topology import free_port
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
 __path__: list[str] = []

@@ -24,12 +24,12 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._topology import restarts
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import restarts
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import torch
 
 from det_lightning import errors
 from det_lightning.arguments import is_path, refuse_texts, require, wrong_argument
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
@@ -27,6 +26,7 @@ from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
 from det_lightning.pytorch._unprofiled import TORCHS_ZERO_GRAD, profiler_enabled
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

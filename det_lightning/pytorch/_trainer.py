@@ -21,9 +21,7 @@ from det_lightning.callbacks.experiment import ExperimentReporter, end_for_inval
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.core._task import current_task
-from det_lightning.core._topology import elastic_job
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
@@ -36,6 +34,8 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import elastic_job
 from det_lightning.units import Batch, Epoch, TrainUnit
 from det_lightning.with_statement import for_with_statement
 

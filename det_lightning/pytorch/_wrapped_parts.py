@@ -11,11 +11,11 @@ import torch
 
 from det_lightning import errors
 from det_lightning.arguments import require
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.backend import Backend
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._settings import TrialSettings
+from det_lightning.ranks.distributed_context import DistributedContext
 
 _T = TypeVar("_T")
 _OptimizerHooks = list[Callable[[torch.optim.Optimizer], Any]]

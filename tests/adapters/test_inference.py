@@ -18,7 +18,7 @@ from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.topology import free_port
 from tests.adapters.test_ckpt_files import fit, older_file, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 

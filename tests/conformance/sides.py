@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.topology import free_port
 
 SIDES = ("determined", "det_lightning")
 

@@ -26,7 +26,7 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.core._checkpoint import CheckpointContext
 from det_lightning.core._shards import merge_metadata
 from tests.checkpoint.storage.backends import new_bucket, s3_server
-from tests.core.ranks import on_ranks
+from tests.ranks.ranks import on_ranks
 from tests.warm_python import WarmPython
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from det_lightning import InvalidHP, core, pytorch
 from det_lightning.config import read_config
 from det_lightning.core._task import TrialTask
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.topology import free_port
 from tests.trials import make_data
 
 CONFIG = {

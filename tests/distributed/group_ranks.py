@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning.core import DistributedContext
-from tests.core.ranks import free_port, numbers
+from tests.ranks.ranks import free_port, numbers
 
 
 class CountedCollectives(TorchDispatchMode):

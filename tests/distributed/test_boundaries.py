@@ -33,7 +33,7 @@ class CalledExchanges:
         self.found: list[str] = []
         self._names = {
             "det_lightning.distributed.group_collectives": {"all_to_all": "group", "broadcast": "group"},
-            "det_lightning.core._exchange": {"_run": "store"},
+            "det_lightning.ranks.exchange": {"_run": "store"},
         }
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
@@ -237,7 +237,7 @@ class BytesRead:
         self.count = 0
 
     def __call__(self, frame: Any, event: str, found: Any) -> None:
-        is_exchange = frame.f_globals.get("__name__") == "det_lightning.core._exchange"
+        is_exchange = frame.f_globals.get("__name__") == "det_lightning.ranks.exchange"
         if event == "return" and is_exchange and frame.f_code.co_name == "_run":
             self.count += sum(map(len, found or []))
 

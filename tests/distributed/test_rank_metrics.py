@@ -13,8 +13,8 @@ from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
 from det_lightning.pytorch import Reducer
 from det_lightning.pytorch._reducer import simple_reduce
-from tests.core.ranks import on_ranks
 from tests.distributed.group_ranks import CountedCollectives, in_processes
+from tests.ranks.ranks import on_ranks
 
 BATCHES = 100
 METRICS = 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.topology import free_port
 from tests.launching import environment
 from tests.warm_python import WarmPython
 

@@ -16,12 +16,12 @@ from torch.utils import data
 
 from det_lightning.arguments import require
 from det_lightning.core._context import Context, init
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed.processes import is_one_of_several, torchrun_context
 from det_lightning.errors import InvalidCheckpointException
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch.experimental._batch_context import TorchBatchProcessorContext
+from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
-from det_lightning.core._distributed import DistributedContext
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import free_port
 from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.observer import Observer

@@ -28,7 +28,7 @@ from det_lightning.checkpoint import (
     RetryPolicy,
     TrialState,
 )
-from det_lightning.core._topology import free_port
+from det_lightning.ranks.topology import free_port
 from tests.checkpoint.made_checkpoints import make_resume
 
 QUICK = RetryPolicy(first_wait_s=0.01)

@@ -10,9 +10,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.core._distributed import DistributedContext
 from det_lightning.distributed import processes
 from det_lightning.distributed.backend import Backend, LocalBackend
+from det_lightning.ranks.distributed_context import DistributedContext
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from det_lightning.core import DistributedContext
-from det_lightning.core._signals import signal_log
-from det_lightning.core._watch import NOTICE_VARIABLE, RankStatus, describe_wait
-from tests.core.ranks import on_ranks
+from det_lightning.ranks.signals import signal_log
+from det_lightning.ranks.watch import NOTICE_VARIABLE, RankStatus, describe_wait
+from tests.ranks.ranks import on_ranks
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 

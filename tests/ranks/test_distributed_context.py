@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
-from det_lightning.core import DistributedContext, _session
-from tests.core.ranks import TIMEOUT_S, free_port, numbers, on_ranks
+from det_lightning.core import DistributedContext
+from det_lightning.ranks import session
+from tests.ranks.ranks import TIMEOUT_S, free_port, numbers, on_ranks
 from tests.warm_python import start_warm_python
 
 LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
@@ -32,8 +33,8 @@ LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
 @pytest.fixture(autouse=True)
 def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chief whose other rank has died in a test need not wait long for it."""
-    monkeypatch.setattr(_session, "_LINGER_S", 3.0)
-    monkeypatch.setattr(_session, "_LINGER_AFTER_FAILURE_S", 1.0)
+    monkeypatch.setattr(session, "_LINGER_S", 3.0)
+    monkeypatch.setattr(session, "_LINGER_AFTER_FAILURE_S", 1.0)
 
 
 def errors(results: list[Any]) -> dict[int, str]:
@@ -461,7 +462,7 @@ def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
 
 @pytest.mark.slow
 def test_contexts_may_be_closed_one_by_one_from_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
+    monkeypatch.setattr(session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
     contexts: list[DistributedContext] = []
     port = free_port()
 
@@ -488,7 +489,7 @@ def _die_in_process(rank: int, port: int, dying: int, others_are_ready: Any, res
     if rank == dying:
         others_are_ready.wait(TIMEOUT_S)
         os.kill(os.getpid(), signal.SIGKILL)
-    _session._LINGER_AFTER_FAILURE_S = 0.5
+    session._LINGER_AFTER_FAILURE_S = 0.5
     assert context._session is not None
     context._session.timeout_s = 2.0
     others_are_ready.set()

@@ -75,6 +75,7 @@ def look(store: Store, key: str) -> bytes | None:
 
 
 def within(store: Store, prefix: str) -> Store:
+    """Return the keys of a store that begin with ``prefix``, as a store of their own."""
     return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
 
 

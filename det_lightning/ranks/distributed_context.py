@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from det_lightning.core._topology import (
+from det_lightning.ranks.topology import (
     DEEPSPEED_VARIABLES,
     TORCHRUN_VARIABLES,
     ProcessTopology,
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
     from det_lightning import errors
-    from det_lightning.core._exchange import Exchange
-    from det_lightning.core._session import Session
-    from det_lightning.core._store import StoreAddress
+    from det_lightning.ranks.exchange import Exchange
+    from det_lightning.ranks.session import Session
+    from det_lightning.ranks.store import StoreAddress
 
 _DEFAULT_TIMEOUT_S = 1800.0
 _PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
@@ -264,8 +264,8 @@ class DistributedContext:
 
     def _meet(self, address: StoreAddress, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""
-        from det_lightning.core._exchange import Exchange  # imports torch, which a single process does not need
-        from det_lightning.core._session import Session
+        from det_lightning.ranks.exchange import Exchange  # imports torch, which a single process does not need
+        from det_lightning.ranks.session import Session
 
         self._session = session = Session(address, self.rank, self.size, timeout_s)
         try:
@@ -299,7 +299,7 @@ class DummyDistributedContext(DistributedContext):
 def _store_address(
     topology: ProcessTopology, chief_ip: str | None, pub_port: int | None, port_offset: int
 ) -> StoreAddress:
-    from det_lightning.core._store import StoreAddress, agent_store  # imports torch
+    from det_lightning.ranks.store import StoreAddress, agent_store  # imports torch
 
     one_node = topology.cross_size == 1
     if address := agent_store(topology.rank, topology.size, one_node):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
-from det_lightning.core._store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.core._watch import (
+from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
+from det_lightning.ranks.watch import (
     ENDED,
     GAVE_UP,
     LEFT,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from det_lightning.core._signals import print_at_once, signal_log
-from det_lightning.core._stack import Place, place_of, position_of, writes_a_checkpoint
-from det_lightning.core._store import Store, look
+from det_lightning.ranks.signals import print_at_once, signal_log
+from det_lightning.ranks.stack import Place, place_of, position_of, writes_a_checkpoint
+from det_lightning.ranks.store import Store, look
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class RankActivity:
 
 @dataclasses.dataclass
 class RankStatus:
+    """What a rank publishes about itself."""
+
     rank: int
     tick: int = 0  # how often it has published
     where: str = ""

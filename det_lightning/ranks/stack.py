@@ -11,7 +11,7 @@ from types import FrameType
 
 _LIBRARIES = ("det_lightning", "torch", "pytorch_lightning", "lightning_fabric", "lightning", "horovod")
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_EXCHANGES = ("det_lightning.core._exchange", "det_lightning.core._session")
+_EXCHANGES = ("det_lightning.ranks.exchange", "det_lightning.ranks.session")
 # A backward pass averages gradients.
 _COLLECTIVES = (*_EXCHANGES, "torch.distributed", "torch.nn.parallel", "torch.autograd", "horovod")
 _WRITERS = (
@@ -29,6 +29,8 @@ _WRAPPERS = frozenset({"wrapper", "wrapped", "decorate_context", "inner", "__cal
 
 @dataclasses.dataclass(frozen=True)
 class Place:
+    """Where a thread is."""
+
     text: str  # the innermost line of the user's code, and the functions that it has called
     waits: bool  # whether it is in an operation that waits for other ranks
     loads: bool  # whether it is waiting for a batch
