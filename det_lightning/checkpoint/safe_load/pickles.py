@@ -58,8 +58,11 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
     that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or tuples are nested too deeply.
     """
     glance = _Look(size, claim)
-    for operation, argument, _ in pickletools.genops(file):
-        glance.step(operation.name, argument)
+    try:
+        for operation, argument, _ in pickletools.genops(file):
+            glance.step(operation.name, argument)
+    except UnicodeDecodeError as e:  # a name that pickletools does not read, and nothing allowed has
+        raise UnsafeReference(e.object.decode("utf-8", "replace")) from e
     return glance.texts
 
 
