@@ -120,7 +120,8 @@ class TrialCheckpointIO(CheckpointIO):
         self._only_weights = only_weights
 
     @functools.cached_property
-    def _unreadable(self) -> UnreadableValues:
+    def unreadable(self) -> UnreadableValues:
+        """Warns of values that no resume could read safely."""
         return UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -189,7 +190,7 @@ class TrialCheckpointIO(CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self._unreadable.look_for(parts_of_lightning(checkpoint))
+        self.unreadable.look_for(parts_of_lightning(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -242,7 +243,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
-        self._unreadable.look_for(parts_of(files))
+        self.unreadable.look_for(parts_of(files))
         # One writer per storage, because a writer gives each warning only once.
         new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
         writer = self._writers.setdefault(str(storage), new_writer)
