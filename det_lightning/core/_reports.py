@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from det_lightning.core._task import TrialTask
-from det_lightning.files.plain_values import NotPlainError, as_plain
+from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
 from det_lightning.masking import short_text
 
@@ -44,7 +44,7 @@ def read_report(value: Any) -> Any:
     """Return a reported value as JSON has it: numpy's numbers as plain ones, NaN as text; others unchanged."""
     try:
         return spell_numbers(as_plain(value))
-    except NotPlainError:
+    except TypeError:
         return value
 
 

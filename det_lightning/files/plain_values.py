@@ -48,9 +48,14 @@ def as_plain(value: Any, where: str = "the value", losses: Losses | None = None,
     """Return a copy of ``value``, which is called ``where`` in messages, as JSON has it.
 
     Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out and noted in
-    ``losses``; without that, they raise a ``NotPlainError`` that names place and type.
+    ``losses``; without that, they raise a ``TypeError`` that names place and type.
     """
-    return _Converter(losses, most_numbers).convert(value, where, 1)
+    try:
+        return _Converter(losses, most_numbers).convert(value, where, 1)
+    except NotPlainError as e:
+        if losses is not None:
+            raise
+        raise TypeError(str(e)) from None
 
 
 class _Converter:
@@ -119,7 +124,7 @@ def _without_subclass(value: str | float) -> str | float:
 
 def _as_key(key: Any, place: str) -> str:
     """Return a key as JSON writes it."""
-    plain = key if isinstance(key, str) else as_plain(key, place)
+    plain = key if isinstance(key, str) else _Converter(None, math.inf).convert(key, place, 1)
     if isinstance(plain, str):
         return str.__str__(plain)
     if isinstance(plain, list | dict):
