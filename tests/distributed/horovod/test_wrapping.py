@@ -99,10 +99,11 @@ def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: 
     assert isinstance(TrainingProcesses.of_script(DistributedContext(), "trial_ddp").backend, LocalBackend)
     with pytest.raises(ValueError, match="Horovod connects 1"):
 
-        class Two:
-            size = 2
+        class Two(DistributedContext):
+            def __init__(self) -> None:
+                self.size = 2
 
-        TrainingProcesses.of_script(Two(), "trial_ddp")  # type: ignore[arg-type]
+        TrainingProcesses.of_script(Two(), "trial_ddp")
 
 
 # What follows needs no Horovod.
