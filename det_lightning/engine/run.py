@@ -130,8 +130,17 @@ class TrialRun:
         self._at_end.callback(self.context.wrapped.end_training)
         self._log.begin(self._name, self.state.batches_trained, self._resumed)
         self._warnings.begin(self.state, self._resumed)
-        self._actions.begin([])
+        self._due = self._left_at_boundary()
+        self._actions.begin(self._due)
         self._step_end = self._next_step_end()
+
+    def _left_at_boundary(self) -> list[Due]:
+        """Return what is still due at the boundary where a run was saved before its validation; nothing elsewhere."""
+        trained = self.state.batches_trained
+        if self._resumed is None or self._resumed.resume is None or trained in (0, self.state.last_val):
+            return []
+        due = self.schedule.due(trained, self.data.epoch_len)
+        return [one for one in due if one in (Due.VALIDATE, Due.CHECKPOINT)] if Due.VALIDATE in due else []
 
     def shut_down(self) -> None:
         """End the loaders' workers, then notify all callbacks in reverse order, even if one of them raises."""

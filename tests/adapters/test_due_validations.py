@@ -1,0 +1,77 @@
+"""A run that goes on from a file of Lightning first validates, if the file was written before a validation was done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+
+from det_lightning.adapters import TrialModule
+from det_lightning.units import Batch
+from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+
+
+class Validations(pl.Callback):
+    """Notes after which batches a run validates."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.batches.append(pl_module.trial_run.state.batches_trained)
+
+
+def fit(module: TrialModule, *callbacks: pl.Callback, ckpt_path: Path | str | None = None, **flags: Any) -> None:
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    flags = {"accelerator": "cpu", "max_epochs": 3, **quiet, **flags}
+    checkpoints = any(isinstance(one, Checkpoint) for one in callbacks)
+    seed_everything()
+    pl.Trainer(callbacks=list(callbacks), enable_checkpointing=checkpoints, **flags).fit(module, ckpt_path=ckpt_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ({}, {}),
+        ({}, {"val_check_interval": 0.5}),
+        ({}, {"check_val_every_n_epoch": None, "val_check_interval": 5}),
+        ({"validation_period": Batch(3)}, {}),
+    ],
+)
+def test_a_resume_at_any_batch_ends_as_the_run_that_was_not_interrupted(
+    arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    straight, validations = TrialModule(SmallTrial, **arguments), Validations()
+    each_batch = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
+    fit(straight, validations, each_batch, **flags)
+    files = list(tmp_path.glob("*.ckpt"))
+    assert len(files) == 3 * EPOCH_LEN
+    for file in files:
+        resumed, again = TrialModule(SmallTrial, **arguments), Validations()
+        fit(resumed, again, ckpt_path=file, **flags)
+        saved_at = torch.load(file, weights_only=True)["global_step"] // 2
+        assert again.batches == [batch for batch in validations.batches if batch >= saved_at]
+        assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_validation_that_failed_is_repeated(tmp_path: Path) -> None:
+    class Failing(SmallTrial):
+        fails = True
+
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            if self.fails:
+                raise ValueError("the validation fails")
+            return super().evaluate_batch(batch)
+
+    saving = OnExceptionCheckpoint(tmp_path)
+    with pytest.raises(ValueError, match="the validation fails"):
+        fit(TrialModule(Failing), saving)
+    Failing.fails = False
+    validations = Validations()
+    fit(TrialModule(Failing), validations, ckpt_path=saving.ckpt_path)
+    assert validations.batches == [EPOCH_LEN, 2 * EPOCH_LEN, 3 * EPOCH_LEN]
