@@ -247,12 +247,17 @@ class DistributedContext:
 
     @property
     def given_up(self) -> str:
-        """Which rank gave up on its hyperparameters, and why, once this context is closed; empty if none has."""
+        """Which other rank gave up on its hyperparameters, and why, once this context is closed; empty if none has."""
         return "" if self._session is None else self._session.given_up
 
     def meet(self, timeout_s: float, reason: str) -> bool:
         """Return whether all ranks call this within ``timeout_s``; if not, :meth:`close`, for a ``reason``."""
-        return self._all is None or self._all.meet(timeout_s, reason)
+        if self._all is None:
+            return True
+        all_came = self._all.meet(timeout_s, reason)
+        if all_came and self._session is not None:
+            self._session.forget_giving_up()
+        return all_came
 
     def name_progress(self, describe: Callable[[], str]) -> None:
         """Show the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.

@@ -102,12 +102,13 @@ class Session:
             return  # a fork must not use its parent's connection
         if self._watch is not None:
             self._watch.stop()
-            self.given_up = self._watch.gave_up
+            self.given_up = self._watch.gave_up  # what is known if the store is lost
             self._watch = None
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection is what failed.
         with contextlib.suppress(RuntimeError):
-            self.given_up = self.given_up or (look(self.store, GAVE_UP) or b"").decode()
+            heard = (look(self.store, GAVE_UP) or b"").decode()
+            self.given_up = "" if heard.startswith(f"rank {self.rank} ") else heard
             for notify in self.on_leave:
                 notify(reason)
             everyone_left = self.store.add(LEFT, 1) == self.size
@@ -129,6 +130,11 @@ class Session:
         said = f"rank {self.rank} gave up on the hyperparameters (InvalidHP): {error}"
         with contextlib.suppress(RuntimeError):  # nobody is left to notify
             self.store.set(GAVE_UP, said.encode())
+
+    def forget_giving_up(self) -> None:
+        """Take back :meth:`give_up`: all ranks have come to the end of a run, and may go on after it."""
+        with contextlib.suppress(RuntimeError):  # the next exchange reports a lost store
+            self.store.delete_key(GAVE_UP)
 
     def fail(self, error: BaseException) -> None:
         """Leave because of an error, and make torchrun name the rank that failed first."""

@@ -137,7 +137,7 @@ class RankWatch:
         self._noticed = False
         self._heard: dict[int, tuple[int, float]] = {}
         self._signalled_at_s: float | None = None
-        #: Which rank gave up on the hyperparameters, and why, as far as this rank has heard.
+        #: Which other rank gave up on the hyperparameters, and why, as far as this rank has heard.
         self.gave_up = ""
         self._sees_signals = signal_log.open()
         self._stopping = threading.Event()
@@ -218,7 +218,8 @@ class RankWatch:
 
     def _look_for_signals(self) -> None:
         """Note when this rank or another one received a signal that ends processes, or gave up."""
-        self.gave_up = self.gave_up or (look(self._store, GAVE_UP) or b"").decode()
+        heard = (look(self._store, GAVE_UP) or b"").decode()
+        self.gave_up = "" if heard.startswith(f"rank {self._activity.rank} ") else heard
         if self._signalled_at_s is not None:
             return
         found = signal_log.first_of(_ENDING) if self._sees_signals else None

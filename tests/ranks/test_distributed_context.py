@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
 from det_lightning.core import DistributedContext
+from det_lightning.errors import InvalidHP
 from det_lightning.ranks import session
 from tests.ranks.ranks import TIMEOUT_S, free_port, numbers, on_ranks
 from tests.warm_python import start_warm_python
@@ -626,3 +627,34 @@ def test_a_process_that_ends_with_an_error_ends_the_waiting_of_the_others(tmp_pa
     chief, other = (run.communicate(timeout=120)[1] for run in runs)
     assert "the culprit" in other
     assert "rank 1 takes part no more, since its process has ended without close()" in chief
+
+
+# Giving up on hyperparameters
+
+
+def give_up(context: DistributedContext) -> None:
+    context.give_up(InvalidHP("caught"))
+    context.allgather(None)
+
+
+def test_a_rank_that_gave_up_is_known_to_the_others_only() -> None:
+    def do(context: DistributedContext) -> str:
+        if context.rank == 1:
+            give_up(context)
+        else:
+            context.allgather(None)
+        context.abandon(ValueError("later"))
+        return context.given_up
+
+    assert on_ranks(1, 2, do) == ["rank 1 gave up on the hyperparameters (InvalidHP): caught", ""]
+
+
+def test_ranks_that_all_end_a_run_after_giving_up_may_go_on() -> None:
+    def do(context: DistributedContext) -> str:
+        give_up(context)
+        assert context.meet(10.0, "the run ends")
+        context.allgather(None)
+        context.abandon(ValueError("later"))
+        return context.given_up
+
+    assert on_ranks(1, 2, do) == ["", ""]
