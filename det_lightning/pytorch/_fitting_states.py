@@ -1,21 +1,30 @@
-"""Whether the values in the state of an optimizer or a scheduler are of the kinds that it computes with."""
+"""Whether the values in the state of an optimizer or a scheduler of torch are of the kinds that it computes with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 import torch
 
 from det_lightning.masking import short_text
 
+# Only of these classes is it known what they compute with.
+_KNOWN = "torch.optim."
 # torch's optimizers keep these for each parameter, with its shape; the buffer of SGD may also be None.
 _OF_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta")
 _BUFFER = "momentum_buffer"
 _FLAG = "true or false"
 
 
-def require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: str = "") -> None:
+def require_fitting_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` that names what the state of one of torch's schedulers has of another kind."""
+    if type(scheduler).__module__.startswith(_KNOWN):
+        _require_same_kinds(scheduler.state_dict(), saved)
+
+
+def _require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: str = "") -> None:
     """Raise a ``ValueError`` that names each value of another kind than the object's own: a text for a number, say.
 
     A value may be left out. A function or None may be anything.
@@ -32,15 +41,19 @@ def require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: 
 def _is_of_kind(saved: Any, own: Any, kind: str) -> bool:
     if kind == _FLAG:  # torch itself has replaced flags by texts
         return isinstance(saved, bool | int | None) or saved == "deprecated"
-    return _find_kind(saved) == kind and (not isinstance(own, tuple) or len(saved) == len(own))
+    found = _find_kind(saved)
+    is_list = kind == "a list" and found == "a list of numbers"
+    return (found == kind or is_list) and (not isinstance(own, tuple) or len(saved) == len(own))
 
 
 def require_fitting_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` that names what the state of an optimizer has in place of numbers and tensors."""
+    """Raise a ``ValueError`` that names what the state of one of torch's optimizers has of another kind."""
+    if not type(optimizer).__module__.startswith(_KNOWN):
+        return
     groups = saved.get("param_groups") or []
     for index, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
         options = {name: value for name, value in own.items() if name != "params"}
-        require_same_kinds(options, group, f" of group {index}")
+        _require_same_kinds(options, group, f" of group {index}")
         for parameter, key in zip(own["params"], group.get("params", ()), strict=False):
             values = saved.get("state", {}).get(key, {})
             if not isinstance(values, Mapping):
@@ -72,7 +85,7 @@ def _find_kind(value: Any) -> str | None:
         return "a text"
     if isinstance(value, bool):
         return _FLAG
-    if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+    if isinstance(value, Number) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return "a number"
     return None
 

@@ -15,7 +15,7 @@ from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_same_kinds
+from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import restore_rng
@@ -136,7 +136,7 @@ def load_state(
     def load_scheduler(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
         if not _is_number(saved.get("last_epoch", 0)):
             raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
-        require_same_kinds(scheduler.state_dict(), saved)
+        require_fitting_scheduler(scheduler.scheduler, saved)
         scheduler.load_state_dict(saved)
 
     mismatches = []

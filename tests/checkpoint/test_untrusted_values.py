@@ -9,6 +9,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
-from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_same_kinds
+from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
 from tests.checkpoint.made_checkpoints import forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -171,10 +172,33 @@ def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
 )
 def test_a_value_that_a_scheduler_cannot_compute_with_is_named(name: str, value: Any, kind: str) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    state = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]).state_dict()
-    require_same_kinds(state, state)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    state = scheduler.state_dict()
+    require_fitting_scheduler(scheduler, state)
     with pytest.raises(ValueError, match=f"'{name}' should be {kind}; got"):
-        require_same_kinds(state, {**state, name: value})
+        require_fitting_scheduler(scheduler, {**state, name: value})
+
+
+class OwnAdam(torch.optim.Adam):
+    """Keeps moments of other shapes than those of its parameters, as low-rank optimizers do."""
+
+
+class OwnScheduler(torch.optim.lr_scheduler.ConstantLR):
+    """Keeps values whose kinds change while it is in use."""
+
+
+def test_states_of_own_classes_may_hold_anything() -> None:
+    optimizer = OwnAdam([torch.nn.Parameter(torch.ones(3))])
+    require_fitting_optimizer(optimizer, {**optimizer.state_dict(), "state": {0: {"exp_avg": torch.ones(1, 1)}}})
+    scheduler = OwnScheduler(optimizer)
+    vars(scheduler)["history"] = []
+    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), "history": [0.1], "factor": None})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), "gamma": np.float32(0.1), "step_size": np.int64(2)})
 
 
 @pytest.mark.parametrize(
