@@ -8,6 +8,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, read_json
+from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.estimator._tensorflow import tf
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,10 @@ def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None
     Raises:
         CheckpointNotFound: there is no SavedModel, because the trial has no ``build_serving_input_receiver_fns``.
         InvalidCheckpointException: there are several; the message lists them.
+        UnsafeCheckpointError: a link leads out of the directory.
     """
     directory = pathlib.Path(path)
+    require_inside(directory)
     if not _is_of_estimator(directory):
         logger.warning("%s does not say that it is a checkpoint of an EstimatorTrial; its SavedModel is loaded.", path)
     models = sorted(found.parent for found in directory.glob(f"**/{_MODEL}"))

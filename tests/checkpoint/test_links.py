@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning import errors
-from det_lightning.checkpoint import load_checkpoint
+from det_lightning import core, errors
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint.made_checkpoints import write_checkpoint
@@ -57,3 +57,31 @@ def test_links_within_a_checkpoint_and_links_to_one_are_followed(checkpoint: Pat
     for path in (checkpoint, tmp_path / "latest"):
         assert load_checkpoint(path).state
         assert verify_checkpoint(path).problems == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda checkpoints, name, folder: checkpoints.download(name, folder / "copy"),
+        lambda checkpoints, name, folder: checkpoints.restore_path(name).__enter__(),
+        lambda checkpoints, name, folder: checkpoints.get_metadata(name),
+    ],
+    ids=["download", "restore_path", "get_metadata"],
+)
+def test_the_core_api_names_a_link_that_leads_out(read: Any, tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=str(tmp_path / "storage")) as context:
+        with context.checkpoint.store_path({"steps_completed": 1}) as (directory, name):
+            (directory / "inside").write_text("x")
+            (directory / "link").symlink_to("inside")
+        read(context.checkpoint, name, tmp_path)
+        (tmp_path / "secret").write_text("x")
+        (tmp_path / "storage" / name / "out").symlink_to(tmp_path / "secret")
+        with pytest.raises(errors.UnsafeCheckpointError, match=r"out is a link to .*secret"):
+            read(context.checkpoint, name, tmp_path)
+
+
+def test_metadata_behind_a_link_that_leads_out_are_not_listed(checkpoint: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "metadata.json"
+    shutil.move(checkpoint / "metadata.json", outside)
+    (checkpoint / "metadata.json").symlink_to(outside)
+    assert CheckpointStorage(checkpoint.parent).read_metadata(checkpoint.name) == {}

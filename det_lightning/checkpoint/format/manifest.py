@@ -115,18 +115,22 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
         )
 
 
+def leads_out(directory: pathlib.Path, path: pathlib.Path) -> bool:
+    """Return whether a file or directory in ``directory`` is a link that leads out of it."""
+    return path.is_symlink() and not _find_target(path).is_relative_to(directory.resolve())
+
+
 def require_inside(directory: pathlib.Path) -> None:
     """Raise an ``UnsafeCheckpointError`` that names each link which leads out of the checkpoint in ``directory``.
 
     ``directory`` may be a link itself. ``code/`` is not looked at: no link in it is ever followed.
     """
-    root = directory.resolve()
     found = []
     for folder, folders, files in os.walk(directory):
         if pathlib.Path(folder) == directory and CODE_DIR in folders:
             folders.remove(CODE_DIR)
         for path in (pathlib.Path(folder, name) for name in sorted([*folders, *files])):
-            if path.is_symlink() and not _find_target(path).is_relative_to(root):
+            if leads_out(directory, path):
                 found.append(f"{escape(path)} is a link to {escape(_find_target(path))}")
     if found:
         raise errors.UnsafeCheckpointError(

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.manifest import find_metadata_damage
+from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import as_number
@@ -146,7 +146,13 @@ def glance(checkpoint: Location) -> CheckpointInfo | None:
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum."""
+    """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum.
+
+    It is also empty if the file is a link that leads out of the checkpoint.
+    """
+    if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / layout.METADATA_FILE):
+        logger.warning("The metadata of %s are a link that leads out of it, and are not used.", escape(checkpoint))
+        return {}
     try:
         content = json.loads((checkpoint / layout.METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
