@@ -13,7 +13,6 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.arguments import find_member, is_path, require
-from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, new_id
 from det_lightning.checkpoint.storage.metadata import read_metadata
@@ -297,10 +296,7 @@ class CheckpointContext:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})
 
     def _find(self, storage_id: str) -> Location:
-        location = Location.parse(self.storage.find(storage_id), self.storage.options)
-        if location.is_local:
-            require_inside(location.local_path)
-        return location
+        return Location.parse(self.storage.find(storage_id), self.storage.options)
 
     def _selected(self, ranks: DistributedContext, storage_id: str, selector: Selector | None) -> list[str]:
         """Return the files that any rank of this machine selects."""

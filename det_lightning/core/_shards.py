@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import pathlib
 import shutil
 import tempfile
@@ -13,11 +14,15 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import download, upload
+from det_lightning.escaping import escape
 from det_lightning.ranks.distributed_context import DistributedContext
+
+logger = logging.getLogger(__name__)
 
 Selector = Callable[[str], bool]
 
@@ -161,7 +166,9 @@ def _copy(source: pathlib.Path, names: list[str], target: pathlib.Path) -> None:
     """Copy files, with their permissions and times, and create directories, whose names end in ``/``."""
     for name in names:
         copy = target / name
-        if name.endswith("/"):
+        if leads_out(source, source / name):
+            logger.warning("%s is a link that leads out of the checkpoint, and is not copied.", escape(source / name))
+        elif name.endswith("/"):
             copy.mkdir(parents=True, exist_ok=True)
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)

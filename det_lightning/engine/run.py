@@ -137,7 +137,8 @@ class TrialRun:
     def _left_at_boundary(self) -> list[Due]:
         """Return what is still due at the boundary where a run was saved before its validation; nothing elsewhere."""
         trained = self.state.batches_trained
-        if self._resumed is None or self._resumed.resume is None or trained in (0, self.state.last_val):
+        is_exact = self._resumed is not None and self._resumed.resume is not None
+        if not is_exact or not self.schedule.validates or trained in (0, self.state.last_val):
             return []
         due = self.schedule.due(trained, self.data.epoch_len)
         return [one for one in due if one in (Due.VALIDATE, Due.CHECKPOINT)] if Due.VALIDATE in due else []

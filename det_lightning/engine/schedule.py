@@ -53,6 +53,7 @@ class Schedule:
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
+        self.validates = any(boundary is Due.VALIDATE for boundary, _ in due)
 
     def due(self, batches_trained: int, epoch_len: int) -> list[Due]:
         """Return what is due right after batch number ``batches_trained`` (counted from 1), in order."""
