@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,12 +55,16 @@ def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+_ABOUT_TEXT = re.compile(r"\bstr\b")
+_TEXTS = "These hyperparameters are texts:"
+
+
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
     """Add to an error about a text the hyperparameters that are texts and read like numbers, such as ``"0.1"``."""
     texts = {name: value for name, value in flat(mask(hparams or {})).items() if _is_number(value)}
-    if texts and "str" in str(error):
+    if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
-        error.args = (f"{error}. These hyperparameters are texts: {listed}. Give numbers without quotes.",)
+        error.args = (f"{error}. {_TEXTS} {listed}. Give numbers without quotes.",)
 
 
 def _is_number(value: Any) -> bool:

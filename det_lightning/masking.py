@@ -208,10 +208,11 @@ def leave_out_masked(settings: Any, where: str) -> Any:
         kept = {
             name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)
         }
-        if len(kept) < len(settings):
-            masked = [name for name in settings if name not in kept]
-            return MaskedSettings(kept, where, masked, getattr(settings, "left_out", None))
-        return settings if all(kept[name] is settings[name] for name in kept) else kept
+        masked = [name for name in settings if name not in kept]
+        if not masked and all(kept[name] is settings[name] for name in kept):
+            return settings
+        left_out = getattr(settings, "left_out", None)
+        return MaskedSettings(kept, where, masked, left_out) if masked or left_out else kept
     if isinstance(settings, list):
         items = [leave_out_masked(item, f"{where}[{i}]") for i, item in enumerate(settings) if not is_masked(item)]
         same = len(items) == len(settings) and all(new is old for new, old in zip(items, settings, strict=True))

@@ -27,7 +27,7 @@ from det_lightning.checkpoint.safe_load import read_state
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
-from det_lightning.masking import MASK, leave_out_masked, mask, mask_text, mask_url
+from det_lightning.masking import MASK, leave_out_masked, mark_left_out, mask, mask_text, mask_url
 from det_lightning.secret_names import is_secret_name
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
@@ -257,6 +257,15 @@ def test_what_resumes_takes_its_secrets_from_the_call(tmp_path: Path) -> None:
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
     assert trial.hparams["hf_token"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
+
+
+def test_what_was_left_out_is_known_beside_a_nested_secret() -> None:
+    settings = mark_left_out({"db": {"password": MASK}}, "hparams", {"hparams": {"act": "function"}})
+    hparams = leave_out_masked(settings, "hparams")
+    with pytest.raises(KeyError, match=r"hparams\['act'\] was left out .* it was a function"):
+        hparams["act"]
+    with pytest.raises(KeyError, match="is a secret"):
+        hparams["db"]["password"]
 
 
 def test_a_masked_value_is_never_read(tmp_path: Path) -> None:

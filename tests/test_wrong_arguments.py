@@ -16,6 +16,7 @@ from det_lightning import adapters, core, errors, experimental, pytorch
 from det_lightning import callbacks as lightning_callbacks
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.checkpoint import Retention
+from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch.experimental import torch_batch_process
 from tests.trials import SmallTrial
 
@@ -296,6 +297,16 @@ def test_a_hyperparameter_that_is_a_text_is_named_if_torch_refuses_it(build: str
             predict(LearnsAtItsRate, hparams=hparams)
         with pytorch.init(hparams=hparams) as context:
             LearnsAtItsRate(context)
+
+
+def test_an_error_that_names_hyperparameters_is_explained_once() -> None:
+    error = TypeError("unsupported operand type(s) for *: 'str' and 'float'")
+    for _ in range(2):
+        explain_texts(error, {"lr": "0.1"})
+    assert str(error).count("These hyperparameters are texts: lr='0.1'.") == 1
+    other = TypeError("missing 1 required positional argument: 'stride'")
+    explain_texts(other, {"lr": "0.1"})
+    assert str(other).endswith("'stride'")
 
 
 def test_an_error_about_something_else_stays_as_it_is() -> None:

@@ -276,13 +276,11 @@ class CheckpointContext:
                 "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
                 f"{', '.join(merged) or 'none'}."
             )
-        if mistakes := [] if self._task is None else [*find_mistakes_in_steps(merged["steps_completed"])]:
-            raise ValueError(f"In the metadata of a checkpoint {mistakes[0]}.")
-        if self._job is not None:
-            merged = {**merged, "job": self._job}
         # Raises a TypeError before anything is written.
         plain: dict[str, Any] = spell_numbers(as_plain(merged, "metadata"))
-        return plain
+        if mistakes := [] if self._task is None else [*find_mistakes_in_steps(plain["steps_completed"])]:
+            raise ValueError(f"In the metadata of a checkpoint {mistakes[0]}.")
+        return plain if self._job is None else {**plain, "job": self._job}
 
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:

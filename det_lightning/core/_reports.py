@@ -19,16 +19,26 @@ class Reports:
     """
 
     def __init__(self, task: TrialTask | None = None) -> None:
-        self._whole_steps = task is not None
-        self._names: dict[tuple[str, Any], set[str]] = defaultdict(set)
-        for record in [] if task is None else task.read_reports():
-            self._names[record["group"], record["steps_completed"]].update(record["metrics"])
+        self._task = task
+        self._names: dict[str, dict[Any, frozenset[str]]] | None = None
+
+    def _of_group(self, group: str) -> dict[Any, frozenset[str]]:
+        """Return the names of a group by step; earlier reports are read on the rank that reports, before its first."""
+        if self._names is None:
+            self._names = defaultdict(dict)
+            for record in [] if self._task is None else self._task.read_reports():
+                names = self._names[record["group"]]
+                steps = record["steps_completed"]
+                names[steps] = names.get(steps, frozenset()) | record["metrics"].keys()
+        return self._names[group]
 
     def add(self, group: str, steps_completed: Any, metrics: Mapping[str, Any]) -> int | float:
         """Return the steps as a number; raise a ValueError that names all mistakes if a report cannot be made."""
         steps = read_report(steps_completed)
-        mistakes = [*find_mistakes_in_steps(steps, self._whole_steps), *_find_mistakes_in_epoch(metrics)]
-        known = [] if mistakes else sorted({*map(str, metrics)} & self._names[group, steps])
+        mistakes = [*find_mistakes_in_steps(steps, self._task is not None), *_find_mistakes_in_epoch(metrics)]
+        names = self._of_group(group)
+        before = frozenset() if mistakes else names.get(steps, frozenset())
+        known = sorted(before.intersection(map(str, metrics)))
         if known:
             mistakes.append(
                 f"{', '.join(map(repr, known))} had a value after {steps:,} steps already; report one value of a "
@@ -36,7 +46,7 @@ class Reports:
             )
         if mistakes:
             raise ValueError(f"Metrics of the group {group!r} cannot be reported: {'; '.join(mistakes)}.")
-        self._names[group, steps].update(map(str, metrics))
+        names[steps] = before.union(map(str, metrics))
         return int(steps) if steps == int(steps) else float(steps)
 
 

@@ -127,7 +127,7 @@ class TrialTask:
                     record = json.loads(line)
                 except ValueError:
                     continue
-                if record["run"] == self.run_id:
+                if isinstance(record, dict) and record.get("run") == self.run_id:
                     yield record
 
 

@@ -34,7 +34,7 @@ class WeightSums:
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
         """Return the sums of this rank's parameters as they are now."""
         found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in parameters_of(o))])
-        whole = [_local_part(parameter) for parameter in found if not is_lazy(parameter)]
+        whole = [_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
         return cls(
             [
@@ -48,7 +48,8 @@ class WeightSums:
 def _local_part(parameter: torch.Tensor) -> torch.Tensor:
     """Return the values of a parameter that this rank has, which are some of them if they are sharded."""
     values = parameter.detach()
-    return values.to_local() if isinstance(values, DTensor) else values
+    values = values.to_local() if isinstance(values, DTensor) else values
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]:

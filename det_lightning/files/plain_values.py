@@ -93,7 +93,7 @@ class _Converter:
                 name = _as_key(key, place)
                 if name in found and not isinstance(value, MaskedSettings):
                     raise NotPlainError(place, "second value", f"whose key is {name!r:.50} in JSON")
-                found[name] = self.convert(value[key], place, depth + 1)
+                found[name] = self.convert(_look_up(value, key, place), place, depth + 1)
             except NotPlainError as e:
                 if self._losses is None:
                     raise
@@ -113,6 +113,13 @@ class _Converter:
             return array.tolist()
         except (RuntimeError, NotImplementedError, TypeError) as e:  # of a tensor that is sparse, or has no values
             raise NotPlainError(where, name_type(array)) from e
+
+
+def _look_up(mapping: Mapping[Any, Any], key: Any, place: str) -> Any:
+    try:
+        return mapping[key]
+    except Exception as e:  # as of a configuration whose value is missing, or refers to a missing one
+        raise NotPlainError(place, f"value that raises {name_type(e)} when it is looked up") from e
 
 
 def _without_subclass(value: str | float) -> str | float:

@@ -152,3 +152,18 @@ def test_every_number_comes_back_from_strict_json(value: Any) -> None:
 
 def test_nan_is_written_as_determined_writes_it() -> None:
     assert to_json({"a": [math.nan, math.inf, -math.inf, 0.5]}) == '{"a": ["NaN", "Infinity", "-Infinity", 0.5]}'
+
+
+class Interpolated(dict[str, Any]):
+    """A configuration whose value refers to a missing one."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(f"{name} refers to a missing value")
+
+
+def test_a_value_that_cannot_be_looked_up_is_left_out_and_named() -> None:
+    losses = Losses()
+    assert as_plain({"conf": Interpolated(lr=1)}, "hparams", losses) == {"conf": {}}
+    assert losses.notes == [
+        "hparams['conf']['lr'] is a value that raises KeyError when it is looked up, which JSON cannot hold"
+    ]

@@ -58,6 +58,8 @@ class CheckpointWriter:
         self.storage = storage
         storage_dir = storage.root.local_path if storage.is_local else None
         self._code = CodeCopier(code_dir, storage_dir, code_with_secrets)
+        # The checkpoint before the current one, whose code the storage holds, unless writing it failed.
+        self._previous_id: str | None = None
         self._latest_id: str | None = None
 
     def write(
@@ -94,6 +96,8 @@ class CheckpointWriter:
             staging = self.storage.begin(checkpoint_id)
         except OSError as e:
             raise errors.CheckpointError(f"No checkpoint can be written in {escape(self.storage)}: {e}") from e
+        self._previous_id = self._latest_id
+        self._latest_id = None
         try:
             try:
                 self._code.copy(staging.directory / layout.CODE_DIR)
@@ -126,9 +130,9 @@ class CheckpointWriter:
                 if self.storage.is_local:
                     # Flushing thousands of small files would take minutes; their checksums show a loss.
                     names = files.keys() - self._code.descriptions.keys()
-                elif self._latest_id is not None:
-                    latest = self.storage.root.checkpoint(self._latest_id)
-                    unchanged = StoredFiles(latest, self._code.find_unchanged())
+                elif self._previous_id is not None:
+                    previous = self.storage.root.checkpoint(self._previous_id)
+                    unchanged = StoredFiles(previous, self._code.find_unchanged())
                 if content.described:  # other ranks have uploaded what they wrote
                     names = [name for name in names if (staging.directory / name).exists()]
                 staging.commit(with_checksum(entries), names, unchanged)

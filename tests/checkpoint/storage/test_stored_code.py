@@ -77,3 +77,19 @@ def test_code_is_uploaded_again_if_its_checkpoint_was_deleted(
     assert counted["copies"] == 0
     with open_checkpoint(str(storage.find(second)), storage.options, with_code=True) as directory:
         assert verify_checkpoint(directory).problems == []
+
+
+@pytest.mark.slow
+def test_after_a_checkpoint_that_failed_code_is_uploaded_as_it_is(storage: CheckpointStorage) -> None:
+    writer = CheckpointWriter(storage)
+    write(writer)
+    Path("0.py").write_text("changed")
+
+    def fail(_: Path) -> None:
+        raise OSError("a callback's file cannot be written")
+
+    with pytest.raises(OSError, match="a callback's file"):
+        writer.write(CheckpointContent({}, TrialState()), report_written=fail)
+    with open_checkpoint(str(storage.find(write(writer))), storage.options, with_code=True) as directory:
+        assert (directory / "code" / "0.py").read_text() == "changed"
+        assert verify_checkpoint(directory).problems == []
