@@ -46,11 +46,6 @@ def is_path(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
 
 
-def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number from 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def refuse_texts(call: str, **flags: Any) -> None:
     """Raise a TypeError that names each flag that is a text, since even ``"no"`` would count as True."""
     texts = [f"{name}={value!r}" for name, value in flags.items() if isinstance(value, str)]

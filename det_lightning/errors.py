@@ -195,7 +195,7 @@ class IncompleteCheckpointError(CheckpointError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """Reading the checkpoint would run code that it contains, or take memory or time out of proportion to its size."""
+    """Reading the checkpoint would run code that it contains, or files that do not belong to it."""
 
 
 class StorageError(CheckpointError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import pathlib
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.digests import digest_file
 from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -84,11 +84,7 @@ def _digest_of(path: pathlib.Path) -> str:
     """Return a digest of a file's content; the same text for all directories."""
     if path.is_dir():
         return "directory"
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    return digest_file(path)
 
 
 def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
