@@ -269,9 +269,8 @@ class ExperimentRunner:
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
         """Return the trial's final status, or None if it is to be started again, and the reason if there is one."""
-        if (
-            trial.invalid_hp and trial.stop_error is None
-        ):  # one rank that says so is enough: the others may fail because of it
+        # One rank that says so is enough: the others may fail because of it.
+        if trial.invalid_hp and trial.stop_error is None:
             return TrialStatus.COMPLETED, "invalid hyperparameters"
         if ended_well:
             if trial.stop_error is not None:

@@ -93,8 +93,8 @@ class PyTorchTrialContext:
         self.experimental = PyTorchExperimentalContext(self.precision, self.reducers)
         self.profiler: Any = None
         self.position = TrainingPosition()
-        call = "tensorboard_path"
-        require(tensorboard_path is None or is_path(tensorboard_path), call, "a path", tensorboard_path)
+        is_right = tensorboard_path is None or is_path(tensorboard_path)
+        require(is_right, "init(tensorboard_path=...)", "a path", tensorboard_path)
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
         # Looked up on each call, because a test may replace the method.
         self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
