@@ -145,7 +145,7 @@ def test_a_reducer_is_an_object_unless_its_class_reduces_a_list(
         ({"aggregation_frequency": "2"}, TypeError, "aggregation_frequency takes a number.*got '2' of type str"),
         ({"trial_seed": "7"}, ValueError, r"trial_seed takes an integer from 0 to 2\*\*32 - 1; got '7' of type str"),
         ({"trial_seed": -1}, ValueError, "got -1 of type int"),
-        ({"tensorboard_path": 7}, TypeError, "tensorboard_path takes a path; got 7 of type int"),
+        ({"tensorboard_path": 7}, TypeError, r"init\(tensorboard_path=...\) takes a path; got 7 of type int"),
         ({"enable_tensorboard_logging": "no"}, TypeError, "got enable_tensorboard_logging='no'"),
         ({"strategy": PerModelDDPStrategy}, ValueError, "strategy must be 'trial_ddp'.*got the class PerModelDDPStrat"),
         ({"strategy": "ddp"}, ValueError, "or a strategy of det_lightning.adapters.strategies; got 'ddp' of type str"),
