@@ -11,14 +11,15 @@ import _compat_pickle
 import dataclasses
 import pickle
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from det_lightning.checkpoint.safe_load.stand_ins import STORAGES, is_allowed, list_declared
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
-_PUSHES = frozenset(["NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"])
-_ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1"])
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
+_ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _POPS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 
@@ -43,12 +44,20 @@ class _Name:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Parts:
-    """A tuple, or what a call made of one: the depth of tuples in it, and how many parts hashing it looks at."""
+class _Value:
+    """A container, a storage, or the result of a call.
 
-    values: list[Any]
-    depth: int
-    parts: int
+    Attributes:
+        kind: the type of a container, or the full name of the function that was called.
+        values: the values in a tuple.
+        depth: the levels of nesting in it.
+        parts: the number of parts that hashing it looks at.
+    """
+
+    kind: str
+    values: Sequence[Any] = ()
+    depth: int = 1
+    parts: int = 1
 
 
 def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
@@ -67,7 +76,7 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
 
 
 class _Look:
-    """The stack of torch's reader, with texts, numbers, names and tuples on it; other values are None."""
+    """The stack of torch's reader, with texts, numbers, names and descriptions of all other values on it."""
 
     def __init__(self, size: int, claim: Claim) -> None:
         self._most_parts = _PARTS_PER_BYTE * size + _MORE_PARTS
@@ -88,8 +97,10 @@ class _Look:
             stack.append(argument)
             if isinstance(argument, str):
                 self.texts.append(argument)
-        elif name in _PUSHES:
-            stack.append(None)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _CONTAINERS:
+            stack.append(_Value(_CONTAINERS[name]))
         elif name == "MARK":
             self._outer.append(stack)
             self._stack = []
@@ -110,10 +121,11 @@ class _Look:
             stack.append(self._find(*argument.split(" ", 1)))
         elif name in ("REDUCE", "NEWOBJ"):
             args = stack.pop()
-            stack[-1] = _Parts([], args.depth, args.parts) if isinstance(args, _Parts) else None
+            depth, parts = (args.depth, args.parts) if isinstance(args, _Value) else (1, 1)
+            stack[-1] = _Value("call", (), depth, parts)
         elif name == "BINPERSID":
             self._require_storage(stack.pop())
-            stack.append(None)
+            stack.append(_Value("storage"))
         elif name not in ("PROTO", "STOP"):
             raise pickle.UnpicklingError(f"the pickle operation {name}, which torch.save does not write")
 
@@ -125,18 +137,24 @@ class _Look:
             raise UnsafeReference(full.removeprefix("builtins."))
         return _Name(full)
 
-    def _gather(self, values: list[Any]) -> _Parts:
-        inner = [value for value in values if isinstance(value, _Parts)]
+    def _gather(self, values: list[Any]) -> _Value:
+        inner = [value for value in values if isinstance(value, _Value)]
         depth = 1 + max((value.depth for value in inner), default=0)
         parts = 1 + len(values) + sum(value.parts for value in inner)
         if depth > _MAX_DEPTH or parts > self._most_parts:
             raise ValueError("its tuples are nested too deeply")
-        return _Parts(values, depth, parts)
+        return _Value("tuple", values, depth, parts)
 
     def _require_storage(self, reference: Any) -> None:
         """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
-        values = reference.values if isinstance(reference, _Parts) else []
-        if len(values) not in (5, 6) or values[0] != "storage" or not isinstance(values[1], _Name):
+        values = reference.values if isinstance(reference, _Value) else ()
+        # The sixth part, before torch 1.6, is None. A view of another storage in its place outlives what it refers to.
+        if (
+            len(values) < 5
+            or values[0] != "storage"
+            or not isinstance(values[1], _Name)
+            or [*values[5:]] not in ([], [None])
+        ):
             raise ValueError("a reference to a storage has other parts")
         _, kind, key, _, numel = values[:5]
         itemsize = STORAGES.get(kind.full)

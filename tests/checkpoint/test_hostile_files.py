@@ -1,0 +1,62 @@
+"""Files that would end the process if torch read them: each is read in a process of its own, which says how it ends."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import subprocess
+from pathlib import Path
+
+from tests.checkpoint.test_fuzz import TENSOR_ARGS, rebuild
+from tests.soak import mutations
+from tests.soak.mutations import name_of, number, text, tuple_of
+from tests.warm_python import WarmPython
+
+SCRIPT = """
+import pathlib, sys, torch
+from det_lightning import errors
+from det_lightning.checkpoint.safe_load import read_state
+try:
+    state = read_state(pathlib.Path(sys.argv[1]))
+except errors.CheckpointError as e:
+    print(f"refused: {e}")
+else:
+    # New memory takes the place of what the state should not refer to any more.
+    others = [torch.zeros(2**18) for _ in range(40)]
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            value.sum()
+    del state, value
+    print("read")
+"""
+
+
+def read_alone(python: WarmPython, path: Path) -> str:
+    """Return what a process of its own says of a state file."""
+    return subprocess.run(
+        [python.executable, "-c", SCRIPT, str(path)], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_view_of_memory_that_moves_is_refused(tmp_path: Path, warm_python: WarmPython) -> None:
+    count = 2**18
+
+    def storage(view: bytes) -> bytes:
+        parts = [text("storage"), name_of("torch", "FloatStorage"), text("0"), text("cpu"), number(count), view]
+        return tuple_of(*parts) + b"Q"
+
+    def tensor(storage: bytes, size: int) -> bytes:
+        shape = (tuple_of(number(size)), tuple_of(number(1)))
+        return rebuild("tensor_v2", storage, number(0), *shape, *TENSOR_ARGS)
+
+    view = tuple_of(number(7), number(0), number(count))
+    grown = tensor(storage(b"N"), count * 64)
+    # The first reference makes the view; the second tensor makes its memory move.
+    state = (
+        b"\x80\x02}(" + text("a") + storage(view) + text("b") + grown + text("c") + tensor(storage(view), count) + b"u."
+    )
+    keys = b"\x80\x02}(" + number(7) + text("0") + b"u."
+    path = tmp_path / "state.pth"
+    head = mutations.made_up_old_file(b"").partition(pickle.dumps([], 2))[0]
+    path.write_bytes(head + state + keys + struct.pack("<q", count) + b"A" * 4 * count + b"B" * 64)
+    assert "a reference to a storage has other parts" in read_alone(warm_python, path)
