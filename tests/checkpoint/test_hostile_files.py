@@ -7,6 +7,10 @@ import struct
 import subprocess
 from pathlib import Path
 
+import pytest
+import torch
+
+from det_lightning.checkpoint.safe_load import read_state
 from tests.checkpoint.test_fuzz import TENSOR_ARGS, rebuild
 from tests.soak import mutations
 from tests.soak.mutations import name_of, number, text, tuple_of
@@ -60,3 +64,43 @@ def test_a_view_of_memory_that_moves_is_refused(tmp_path: Path, warm_python: War
     head = mutations.made_up_old_file(b"").partition(pickle.dumps([], 2))[0]
     path.write_bytes(head + state + keys + struct.pack("<q", count) + b"A" * 4 * count + b"B" * 64)
     assert "a reference to a storage has other parts" in read_alone(warm_python, path)
+
+
+DEQUE = name_of("collections", "deque") + b"q\x01"
+DEEP = 150_000
+# What makes a value from a remembered function, with the value inside in the middle.
+CHAINS = {
+    "deques in lists": (DEQUE, b"h\x01](", b"e\x85R"),
+    "default dicts in dicts": (
+        name_of("collections", "defaultdict") + b"q\x01",
+        b"h\x01N}(K\0",
+        b"u\x86R",
+    ),
+    "lists": (b"N", b"](", b"e"),
+    "dicts": (b"N", b"}(K\0", b"u"),
+    "sets": (name_of("builtins", "frozenset") + b"q\x01", b"h\x01](", b"e\x85R"),
+    "namespaces": (name_of("types", "SimpleNamespace") + b"q\x01", b"h\x01)R}(" + text("a"), b"ub"),
+    "attributes": (name_of("collections", "OrderedDict") + b"q\x01", b"h\x01)R}(" + text("a"), b"ub"),
+    "tensors": (
+        name_of("torch", "Tensor") + b"q\x02" + name_of("torch._utils", "_rebuild_parameter_with_state") + b"q\x01",
+        b"h\x01(h\x02)R\x89}}" + text("grad"),
+        b"stR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_value_that_is_nested_without_a_limit_is_refused(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    prepare, begin, end = CHAINS[name]
+    path = tmp_path / "state.pth"
+    pickled = b"\x80\x02}(" + text("f") + b"(" + prepare + b"t" + text("a") + begin * DEEP + b"N" + end * DEEP + b"u."
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert "its values are nested more than 150 deep" in read_alone(warm_python, path)
+
+
+def test_values_nested_a_hundred_deep_are_read(tmp_path: Path) -> None:
+    value: object = 1
+    for _ in range(35):
+        value = {"a": [(value, {value} if value == 1 else None)]}
+    torch.save({"callbacks": value}, tmp_path / "state.pth")
+    assert read_state(tmp_path / "state.pth") == {"callbacks": value}

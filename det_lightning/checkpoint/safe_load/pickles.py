@@ -1,8 +1,8 @@
 """A look at a pickle of ``torch.save`` before torch reads it: the names that it refers to, and the storages it claims.
 
-torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things that a pickle may
-hold end the process: tuples within tuples, since hashing descends into them without a limit, and, before torch 2.13, a
-storage that is larger than its content.
+torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things in a pickle could
+end the process: deep nesting, since hashing and freeing a value descend into it without a limit, and, before torch
+2.13, a storage that is larger than its content.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
 _ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_POPS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
+_FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 
+# Containers and calls alike. States of training nest less than 20 deep.
+_MAX_DEPTH = 150
 # A key is a name or a tuple of a few. However often tuples share their parts, hashing looks at each part again.
-_MAX_DEPTH = 100
 _MORE_PARTS = 1_000_000
 _PARTS_PER_BYTE = 16
 
@@ -64,7 +65,7 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
     """Look at the pickle at the current position of a file of ``size`` bytes; return the texts in it.
 
     Raise an ``UnsafeReference`` if it names anything that is not allowed, an ``UnpicklingError`` if it has operations
-    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or tuples are nested too deeply.
+    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or values are nested too deeply.
     """
     glance = _Look(size, claim)
     try:
@@ -108,10 +109,14 @@ class _Look:
             self._stack = self._outer.pop()
             if name == "TUPLE":
                 self._stack.append(self._gather(stack))
+            else:
+                self._fill(stack)
         elif name in _TUPLES:
             stack[-_TUPLES[name] :] = [self._gather(stack[-_TUPLES[name] :])]
-        elif name in _POPS:
-            del stack[-_POPS[name] :]
+        elif name in _FILLS:
+            values = stack[-_FILLS[name] :]
+            del stack[-_FILLS[name] :]
+            self._fill(values)
         else:
             self._step_seldom(name, argument)
 
@@ -138,12 +143,17 @@ class _Look:
         return _Name(full)
 
     def _gather(self, values: list[Any]) -> _Value:
-        inner = [value for value in values if isinstance(value, _Value)]
-        depth = 1 + max((value.depth for value in inner), default=0)
-        parts = 1 + len(values) + sum(value.parts for value in inner)
-        if depth > _MAX_DEPTH or parts > self._most_parts:
-            raise ValueError("its tuples are nested too deeply")
-        return _Value("tuple", values, depth, parts)
+        """Return a tuple of values."""
+        parts = 1 + len(values) + sum(value.parts for value in values if isinstance(value, _Value))
+        if parts > self._most_parts:
+            raise ValueError("its tuples share too many parts")
+        return _Value("tuple", values, _find_depth(values), parts)
+
+    def _fill(self, values: list[Any]) -> None:
+        """Put items, or a state, into the value on top of the stack."""
+        filled = self._stack[-1]
+        if isinstance(filled, _Value):
+            filled.depth = max(filled.depth, _find_depth(values))
 
     def _require_storage(self, reference: Any) -> None:
         """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
@@ -162,3 +172,11 @@ class _Look:
             raise ValueError("a reference to a storage has other parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")
+
+
+def _find_depth(values: list[Any]) -> int:
+    """Return the levels of nesting in a container of values; raise if they are too many."""
+    depth = 1 + max((value.depth for value in values if isinstance(value, _Value)), default=0)
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"its values are nested more than {_MAX_DEPTH} deep")
+    return depth
