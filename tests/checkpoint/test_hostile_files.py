@@ -98,6 +98,42 @@ def test_a_value_that_is_nested_without_a_limit_is_refused(name: str, tmp_path: 
     assert "its values are nested more than 150 deep" in read_alone(warm_python, path)
 
 
+@pytest.mark.parametrize("argument", [b"](", b"("])
+def test_slices_within_slices_are_refused(argument: bytes, tmp_path: Path, warm_python: WarmPython) -> None:
+    prepare = name_of("builtins", "slice") + b"q\x01"
+    end = b"eR" if argument == b"](" else b"tR"
+    value = b"".join([b"h\x01", argument]) * 4 * DEEP + b"N" + end * 4 * DEEP
+    path = tmp_path / "state.pth"
+    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + value + b"u."
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert read_alone(warm_python, path).startswith("refused: ")
+
+
+def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_python: WarmPython) -> None:
+    """The outer ones come first, so that the file nests nothing when it makes them."""
+    count = 1_000_000
+    prepare = name_of("collections", "defaultdict") + b"q\1"
+    make = b"h\1)R"
+
+    def numbered(operation: bytes, index: int) -> bytes:
+        return operation + struct.pack("<I", 2 + index)
+
+    links = b"".join(
+        make
+        + numbered(b"r", index + 1)
+        + numbered(b"j", index)
+        + b"N}q\0"
+        + text("default_factory")
+        + numbered(b"j", index + 1)
+        + b"s\x86b"
+        for index in range(count)
+    )
+    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + b"](" + make + numbered(b"r", 0) + links + b"eu."
+    path = tmp_path / "state.pth"
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert "a value of collections.defaultdict to which the file adds a state" in read_alone(warm_python, path)
+
+
 def test_values_nested_a_hundred_deep_are_read(tmp_path: Path) -> None:
     value: object = 1
     for _ in range(35):

@@ -14,7 +14,13 @@ import pickletools
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from det_lightning.checkpoint.safe_load.stand_ins import STORAGES, is_allowed, list_declared
+from det_lightning.checkpoint.safe_load.stand_ins import (
+    CHECK_STATE,
+    STORAGES,
+    TAKE_ATTRIBUTES,
+    is_allowed,
+    list_declared,
+)
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -22,6 +28,9 @@ _CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict
 _ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
+_LISTS = frozenset(["list"])
+_DICTS = frozenset(["dict", "collections.OrderedDict", "collections.Counter"])
+_TAKE_ITEMS = {"APPEND": _LISTS, "APPENDS": _LISTS, "SETITEM": _DICTS, "SETITEMS": _DICTS}
 
 # Containers and calls alike. States of training nest less than 20 deep.
 _MAX_DEPTH = 150
@@ -110,13 +119,13 @@ class _Look:
             if name == "TUPLE":
                 self._stack.append(self._gather(stack))
             else:
-                self._fill(stack)
+                self._fill(name, stack)
         elif name in _TUPLES:
             stack[-_TUPLES[name] :] = [self._gather(stack[-_TUPLES[name] :])]
         elif name in _FILLS:
             values = stack[-_FILLS[name] :]
             del stack[-_FILLS[name] :]
-            self._fill(values)
+            self._fill(name, values)
         else:
             self._step_seldom(name, argument)
 
@@ -126,8 +135,9 @@ class _Look:
             stack.append(self._find(*argument.split(" ", 1)))
         elif name in ("REDUCE", "NEWOBJ"):
             args = stack.pop()
-            depth, parts = (args.depth, args.parts) if isinstance(args, _Value) else (1, 1)
-            stack[-1] = _Value("call", (), depth, parts)
+            if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(stack[-1], _Name):
+                raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
+            stack[-1] = _Value(stack[-1].full, (), args.depth, args.parts)
         elif name == "BINPERSID":
             self._require_storage(stack.pop())
             stack.append(_Value("storage"))
@@ -149,11 +159,21 @@ class _Look:
             raise ValueError("its tuples share too many parts")
         return _Value("tuple", values, _find_depth(values), parts)
 
-    def _fill(self, values: list[Any]) -> None:
-        """Put items, or a state, into the value on top of the stack."""
+    def _fill(self, name: str, values: list[Any]) -> None:
+        """Put items or a state into the value on top of the stack; raise if values of its kind take none."""
         filled = self._stack[-1]
-        if isinstance(filled, _Value):
-            filled.depth = max(filled.depth, _find_depth(values))
+        if not isinstance(filled, _Value) or not (
+            self._takes_state(filled.kind, values[0]) if name == "BUILD" else filled.kind in _TAKE_ITEMS[name]
+        ):
+            kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
+            what = "a state" if name == "BUILD" else "items"
+            raise pickle.UnpicklingError(f"a value of {kind} to which the file adds {what} after it was made")
+        filled.depth = max(filled.depth, _find_depth(values))
+
+    def _takes_state(self, kind: str, state: Any) -> bool:
+        # Any other state of an object could set whatever its class defines.
+        is_dict = isinstance(state, _Value) and state.kind == "dict"
+        return kind in self._declared or kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
 
     def _require_storage(self, reference: Any) -> None:
         """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""

@@ -152,6 +152,11 @@ _NUMPY: dict[str, Any] = {
 #: What the pickles of random states call, by the names in them.
 RANDOM_STATES: dict[str, Any] = {**_NUMPY, "_codecs.encode": _encode_latin}
 
+#: The names that make an object which checks the state that a file gives it.
+CHECK_STATE = frozenset(_NUMPY)
+#: The names that make an object which takes a dict of attributes as its state. No other object takes a state.
+TAKE_ATTRIBUTES = frozenset({"argparse.Namespace", "collections.OrderedDict", "types.SimpleNamespace", "uuid.UUID"})
+
 # Declared to torch, beside its own list.
 _DECLARED: dict[str, Any] = {
     **CONSTRUCTORS,
