@@ -86,12 +86,18 @@ MAKER = PickleMaker(random.Random(0))
 TENSOR_ARGS = (b"\x89", call(name_of("collections", "OrderedDict")))
 LAYOUT = name_of("torch.serialization", "_get_layout")
 DTYPE = name_of("numpy", "dtype")
+NAMESPACE = name_of("argparse", "Namespace")
+AS_DTYPE = b"N}(" + text("dtype") + text("O") + text("__class__") + DTYPE + b"u\x86"
 ONE_BYTE = call(name_of("_codecs", "encode"), text("x"), text("latin1"))
 SLICE = name_of("builtins", "slice") + b"q\x01"
 
 
 def rebuild(kind: str, *args: bytes) -> bytes:
     return call(name_of("torch._utils", f"_rebuild_{kind}"), *args)
+
+
+def rebuild_typed(*args: bytes) -> bytes:
+    return call(name_of("torch._tensor", "_rebuild_from_type_v2"), *args)
 
 
 def tensor(offset: int = 0, size: int = 4, stride: int = 1, storage: bytes = storage_ref()) -> bytes:
@@ -117,13 +123,15 @@ MADE_UP = {
             b"\x88",
         ),
     ),
-    "a made-up call": call(
-        name_of("torch._tensor", "_rebuild_from_type_v2"),
+    "a made-up call": rebuild_typed(
         name_of("builtins", "bytearray"),
         name_of("torch", "Tensor"),
         tuple_of(number(10**10)),
         b"N",
     ),
+    "an object that becomes a data type": call(NAMESPACE) + AS_DTYPE + b"b",
+    "an object that a call makes a data type": rebuild_typed(NAMESPACE, NAMESPACE, b")", AS_DTYPE),
+    "a made-up chain": rebuild_typed(name_of("collections", "deque"), name_of("collections", "deque"), b"](]e", b"N"),
     "a method that is none": call(name_of("collections", "OrderedDict")) + b"}(" + text("items") + b"Nub",
     "a key whose hash ends the process": b"}" + deep() + b"Ns",
     "a set of it": call(name_of("builtins", "set"), b"](" + deep() + b"e"),

@@ -135,9 +135,7 @@ class _Look:
             stack.append(self._find(*argument.split(" ", 1)))
         elif name in ("REDUCE", "NEWOBJ"):
             args = stack.pop()
-            if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(stack[-1], _Name):
-                raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
-            stack[-1] = _Value(stack[-1].full, (), args.depth, args.parts)
+            stack[-1] = _call(stack[-1], args)
         elif name == "BINPERSID":
             self._require_storage(stack.pop())
             stack.append(_Value("storage"))
@@ -192,6 +190,17 @@ class _Look:
             raise ValueError("a reference to a storage has other parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")
+
+
+def _call(function: Any, args: Any) -> _Value:
+    """Return the result of a call."""
+    if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(function, _Name):
+        raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
+    if function.full == "torch._tensor._rebuild_from_type_v2":  # it calls its first argument, and sets any attributes
+        inner = args.values[0] if args.values else None
+        if not isinstance(inner, _Name) or not inner.full.startswith("torch._utils._rebuild_"):
+            raise pickle.UnpicklingError(f"{function.full} of something other than a tensor")
+    return _Value(function.full, (), args.depth, args.parts)
 
 
 def _find_depth(values: list[Any]) -> int:

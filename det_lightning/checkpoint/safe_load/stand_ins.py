@@ -29,6 +29,8 @@ _MAX_DIMENSIONS = 64
 class DataType:
     """A pickled numpy data type. The flags, integers before numpy 1.20, mean nothing for a plain one."""
 
+    __slots__ = ("dtype",)  # so that no other object can take on this class
+
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
         self.dtype = _plain_dtype(code)
 
@@ -56,6 +58,8 @@ def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
 
 class _Array:
     """A pickled numpy array."""
+
+    __slots__ = ("array",)
 
     def __init__(self) -> None:
         self.array: np.ndarray[Any, Any] | None = None
@@ -132,6 +136,8 @@ def _encode_latin(text: str, encoding: str) -> bytes:
 
 class _OneCycle:
     """Stands for the class ``OneCycleLR``."""
+
+    __slots__ = ()
 
 
 def _attribute(owner: Any, name: Any) -> Any:
