@@ -104,6 +104,8 @@ class _Look:
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name in _ATOMS:
+            if name == "SHORT_BINSTRING" and not argument.isascii():
+                argument = argument.encode("latin-1")  # which text torch makes of the bytes depends on its arguments
             stack.append(argument)
             if isinstance(argument, str):
                 self.texts.append(argument)
