@@ -118,7 +118,7 @@ MADE_UP = {
         call(LAYOUT, text("torch.sparse_coo")),
         tuple_of(
             MAKER.good_tensor("LongStorage", "1", 2, 1, 2),
-            MAKER.good_tensor("ByteStorage", "2", 16, 16),
+            MAKER.good_tensor("ByteStorage", "2", 16, 2),
             tuple_of(number(2)),
             b"\x88",
         ),
@@ -200,6 +200,29 @@ def test_a_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> Non
     with pytest.raises(errors.CheckpointError, match=r"state_dict\.pth") as raised:
         read_state(path)
     assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
+def test_a_storage_with_a_name_of_python_2_is_known_by_the_name_that_torch_reads(old: bool, tmp_path: Path) -> None:
+    """The bytes are one letter in one encoding, and two in another."""
+    named = tensor().replace(text("0"), b"U\x02\xc3\xa9")
+    pickled = b"\x80\x02}" + text("w") + (named.replace(b"tQ", b"NtQ") if old else named) + b"s."
+    entries = [("data.pkl", pickled), ("data/\xc3\xa9", b"x" * 16), ("data/\xe9", b"x")]
+    content = mutations.zip_of([(f"archive/{name}", data) for name, data in entries])
+    (tmp_path / "state").write_bytes(mutations.made_up_old_file(pickled) if old else content)
+    with pytest.raises(errors.IncompleteCheckpointError, match="a reference to a storage has other parts"):
+        read_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_file_is_read_after_one_that_failed_beyond_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
+    wrong = MADE_UP["sparse indices that lead elsewhere"]
+    pickled = b"\x80\x02}(" + text("w") + wrong + b"}Nu."  # a dict as a key
+    (tmp_path / "bad").write_bytes(mutations.made_up_archive(pickled))
+    torch.save({"w": torch.ones(2)}, tmp_path / "good")
+    with pytest.raises((errors.CheckpointError, TypeError), match="unhashable"):
+        torch.load(tmp_path / "bad", weights_only=True) if by_torch else read_state(tmp_path / "bad")
+    assert len(read_state(tmp_path / "good")["w"]) == 2
 
 
 def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:

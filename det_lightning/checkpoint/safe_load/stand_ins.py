@@ -238,10 +238,12 @@ def allow_safe_values() -> Iterator[None]:
         before: list[Any] = torch.serialization.get_safe_globals()
         names = {**_find_declared(), **_DECLARED}
         torch.serialization.clear_safe_globals()
+        torch._utils._sparse_tensors_to_validate.clear()  # an earlier file may have failed between them and their check
         try:
             torch.serialization.add_safe_globals([(one, name) for name, one in names.items()])
             yield
         finally:
+            torch._utils._sparse_tensors_to_validate.clear()
             torch.serialization.clear_safe_globals()
             torch.serialization.add_safe_globals(before)
 
