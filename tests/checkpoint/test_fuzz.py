@@ -18,7 +18,8 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
-from det_lightning.checkpoint.safe_load import read_state, read_trial_state
+from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
+from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
 from tests.soak import mutations
 from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
@@ -285,6 +286,26 @@ def test_a_forged_array_is_refused_although_the_user_declared_numpys_functions(t
         pytest.raises(errors.UnsafeCheckpointError, match="a numpy data type 'O', which is not one of plain values"),
     ):
         read_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["_reconstruct", "scalar"])
+def test_a_file_changes_no_function_for_others(name: str, tmp_path: Path) -> None:
+    function = name_of("numpy.core.multiarray", name)
+    state = b"N}" + text("__defaults__") + tuple_of(number(1)) + b"s\x86b"
+    (tmp_path / "state").write_bytes(b"\x80\x02}" + text("w") + function + state + b"s.")
+    with pytest.raises(errors.IncompleteCheckpointError, match="invalid partial state"):
+        read_pickle(tmp_path / "state", with_arrays=True)
+    assert RANDOM_STATES[f"numpy.core.multiarray.{name}"].__defaults__ is None
+
+
+def test_a_refused_name_is_not_looked_up_in_torch(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """torch imports modules when they are looked up, and warns of this name."""
+    (tmp_path / "state").write_bytes(
+        mutations.made_up_archive(b"\x80\x02}" + text("w") + name_of("torch", "has_mps") + b"s.")
+    )
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"torch\.has_mps"):
+        read_state(tmp_path / "state")
+    assert not recwarn.list
 
 
 class Declared:

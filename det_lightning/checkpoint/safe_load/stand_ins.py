@@ -197,17 +197,14 @@ _OF_TORCH = frozenset(
         *(f"torch.per_channel_{kind}" for kind in ("affine", "symmetric", "affine_float_qparams")),
     }
 )
+_DTYPES = frozenset(f"torch.{name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype))
 # Importing these declares classes to torch: a DeviceMesh opens connections, parts of nested tensors are not checked.
 _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 
 
 def is_allowed(name: str) -> bool:
     """Return whether a state file may refer to a name, whatever the user has declared."""
-    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or _is_dtype(name)
-
-
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or name in _DTYPES
 
 
 def list_declared() -> frozenset[str]:
