@@ -6,13 +6,13 @@ descriptions, which :func:`finish` turns into numpy objects.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
+import copyreg
+import functools
 import math
 import pickle
 import threading
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -257,20 +257,31 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         if value.array is None:
             raise ValueError("an array has no content")
         return value.array
-    if not isinstance(value, _CONTAINERS):
+    attributes = getattr(value, "__dict__", None)
+    slots = _list_slots(type(value))
+    if isinstance(value, type) or not (attributes or slots or isinstance(value, _CONTAINERS)):
         return value
     if id(value) not in done:
         # The original is kept alive with the result, so that no other object gets its id.
         done[id(value)] = value, value
-        done[id(value)] = value, _finish_container(value, done)
+        for name in slots:
+            if hasattr(value, name) and (found := _finish(item := getattr(value, name), done)) is not item:
+                object.__setattr__(value, name, found)
+        done[id(value)] = value, _finish_container(value, attributes or {}, done)
     return done[id(value)][1]
 
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, argparse.Namespace, types.SimpleNamespace)
+# Others, whose items torch cannot set, hold some in attributes only.
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
 
 
-def _finish_container(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    attributes = getattr(value, "__dict__", {})
+@functools.cache
+def _list_slots(kind: type) -> list[str]:
+    """Return the names of the attributes that objects of a class have in slots."""
+    return copyreg._slotnames(kind)  # type: ignore[attr-defined,no-any-return]  # as pickle itself finds them
+
+
+def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tuple[Any, Any]]) -> Any:
     if isinstance(value, dict) and (hidden := [name for name in attributes if hasattr(type(value), str(name))]):
         raise ValueError(f"an OrderedDict has an attribute in place of its method {hidden[0]!r:.100}")
     _finish_items(attributes, done)
@@ -279,16 +290,30 @@ def _finish_container(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     elif isinstance(value, list | collections.deque):
         for index, item in enumerate(list(value)):
             value[index] = _finish(item, done)
-    elif type(value) in (tuple, frozenset, set):
+    elif isinstance(value, slice):
+        return slice(*(_finish(part, done) for part in (value.start, value.stop, value.step)))
+    elif isinstance(value, tuple | set | frozenset):
         items = [_finish(item, done) for item in value]
         if any(item is not before for item, before in zip(items, value, strict=True)):
-            return type(value)(items)
+            return _remake(value, items, attributes)
     return value
+
+
+def _remake(value: Any, items: list[Any], attributes: dict[str, Any]) -> Any:
+    """Return a tuple or set of the same class with other items. Its class may take other arguments."""
+    base: Any = next(kind for kind in (tuple, set, frozenset) if isinstance(value, kind))
+    remade = base.__new__(type(value), items)
+    if base is set:
+        set.update(remade, items)
+    if attributes:
+        vars(remade).update(attributes)
+    return remade
 
 
 def _finish_items(values: dict[Any, Any], done: dict[int, tuple[Any, Any]]) -> None:
     finished = [(_finish(key, done), _finish(item, done)) for key, item in values.items()]
-    if any(key is not before for (key, _), before in zip(finished, values, strict=True)):
+    before = zip(finished, values.items(), strict=True)
+    if any(key is not old_key or item is not old for (key, item), (old_key, old) in before):
         values.clear()  # the order stays
-    for key, item in finished:
-        values[key] = item
+        for key, item in finished:
+            values[key] = item
