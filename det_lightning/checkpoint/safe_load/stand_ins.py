@@ -258,7 +258,7 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
             raise ValueError("an array has no content")
         return value.array
     attributes = getattr(value, "__dict__", None)
-    slots = _list_slots(type(value))
+    slots = list_slots(type(value))
     if isinstance(value, type) or not (attributes or slots or isinstance(value, _CONTAINERS)):
         return value
     if id(value) not in done:
@@ -276,7 +276,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
 
 
 @functools.cache
-def _list_slots(kind: type) -> list[str]:
+def list_slots(kind: type) -> list[str]:
     """Return the names of the attributes that objects of a class have in slots."""
     return copyreg._slotnames(kind)  # type: ignore[attr-defined,no-any-return]  # as pickle itself finds them
 
