@@ -142,7 +142,8 @@ class _Look:
             self._require_storage(stack.pop())
             stack.append(_Value("storage"))
         elif name not in ("PROTO", "STOP"):
-            raise pickle.UnpicklingError(f"the pickle operation {name}, which torch.save does not write")
+            what = "an integer of more than 255 bytes" if name == "LONG4" else f"the pickle operation {name}"
+            raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
         """Return a name, as Python 3 spells it; raise unless it is allowed."""
