@@ -131,7 +131,7 @@ def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_pytho
     pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + b"](" + make + numbered(b"r", 0) + links + b"eu."
     path = tmp_path / "state.pth"
     path.write_bytes(mutations.made_up_archive(pickled))
-    assert "a value of collections.defaultdict to which the file adds a state" in read_alone(warm_python, path)
+    assert "a collections.defaultdict with a state" in read_alone(warm_python, path)
 
 
 def test_values_nested_a_hundred_deep_are_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,25 @@ def test_an_ordered_dict_keeps_its_attributes(tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "state.pth")
     found = read_state(tmp_path / "state.pth")["model"]
     assert vars(found) == vars(state)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (collections.deque([1], 5), "a collections.deque with items, which torch's restricted reader does not fill"),
+        (collections.defaultdict(list, a=[1]), "a collections.defaultdict with items, which"),
+        (zoneinfo.ZoneInfo("UTC"), "a call of builtins.getattr with zoneinfo.ZoneInfo"),
+        (2**3000, "an integer of more than 255 bytes, which"),
+    ],
+)
+def test_a_value_that_torch_saves_and_does_not_read_is_named(value: Any, named: str, tmp_path: Path) -> None:
+    """Such files come from other programs: a run of ours writes what can be read, or warns."""
+    torch.save({"value": value}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError) as raised:
+        read_state(tmp_path / "state.pth")
+    assert named in str(raised.value)
+    assert "pass trusted=True" in str(raised.value)
+    assert read_state(tmp_path / "state.pth", trusted=True) == {"value": value}
 
 
 class Config:

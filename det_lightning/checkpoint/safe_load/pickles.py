@@ -31,6 +31,11 @@ _FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 _LISTS = frozenset(["list"])
 _DICTS = frozenset(["dict", "collections.OrderedDict", "collections.Counter"])
 _TAKE_ITEMS = {"APPEND": _LISTS, "APPENDS": _LISTS, "SETITEM": _DICTS, "SETITEMS": _DICTS}
+# How the name begins that these functions take as their first argument. One calls it and sets any attributes.
+_FIRST_ARGUMENTS = {
+    "torch._tensor._rebuild_from_type_v2": "torch._utils._rebuild_",
+    "builtins.getattr": "torch.optim.lr_scheduler.OneCycleLR",
+}
 
 # Containers and calls alike. States of training nest less than 20 deep.
 _MAX_DEPTH = 150
@@ -168,7 +173,7 @@ class _Look:
         ):
             kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
             what = "a state" if name == "BUILD" else "items"
-            raise pickle.UnpicklingError(f"a value of {kind} to which the file adds {what} after it was made")
+            raise pickle.UnpicklingError(f"a {kind} with {what}, which torch's restricted reader does not fill")
         filled.depth = max(filled.depth, _find_depth(values))
 
     def _takes_state(self, kind: str, state: Any) -> bool:
@@ -199,10 +204,11 @@ def _call(function: Any, args: Any) -> _Value:
     """Return the result of a call."""
     if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(function, _Name):
         raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
-    if function.full == "torch._tensor._rebuild_from_type_v2":  # it calls its first argument, and sets any attributes
-        inner = args.values[0] if args.values else None
-        if not isinstance(inner, _Name) or not inner.full.startswith("torch._utils._rebuild_"):
-            raise pickle.UnpicklingError(f"{function.full} of something other than a tensor")
+    first = args.values[0] if args.values else None
+    prefix = _FIRST_ARGUMENTS.get(function.full)
+    if prefix and not (isinstance(first, _Name) and first.full.startswith(prefix)):
+        shown = first.full if isinstance(first, _Name) else f"a {type(first).__name__}"
+        raise pickle.UnpicklingError(f"a call of {function.full} with {shown}")
     return _Value(function.full, (), args.depth, args.parts)
 
 
