@@ -7,7 +7,6 @@ end the process: deep nesting, since hashing and freeing a value descend into it
 
 from __future__ import annotations
 
-import _compat_pickle
 import dataclasses
 import pickle
 import pickletools
@@ -20,6 +19,7 @@ from det_lightning.checkpoint.safe_load.stand_ins import (
     TAKE_ATTRIBUTES,
     is_allowed,
     list_declared,
+    spell_name,
 )
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
@@ -151,9 +151,8 @@ class _Look:
             raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        """Return a name, as Python 3 spells it; raise unless it is allowed."""
-        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
-        full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+        """Return a name; raise unless it is allowed."""
+        full = spell_name(module, name)
         if not is_allowed(full) and full not in self._declared:
             raise UnsafeReference(full.removeprefix("builtins."))
         return _Name(full)

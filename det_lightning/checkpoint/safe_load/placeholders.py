@@ -5,7 +5,6 @@ A placeholder takes any arguments, state and items, keeps nothing, and calls not
 
 from __future__ import annotations
 
-import _compat_pickle
 import collections
 import io
 import pathlib
@@ -18,7 +17,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
-from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared, list_slots
+from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared, list_slots, spell_name
 from det_lightning.checkpoint.safe_load.state_file import read_state
 
 # The entries of state files that whoever wants weights and settings needs; they must hold no objects.
@@ -120,6 +119,7 @@ class _Walk:
         self._stack: list[bool] = []
         self._outer: list[list[bool]] = []
         self._memo: dict[Any, bool] = {}
+        self._declared = list_declared()
 
     def step(self, name: str, argument: Any) -> bytes | None:
         """Follow an operation; return what replaces it, or None if it stays."""
@@ -132,7 +132,8 @@ class _Walk:
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name == "GLOBAL":
-            stack.append(not _is_read(*str(argument).split(" ", 1)))
+            full = spell_name(*str(argument).split(" ", 1))
+            stack.append(not is_allowed(full) and full not in self._declared)
             return _NAME if stack[-1] else None
         elif name in _POPS or name in ("TUPLE", "APPENDS", "SETITEMS"):
             return self._take(name)
@@ -150,10 +151,3 @@ class _Walk:
         if name in _MAKES:
             self._stack.append(name in ("REDUCE", "NEWOBJ") and taken[0])
         return _AS_STATE[name] if name in _AS_STATE and self._stack[-1] else None
-
-
-def _is_read(module: str, name: str) -> bool:
-    """Return whether a state file may refer to a name, which protocol 2 spells as Python 2 did."""
-    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
-    full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
-    return is_allowed(full) or full in list_declared()

@@ -21,8 +21,8 @@ import torch
 
 from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
 
-# Booleans, integers, floats, complex numbers, bytes, strings, times: none of them refers to Python objects.
-_PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUVmM"
+# Booleans, integers, floats, complex numbers, bytes, strings, times, by numpy's codes. None refers to Python objects.
+_PLAIN_CODES = "?bBhHiIlLqQefdgFDGSUVmM"
 _MAX_DIMENSIONS = 64
 
 
@@ -92,7 +92,7 @@ def _plain_dtype(code: Any) -> np.dtype[Any]:
     if not isinstance(code, str) or len(code) > 16:
         raise ValueError(f"a numpy data type is named by a short string; got {_show(code)}")
     dtype = np.dtype(code)
-    if dtype.char not in _PLAIN_KINDS or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
+    if dtype.char not in _PLAIN_CODES or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
         raise pickle.UnpicklingError(f"a numpy data type {code!r}, which is not one of plain values")
     return dtype
 
@@ -205,6 +205,13 @@ _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 def is_allowed(name: str) -> bool:
     """Return whether a state file may refer to a name, whatever the user has declared."""
     return name in _OF_TORCH or name in STORAGES or name in _DECLARED or name in _DTYPES
+
+
+def spell_name(module: str, name: str) -> str:
+    """Return the full name that Python 3 has for a name in a pickle, by the tables of torch's reader."""
+    if (module, name) in torch._utils.NAME_MAPPING:
+        return ".".join(torch._utils.NAME_MAPPING[module, name])
+    return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 def list_declared() -> frozenset[str]:
