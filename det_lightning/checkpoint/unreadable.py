@@ -6,7 +6,7 @@ import collections
 import logging
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,8 @@ def _find_others(value: Any, place: str, seen: set[int], *, opened: bool = False
     if id(value) in seen:
         return
     seen.add(id(value))
-    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in pairs:
         for one in (key, item):
             kind = type(one)  # called for all other values, this function would take longer than the rest of a save
             if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):

@@ -22,15 +22,23 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
         return read_state(path, trusted=trusted)
     except errors.CheckpointError as refused:
         try:
-            if not recorded or digest_file(path) not in recorded:
-                raise
-            # Nobody else can change the copy after its digest is known.
-            with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-                copy = pathlib.Path(folder, path.name)
-                if copy_and_digest(path, copy) not in recorded:
-                    raise
-                logger.info("%s is read with its objects: it is as this trial wrote it.", escape(path))
-                return read_state(copy, trusted=True, name=path)
+            state = _read_recorded(path, recorded) if recorded else None
         except OSError as e:
             logger.warning("%s is not read with its objects, since it cannot be copied: %s.", escape(path), e)
             raise refused from e
+        if state is None:
+            raise
+        return state
+
+
+def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, Any] | None:
+    """Return the state in a file whose SHA-256 is among ``recorded``, with its objects; None for any other file."""
+    if digest_file(path) not in recorded:
+        return None
+    # Nobody else can change the copy after its digest is known.
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        copy = pathlib.Path(folder, path.name)
+        if copy_and_digest(path, copy) not in recorded:
+            return None
+        logger.info("%s is read with its objects: it is as this trial wrote it.", escape(path))
+        return read_state(copy, trusted=True, name=path)

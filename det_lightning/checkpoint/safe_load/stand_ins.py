@@ -13,7 +13,7 @@ import functools
 import math
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -282,10 +282,8 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
 
 
-@functools.cache
-def list_slots(kind: type) -> list[str]:
-    """Return the names of the attributes that objects of a class have in slots."""
-    return copyreg._slotnames(kind)  # type: ignore[attr-defined,no-any-return]  # as pickle itself finds them
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tuple[Any, Any]]) -> Any:
