@@ -98,7 +98,8 @@ def test_a_value_that_is_nested_without_a_limit_is_refused(name: str, tmp_path: 
     assert "its values are nested more than 150 deep" in read_alone(warm_python, path)
 
 
-@pytest.mark.parametrize("argument", [b"](", b"("])
+@pytest.mark.slow
+@pytest.mark.parametrize("argument", [b"](", b"("], ids=["lists", "tuples"])
 def test_slices_within_slices_are_refused(argument: bytes, tmp_path: Path, warm_python: WarmPython) -> None:
     prepare = name_of("builtins", "slice") + b"q\x01"
     end = b"eR" if argument == b"](" else b"tR"
@@ -109,6 +110,7 @@ def test_slices_within_slices_are_refused(argument: bytes, tmp_path: Path, warm_
     assert read_alone(warm_python, path).startswith("refused: ")
 
 
+@pytest.mark.slow
 def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_python: WarmPython) -> None:
     """The outer ones come first, so that the file nests nothing when it makes them."""
     count = 1_000_000
