@@ -167,18 +167,15 @@ class _Look:
     def _fill(self, name: str, values: list[Any]) -> None:
         """Put items or a state into the value on top of the stack; raise if values of its kind take none."""
         filled = self._stack[-1]
-        if not isinstance(filled, _Value) or not (
-            self._takes_state(filled.kind, values[0]) if name == "BUILD" else filled.kind in _TAKE_ITEMS[name]
-        ):
-            kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
+        kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
+        # torch decides about the user's own classes.
+        takes = kind in self._declared or (
+            _takes_state(kind, values[0]) if name == "BUILD" else kind in _TAKE_ITEMS[name]
+        )
+        if not isinstance(filled, _Value) or not takes:
             what = "a state" if name == "BUILD" else "items"
             raise pickle.UnpicklingError(f"a {kind} with {what}, which torch's restricted reader does not fill")
         filled.depth = max(filled.depth, _find_depth(values))
-
-    def _takes_state(self, kind: str, state: Any) -> bool:
-        # Any other state of an object could set whatever its class defines.
-        is_dict = isinstance(state, _Value) and state.kind == "dict"
-        return kind in self._declared or kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
 
     def _require_storage(self, reference: Any) -> None:
         """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
@@ -197,6 +194,12 @@ class _Look:
             raise ValueError("a reference to a storage has other parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")
+
+
+def _takes_state(kind: str, state: Any) -> bool:
+    # Any other state of an object could set whatever its class defines.
+    is_dict = isinstance(state, _Value) and state.kind == "dict"
+    return kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
 
 
 def _call(function: Any, args: Any) -> _Value:

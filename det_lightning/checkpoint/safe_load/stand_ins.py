@@ -242,14 +242,20 @@ def allow_safe_values() -> Iterator[None]:
         before: list[Any] = torch.serialization.get_safe_globals()
         names = {**_find_declared(), **_DECLARED}
         torch.serialization.clear_safe_globals()
-        torch._utils._sparse_tensors_to_validate.clear()  # an earlier file may have failed between them and their check
+        _forget_sparse()
         try:
             torch.serialization.add_safe_globals([(one, name) for name, one in names.items()])
             yield
         finally:
-            torch._utils._sparse_tensors_to_validate.clear()
+            _forget_sparse()
             torch.serialization.clear_safe_globals()
             torch.serialization.add_safe_globals(before)
+
+
+def _forget_sparse() -> None:
+    """Make torch forget the sparse tensors of a file that failed before they were checked."""
+    utils: Any = torch._utils  # later releases than 2.13 have a function for the list
+    getattr(utils, "_get_sparse_tensors_to_validate", lambda: utils._sparse_tensors_to_validate)().clear()
 
 
 def finish(value: Any) -> Any:
