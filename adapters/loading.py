@@ -84,6 +84,13 @@ class SavedTrial:
             name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)
         }
         kept = self._kept_arguments() if hparams_file is None else hparams
+        if unread := [
+            name for name, value in taken.items() if name not in given and safe_load.holds_placeholder(value)
+        ]:
+            raise errors.UnsafeCheckpointError(
+                f"{' and '.join(unread)} in {self._source} hold objects, and reading these could run code. Pass "
+                f"{'=..., '.join(unread)}=...; or, if you know where the file comes from, weights_only=False."
+            )
         # Only what a subclass adds: no file may say that it is to be trusted.
         base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
         own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]

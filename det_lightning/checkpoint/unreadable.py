@@ -6,7 +6,7 @@ import collections
 import logging
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,14 @@ from det_lightning.escaping import escape, name_type
 logger = logging.getLogger(__name__)
 
 # Nearly all values of a checkpoint are of these types, and need no further look.
-_PLAIN = frozenset({type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter})
+_PLAIN = frozenset({type(None), bool, float, str})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+# torch's reader takes integers of up to 255 bytes.
+_MOST_BITS = 255 * 8 - 1
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _SERIES = (list, tuple, set, frozenset, collections.deque)
+# What a defaultdict may call, if it is to be read back.
+_FACTORIES = (None, bool, dict, float, int, list, set, str)
 # The kinds of numpy's values that refer to no Python objects.
 _NUMPY_KINDS = "biufcSU"
 
@@ -64,7 +69,7 @@ class UnreadableValues:
             return
         inner = list(_find_others(value, place, set(), opened=True))
         named = [text for inside, part in inner for text in self._name_unreadable(inside, part)]
-        yield from named or [f"{place} is a {name_type(value)}"]
+        yield from named or [f"{place} is a {_name_kind(value)}"]
 
 
 def parts_of(content: CheckpointContent) -> dict[str, Any]:
@@ -83,27 +88,38 @@ def parts_of_lightning(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 def _find_others(value: Any, place: str, seen: set[int], *, opened: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the values within ``value`` that are not plain, with their places; if ``opened``, not ``value`` itself."""
     kind = type(value)
-    if kind in _PLAIN or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMPY_KINDS):
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _NUMPY_KINDS and value.itemsize:
+        return  # others of numpy are tried: subclasses, and texts without a letter
+    if (
+        kind in _PLAIN
+        or (kind is int and value.bit_length() <= _MOST_BITS)
+        or (kind in _TENSORS and not value.is_nested)
+    ):
         return
-    is_open = opened and kind in (*_MAPPINGS, *_SERIES)
-    if not (is_open or kind in (dict, collections.OrderedDict, list, tuple)):
+    is_container = kind in (*_MAPPINGS, *_SERIES)
+    has_factory = kind is collections.defaultdict and value.default_factory not in _FACTORIES
+    if not is_container or (has_factory and not opened):
         if not opened:
             yield place, value
         return
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            inside = f"{place}[{key!r:.100}]"
-            if type(key) not in _PLAIN:
-                yield from _find_others(key, f"the key of {inside}", seen)
-            if type(item) not in _PLAIN:
-                yield from _find_others(item, inside, seen)
-        return
-    for index, item in enumerate(value):
-        if type(item) not in _PLAIN:
-            yield from _find_others(item, f"{place}[{index}]", seen)
+    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in pairs:
+        for one in (key, item):
+            kind = type(one)  # called for all other values, this function would take longer than the rest of a save
+            if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
+                continue
+            if kind is not int or one.bit_length() > _MOST_BITS:
+                inside = f"{place}[{key!r:.100}]"
+                yield from _find_others(one, inside if one is item else f"the key of {inside}", seen)
+
+
+def _name_kind(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{name_type(value)} of {value.bit_length():,} bits"
+    return "nested tensor" if isinstance(value, torch.Tensor) and value.is_nested else name_type(value)
 
 
 def _can_be_read(value: Any) -> bool:

@@ -123,6 +123,16 @@ def test_damage_in_any_entry_is_noticed(tmp_path: Path) -> None:
             content[position] ^= 1
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_an_archive_that_torch_wrote_without_checksums_is_read(trusted: bool, tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.arange(3)}, tmp_path / "state.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_state(tmp_path / "state.pth", trusted=trusted)["w"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("options", [{"map_location": "meta"}, {"weights_only": False}])
 def test_damage_is_noticed_in_what_torch_does_not_read(options: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "state.pth"

@@ -273,6 +273,8 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": {}}}, "'rng_states' is missing"),
         ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
         ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": 5}, "'optimizer_states' should be a list; it is 5"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": torch.ones(2)}, "should be a list; it is tensor"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": {}}, "should be a list; it is {}"),
     ],
 )
 def test_a_file_with_wrong_entries_is_refused(ckpt: dict[str, Any], message: str) -> None:

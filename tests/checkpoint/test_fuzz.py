@@ -18,7 +18,8 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
-from det_lightning.checkpoint.safe_load import read_state, read_trial_state
+from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
+from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
 from tests.soak import mutations
 from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
@@ -86,12 +87,18 @@ MAKER = PickleMaker(random.Random(0))
 TENSOR_ARGS = (b"\x89", call(name_of("collections", "OrderedDict")))
 LAYOUT = name_of("torch.serialization", "_get_layout")
 DTYPE = name_of("numpy", "dtype")
+NAMESPACE = name_of("argparse", "Namespace")
+AS_DTYPE = b"N}(" + text("dtype") + text("O") + text("__class__") + DTYPE + b"u\x86"
 ONE_BYTE = call(name_of("_codecs", "encode"), text("x"), text("latin1"))
 SLICE = name_of("builtins", "slice") + b"q\x01"
 
 
 def rebuild(kind: str, *args: bytes) -> bytes:
     return call(name_of("torch._utils", f"_rebuild_{kind}"), *args)
+
+
+def rebuild_typed(*args: bytes) -> bytes:
+    return call(name_of("torch._tensor", "_rebuild_from_type_v2"), *args)
 
 
 def tensor(offset: int = 0, size: int = 4, stride: int = 1, storage: bytes = storage_ref()) -> bytes:
@@ -112,18 +119,20 @@ MADE_UP = {
         call(LAYOUT, text("torch.sparse_coo")),
         tuple_of(
             MAKER.good_tensor("LongStorage", "1", 2, 1, 2),
-            MAKER.good_tensor("ByteStorage", "2", 16, 16),
+            MAKER.good_tensor("ByteStorage", "2", 16, 2),
             tuple_of(number(2)),
             b"\x88",
         ),
     ),
-    "a made-up call": call(
-        name_of("torch._tensor", "_rebuild_from_type_v2"),
+    "a made-up call": rebuild_typed(
         name_of("builtins", "bytearray"),
         name_of("torch", "Tensor"),
         tuple_of(number(10**10)),
         b"N",
     ),
+    "an object that becomes a data type": call(NAMESPACE) + AS_DTYPE + b"b",
+    "an object that a call makes a data type": rebuild_typed(NAMESPACE, NAMESPACE, b")", AS_DTYPE),
+    "a made-up chain": rebuild_typed(name_of("collections", "deque"), name_of("collections", "deque"), b"](]e", b"N"),
     "a method that is none": call(name_of("collections", "OrderedDict")) + b"}(" + text("items") + b"Nub",
     "a key whose hash ends the process": b"}" + deep() + b"Ns",
     "a set of it": call(name_of("builtins", "set"), b"](" + deep() + b"e"),
@@ -194,6 +203,29 @@ def test_a_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> Non
     assert len(str(raised.value)) < 1000
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
+def test_a_storage_with_a_name_of_python_2_is_known_by_the_name_that_torch_reads(old: bool, tmp_path: Path) -> None:
+    """The bytes are one letter in one encoding, and two in another."""
+    named = tensor().replace(text("0"), b"U\x02\xc3\xa9")
+    pickled = b"\x80\x02}" + text("w") + (named.replace(b"tQ", b"NtQ") if old else named) + b"s."
+    entries = [("data.pkl", pickled), ("data/\xc3\xa9", b"x" * 16), ("data/\xe9", b"x")]
+    content = mutations.zip_of([(f"archive/{name}", data) for name, data in entries])
+    (tmp_path / "state").write_bytes(mutations.made_up_old_file(pickled) if old else content)
+    with pytest.raises(errors.IncompleteCheckpointError, match="a reference to a storage has other parts"):
+        read_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_file_is_read_after_one_that_failed_beyond_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
+    wrong = MADE_UP["sparse indices that lead elsewhere"]
+    pickled = b"\x80\x02}(" + text("w") + wrong + b"}Nu."  # a dict as a key
+    (tmp_path / "bad").write_bytes(mutations.made_up_archive(pickled))
+    torch.save({"w": torch.ones(2)}, tmp_path / "good")
+    with pytest.raises((errors.CheckpointError, TypeError), match="unhashable"):
+        torch.load(tmp_path / "bad", weights_only=True) if by_torch else read_state(tmp_path / "bad")
+    assert len(read_state(tmp_path / "good")["w"]) == 2
+
+
 def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
     """Of these flags one says that the memory holds references to objects."""
     dtype = call(DTYPE, text("f4")) + b"(K\x03" + text("<") + b"NNNK\0K\0K\x3ftb"
@@ -254,6 +286,26 @@ def test_a_forged_array_is_refused_although_the_user_declared_numpys_functions(t
         pytest.raises(errors.UnsafeCheckpointError, match="a numpy data type 'O', which is not one of plain values"),
     ):
         read_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["_reconstruct", "scalar"])
+def test_a_file_changes_no_function_for_others(name: str, tmp_path: Path) -> None:
+    function = name_of("numpy.core.multiarray", name)
+    state = b"N}" + text("__defaults__") + tuple_of(number(1)) + b"s\x86b"
+    (tmp_path / "state").write_bytes(b"\x80\x02}" + text("w") + function + state + b"s.")
+    with pytest.raises(errors.IncompleteCheckpointError, match="invalid partial state"):
+        read_pickle(tmp_path / "state", with_arrays=True)
+    assert RANDOM_STATES[f"numpy.core.multiarray.{name}"].__defaults__ is None
+
+
+def test_a_refused_name_is_not_looked_up_in_torch(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """torch imports modules when they are looked up, and warns of this name."""
+    (tmp_path / "state").write_bytes(
+        mutations.made_up_archive(b"\x80\x02}" + text("w") + name_of("torch", "has_mps") + b"s.")
+    )
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"torch\.has_mps"):
+        read_state(tmp_path / "state")
+    assert not recwarn.list
 
 
 class Declared:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import decimal
 import enum
 import functools
 import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typer.testing import CliRunner
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
 from det_lightning.cli.app import app
 from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper
@@ -124,6 +127,44 @@ def test_weights_are_read_beside_any_object(
     assert "code was run" not in capfd.readouterr().out
 
 
+def in_a_parameter(value: Any) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.extra = value  # type: ignore[attr-defined]
+    return parameter
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "a namespace": lambda value: argparse.Namespace(a=value),
+    "a simple namespace": lambda value: types.SimpleNamespace(a=[value]),
+    "a deque": lambda value: collections.deque([1, value]),
+    "a slice": lambda value: slice(value),
+    "a frozen set": lambda value: frozenset({value}),
+    "a default dict": lambda value: collections.defaultdict(list, a=value),
+    "the factory of a default dict": lambda value: collections.defaultdict(type(value)),
+    "a parameter": in_a_parameter,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_placeholder_is_found_anywhere(around: str, tmp_path: Path) -> None:
+    state = {"models_state_dict": [{"w": torch.ones(2)}], "callbacks": {"c": AROUND[around](Meter())}}
+    save_state(state, tmp_path / "state.pth")
+    assert holds_placeholder(read_weights(tmp_path / "state.pth")["callbacks"])
+    save_state({"models_state_dict": state["callbacks"]}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
+        read_weights(tmp_path / "state.pth")
+
+
+@pytest.mark.parametrize("path", ["resume.settings", "extra.settings", "load_data", "trial_state"])
+def test_an_object_in_the_settings_of_a_ckpt_file_is_refused(path: str, tmp_path: Path) -> None:
+    entry: Any = {"hparams": {"lr": Meter()}}
+    for name in reversed(path.split(".")):
+        entry = {name: entry}
+    torch.save({"state_dict": {}, "det_lightning": {"state": {}, **entry}}, tmp_path / "it.ckpt")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
+        read_weights(tmp_path / "it.ckpt")
+
+
 @pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("place", ["models_state_dict", "state_dict", "settings"])
 def test_an_object_among_what_is_wanted_is_refused(value: Any, place: str, tmp_path: Path) -> None:
@@ -213,6 +254,21 @@ def test_a_trial_gets_its_weights(way: str, saved: tuple[SmallTrial, str, Path])
     loaded = WAYS[way](path, file)
     assert torch.equal(weights_of(loaded), weights_of(trial))
     assert loaded.context.get_hparams() == HPARAMS
+
+
+def test_objects_among_the_hyperparameters_of_lightning_are_given_or_trusted(
+    saved: tuple[SmallTrial, str, Path], tmp_path: Path
+) -> None:
+    checkpoint = torch.load(saved[2], weights_only=False)
+    checkpoint["det_lightning"]["load_data"] = checkpoint["det_lightning"]["resume"]["settings"] = None
+    checkpoint["hyper_parameters"] = {**HPARAMS, "meter": types.SimpleNamespace(value=Meter())}
+    torch.save(checkpoint, tmp_path / "it.ckpt")
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"hparams in .*it\.ckpt hold objects.* Pass hparams=\.\.\."):
+        TrialModule.load_from_checkpoint(tmp_path / "it.ckpt", trial=WeightsTrial)
+    module = TrialModule.load_from_checkpoint(tmp_path / "it.ckpt", trial=WeightsTrial, hparams=HPARAMS)
+    assert torch.equal(weights_of(module.trial), weights_of(saved[0]))
+    module = TrialModule.load_from_checkpoint(tmp_path / "it.ckpt", trial=WeightsTrial, weights_only=False)
+    assert isinstance(module.trial.context.get_hparam("meter").value, Meter)
 
 
 @pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])

@@ -159,6 +159,12 @@ def test_a_run_that_can_be_resumed_says_nothing(tmp_path: Path, caplog: pytest.L
         ({"a": type("Own", (dict,), {})(b=1)}, "callbacks['a'] is a tests.checkpoint.test_unreadable_values.Own"),
         ({"a": Meter}, "callbacks['a'] is a type"),
         ({"a": np.array([Meter()])}, "callbacks['a'] is a numpy.ndarray"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, "callbacks['a'] is a numpy.ma.MaskedArray"),
+        ({"a": np.matrix([1])}, "callbacks['a'] is a numpy.matrix"),
+        ({"a": [np.str_("")]}, "callbacks['a'][0] is a numpy.str_"),
+        ({"a": {"b": 2**2039}}, "callbacks['a']['b'] is a int of 2,040 bits"),
+        ({"a": {-(2**3000)}}, "callbacks['a'][0] is a int of 3,001 bits"),
+        ({"a": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, "callbacks['a'] is a nested tensor"),
     ],
 )
 def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,6 +175,13 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
         assert looks.are_possible
     assert len(caplog.messages) == 1
     assert named in caplog.text
+
+
+def test_plain_values_of_any_size_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    looks = UnreadableValues()
+    looks.look_for({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
+    assert not looks.are_possible
+    assert caplog.messages == []
 
 
 def test_a_container_that_contains_itself_is_walked_once(caplog: pytest.LogCaptureFixture) -> None:

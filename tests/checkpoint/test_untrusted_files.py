@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,83 @@ def test_an_ordered_dict_keeps_its_attributes(tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "state.pth")
     found = read_state(tmp_path / "state.pth")["model"]
     assert vars(found) == vars(state)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (collections.deque([1], 5), "a collections.deque with items, which torch's restricted reader does not fill"),
+        (collections.defaultdict(list, a=[1]), "a collections.defaultdict with items, which"),
+        (zoneinfo.ZoneInfo("UTC"), "a call of builtins.getattr with zoneinfo.ZoneInfo"),
+        (2**3000, "an integer of more than 255 bytes, which"),
+    ],
+)
+def test_a_value_that_torch_saves_and_does_not_read_is_named(value: Any, named: str, tmp_path: Path) -> None:
+    """Such files come from other programs: a run of ours writes what can be read, or warns."""
+    torch.save({"value": value}, tmp_path / "state.pth")
+    with pytest.raises(errors.UnsafeCheckpointError) as raised:
+        read_state(tmp_path / "state.pth")
+    assert named in str(raised.value)
+    assert "pass trusted=True" in str(raised.value)
+    assert read_state(tmp_path / "state.pth", trusted=True) == {"value": value}
+
+
+class Config:
+    """A class that the user declares harmless."""
+
+
+class Slotted:
+    """Another one, without a dict."""
+
+    __slots__ = ("__private", "array")
+
+    def __init__(self, value: Any) -> None:
+        self.__private = self.array = value
+
+    def list_values(self) -> list[Any]:
+        return [self.__private, self.array]
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+class Series(tuple[Any, ...]):
+    """A tuple with attributes, whose class takes several arguments."""
+
+    def __new__(cls, *items: Any) -> Series:
+        return super().__new__(cls, items)
+
+    def __getnewargs__(self) -> Any:
+        return tuple(self)
+
+
+def test_no_stand_in_for_an_array_remains_anywhere(tmp_path: Path) -> None:
+    array, kind = np.arange(3.0), np.dtype("f4")
+    parameter: Any = torch.nn.Parameter(torch.ones(1))
+    parameter.scale = {"a": [array]}
+    config: Any = Config()
+    config.array, config.kinds, config.itself = array, {kind}, config
+    series: Any = Series(array, kind)
+    series.extra = array
+    state = {
+        "parameter": parameter,
+        "config": config,
+        "slotted": Slotted(array),
+        "pair": Pair(array, (kind, 1)),
+        "series": series,
+        "slice": slice(array, kind),
+        "kinds": frozenset({kind}),
+    }
+    torch.save(state, tmp_path / "state.pth")
+    with torch.serialization.safe_globals([Config, Slotted, Pair, Series]):
+        read = read_state(tmp_path / "state.pth")
+    assert read["pair"]._fields == Pair._fields
+    assert read["config"].itself is read["config"]
+    arrays = [read["parameter"].scale["a"][0], read["config"].array, *read["slotted"].list_values()]
+    arrays += [read["pair"].first, read["series"][0], read["series"].extra, read["slice"].start]
+    assert [one.tolist() for one in arrays] == [array.tolist()] * len(arrays)
+    assert [read["pair"].second[0], read["series"][1], read["slice"].stop] == [kind] * 3
+    assert [read["config"].kinds, read["kinds"]] == [{kind}] * 2
 
 
 class Meter:

@@ -16,7 +16,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
-from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint, warn_of_nan
 from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
 from tests.checkpoint.made_checkpoints import forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial
@@ -298,6 +298,14 @@ def test_a_warning_names_weights_that_are_nan(value: float, tmp_path: Path, capl
         assert read_checkpoint(checkpoint).state
     expected = [f"{checkpoint / 'state_dict.pth'} holds weights that are NaN: head.weight of model 0."]
     assert [record.getMessage() for record in caplog.records] == (expected if value != value else [])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_weights_of_any_type_are_looked_through(caplog: pytest.LogCaptureFixture) -> None:
+    kinds = [kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)]
+    weights = {str(kind): torch.zeros(16, dtype=torch.uint8).view(kind) for kind in kinds}
+    warn_of_nan({"models_state_dict": [weights]}, "the file")
+    assert not caplog.records
 
 
 def test_weights_whose_names_are_not_strings_are_exported_under_their_text(tmp_path: Path) -> None:

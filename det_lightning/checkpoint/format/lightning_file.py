@@ -19,7 +19,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent, TrialStat
 from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
 from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
-from det_lightning.masking import mask
+from det_lightning.masking import mask, short_text
 
 _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
@@ -249,9 +249,13 @@ def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
 
 
 def _list_in(ckpt: Mapping[str, Any], name: str) -> list[Any]:
-    value = ckpt.get(name) or []
+    value = ckpt.get(name)
+    if value is None:
+        return []
     if not isinstance(value, list):
-        raise errors.InvalidCheckpointException(f"The file is damaged: {name!r} should be a list; it is {value!r:.80}.")
+        raise errors.InvalidCheckpointException(
+            f"The file is damaged: {name!r} should be a list; it is {short_text(value)}."
+        )
     return list(value)
 
 

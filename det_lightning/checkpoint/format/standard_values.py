@@ -56,7 +56,7 @@ CONSTRUCTORS: dict[str, Any] = {
     "uuid.UUID": uuid.UUID,
     "zoneinfo.ZoneInfo": zoneinfo.ZoneInfo,
     **{f"builtins.{kind.__name__}": kind for kind in (frozenset, range, slice)},
-    # What a defaultdict makes of a missing key. A tuple made by a call could be nested without a limit.
+    # A defaultdict makes these of a missing key.
     **{f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, str)},
     **_find_path_classes(),
 }

@@ -35,12 +35,15 @@ _CHUNK_BYTES = 256 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file in an archive: its path below the archive's directory, and position, size and checksum of its content."""
+    """A file in an archive: its path below the archive's directory, and position, size and checksum of its content.
+
+    The checksum is None in an archive without checksums.
+    """
 
     name: str
     begin: int
     size: int
-    crc32: int
+    crc32: int | None
 
 
 class _Stream(io.RawIOBase):
@@ -129,6 +132,8 @@ def read_entries(file: Section) -> dict[str, Entry]:
         entries[entry.name] = entry
     if last_end > directory:
         raise ValueError(f"the archive declares {last_end:,} bytes of content; it has {directory:,}")
+    if not any(entry.crc32 for entry in entries.values()):  # after torch.serialization.set_crc32_options(False)
+        entries = {name: dataclasses.replace(entry, crc32=None) for name, entry in entries.items()}
     return entries
 
 
@@ -189,7 +194,7 @@ def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
 def read_entry(file: Section, entry: Entry) -> bytes:
     """Return the content of an entry; raise a ``ValueError`` if its checksum differs."""
     content = bytearray(entry.size)
-    if file.fill(entry.begin, memoryview(content)) != entry.crc32:
+    if entry.crc32 not in (None, file.fill(entry.begin, memoryview(content))):
         raise ValueError(f"the checksum of its entry {entry.name!r:.100} differs")
     return bytes(content)
 
@@ -224,16 +229,8 @@ class CheckedArchive(_Stream):
         header_at = self.size
         encoded = f"archive/{name}".encode()
         sizes = struct.pack("<2H2Q", 1, 16, size, size)
-        common = (
-            0x800,
-            zipfile.ZIP_STORED,
-            0,
-            0,
-            0,
-            0xFFFFFFFF,
-            0xFFFFFFFF,
-            len(encoded),
-        )  # torch compares no checksum
+        # Without a checksum, which torch does not compare.
+        common = (0x800, zipfile.ZIP_STORED, 0, 0, 0, 0xFFFFFFFF, 0xFFFFFFFF, len(encoded))
         header = _LOCAL.pack(_LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + encoded + sizes
         self._append(header, len(header))
         self._append(content, size)
@@ -275,4 +272,4 @@ class CheckedArchive(_Stream):
         """Return the names of the entries whose checksum differs, after a look at those that torch did not read."""
         for name in self._entries.keys() - self._crc32s.keys():
             self._crc32s[name] = self._file.checksum(self._entries[name])
-        return [name for name, entry in self._entries.items() if self._crc32s[name] != entry.crc32]
+        return [name for name, entry in self._entries.items() if entry.crc32 not in (None, self._crc32s[name])]

@@ -1,29 +1,45 @@
 """A look at a pickle of ``torch.save`` before torch reads it: the names that it refers to, and the storages it claims.
 
-torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things that a pickle may
-hold end the process: tuples within tuples, since hashing descends into them without a limit, and, before torch 2.13, a
-storage that is larger than its content.
+torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things in a pickle could
+end the process: deep nesting, since hashing and freeing a value descend into it without a limit, and, before torch
+2.13, a storage that is larger than its content.
 """
 
 from __future__ import annotations
 
-import _compat_pickle
 import dataclasses
 import pickle
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from det_lightning.checkpoint.safe_load.stand_ins import STORAGES, is_allowed, list_declared
+from det_lightning.checkpoint.safe_load.stand_ins import (
+    CHECK_STATE,
+    STORAGES,
+    TAKE_ATTRIBUTES,
+    is_allowed,
+    list_declared,
+    spell_name,
+)
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
-_PUSHES = frozenset(["NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"])
-_ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1"])
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
+_ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_POPS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
+_FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
+_LISTS = frozenset(["list"])
+_DICTS = frozenset(["dict", "collections.OrderedDict", "collections.Counter"])
+_TAKE_ITEMS = {"APPEND": _LISTS, "APPENDS": _LISTS, "SETITEM": _DICTS, "SETITEMS": _DICTS}
+# How the name begins that these functions take as their first argument. One calls it and sets any attributes.
+_FIRST_ARGUMENTS = {
+    "torch._tensor._rebuild_from_type_v2": "torch._utils._rebuild_",
+    "builtins.getattr": "torch.optim.lr_scheduler.OneCycleLR",
+}
 
+# Containers and calls alike. States of training nest less than 20 deep.
+_MAX_DEPTH = 150
 # A key is a name or a tuple of a few. However often tuples share their parts, hashing looks at each part again.
-_MAX_DEPTH = 100
 _MORE_PARTS = 1_000_000
 _PARTS_PER_BYTE = 16
 
@@ -43,19 +59,27 @@ class _Name:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Parts:
-    """A tuple, or what a call made of one: the depth of tuples in it, and how many parts hashing it looks at."""
+class _Value:
+    """A container, a storage, or the result of a call.
 
-    values: list[Any]
-    depth: int
-    parts: int
+    Attributes:
+        kind: the type of a container, or the full name of the function that was called.
+        values: the values in a tuple.
+        depth: the levels of nesting in it.
+        parts: the number of parts that hashing it looks at.
+    """
+
+    kind: str
+    values: Sequence[Any] = ()
+    depth: int = 1
+    parts: int = 1
 
 
 def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
     """Look at the pickle at the current position of a file of ``size`` bytes; return the texts in it.
 
     Raise an ``UnsafeReference`` if it names anything that is not allowed, an ``UnpicklingError`` if it has operations
-    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or tuples are nested too deeply.
+    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or values are nested too deeply.
     """
     glance = _Look(size, claim)
     try:
@@ -67,7 +91,7 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
 
 
 class _Look:
-    """The stack of torch's reader, with texts, numbers, names and tuples on it; other values are None."""
+    """The stack of torch's reader, with texts, numbers, names and descriptions of all other values on it."""
 
     def __init__(self, size: int, claim: Claim) -> None:
         self._most_parts = _PARTS_PER_BYTE * size + _MORE_PARTS
@@ -85,11 +109,15 @@ class _Look:
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name in _ATOMS:
+            if name == "SHORT_BINSTRING" and not argument.isascii():
+                argument = argument.encode("latin-1")  # which text torch makes of the bytes depends on its arguments
             stack.append(argument)
             if isinstance(argument, str):
                 self.texts.append(argument)
-        elif name in _PUSHES:
-            stack.append(None)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _CONTAINERS:
+            stack.append(_Value(_CONTAINERS[name]))
         elif name == "MARK":
             self._outer.append(stack)
             self._stack = []
@@ -97,10 +125,14 @@ class _Look:
             self._stack = self._outer.pop()
             if name == "TUPLE":
                 self._stack.append(self._gather(stack))
+            else:
+                self._fill(name, stack)
         elif name in _TUPLES:
             stack[-_TUPLES[name] :] = [self._gather(stack[-_TUPLES[name] :])]
-        elif name in _POPS:
-            del stack[-_POPS[name] :]
+        elif name in _FILLS:
+            values = stack[-_FILLS[name] :]
+            del stack[-_FILLS[name] :]
+            self._fill(name, values)
         else:
             self._step_seldom(name, argument)
 
@@ -110,33 +142,51 @@ class _Look:
             stack.append(self._find(*argument.split(" ", 1)))
         elif name in ("REDUCE", "NEWOBJ"):
             args = stack.pop()
-            stack[-1] = _Parts([], args.depth, args.parts) if isinstance(args, _Parts) else None
+            stack[-1] = _call(stack[-1], args)
         elif name == "BINPERSID":
             self._require_storage(stack.pop())
-            stack.append(None)
+            stack.append(_Value("storage"))
         elif name not in ("PROTO", "STOP"):
-            raise pickle.UnpicklingError(f"the pickle operation {name}, which torch.save does not write")
+            what = "an integer of more than 255 bytes" if name == "LONG4" else f"the pickle operation {name}"
+            raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        """Return a name, as Python 3 spells it; raise unless it is allowed."""
-        module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
-        full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+        """Return a name; raise unless it is allowed."""
+        full = spell_name(module, name)
         if not is_allowed(full) and full not in self._declared:
             raise UnsafeReference(full.removeprefix("builtins."))
         return _Name(full)
 
-    def _gather(self, values: list[Any]) -> _Parts:
-        inner = [value for value in values if isinstance(value, _Parts)]
-        depth = 1 + max((value.depth for value in inner), default=0)
-        parts = 1 + len(values) + sum(value.parts for value in inner)
-        if depth > _MAX_DEPTH or parts > self._most_parts:
-            raise ValueError("its tuples are nested too deeply")
-        return _Parts(values, depth, parts)
+    def _gather(self, values: list[Any]) -> _Value:
+        """Return a tuple of values."""
+        parts = 1 + len(values) + sum(value.parts for value in values if isinstance(value, _Value))
+        if parts > self._most_parts:
+            raise ValueError("its tuples share too many parts")
+        return _Value("tuple", values, _find_depth(values), parts)
+
+    def _fill(self, name: str, values: list[Any]) -> None:
+        """Put items or a state into the value on top of the stack; raise if values of its kind take none."""
+        filled = self._stack[-1]
+        kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
+        # torch decides about the user's own classes.
+        takes = kind in self._declared or (
+            _takes_state(kind, values[0]) if name == "BUILD" else kind in _TAKE_ITEMS[name]
+        )
+        if not isinstance(filled, _Value) or not takes:
+            what = "a state" if name == "BUILD" else "items"
+            raise pickle.UnpicklingError(f"a {kind} with {what}, which torch's restricted reader does not fill")
+        filled.depth = max(filled.depth, _find_depth(values))
 
     def _require_storage(self, reference: Any) -> None:
         """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
-        values = reference.values if isinstance(reference, _Parts) else []
-        if len(values) not in (5, 6) or values[0] != "storage" or not isinstance(values[1], _Name):
+        values = reference.values if isinstance(reference, _Value) else ()
+        # The sixth part, before torch 1.6, is None. A view of another storage in its place outlives what it refers to.
+        if (
+            len(values) < 5
+            or values[0] != "storage"
+            or not isinstance(values[1], _Name)
+            or [*values[5:]] not in ([], [None])
+        ):
             raise ValueError("a reference to a storage has other parts")
         _, kind, key, _, numel = values[:5]
         itemsize = STORAGES.get(kind.full)
@@ -144,3 +194,29 @@ class _Look:
             raise ValueError("a reference to a storage has other parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")
+
+
+def _takes_state(kind: str, state: Any) -> bool:
+    # Any other state of an object could set whatever its class defines.
+    is_dict = isinstance(state, _Value) and state.kind == "dict"
+    return kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
+
+
+def _call(function: Any, args: Any) -> _Value:
+    """Return the result of a call."""
+    if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(function, _Name):
+        raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
+    first = args.values[0] if args.values else None
+    prefix = _FIRST_ARGUMENTS.get(function.full)
+    if prefix and not (isinstance(first, _Name) and first.full.startswith(prefix)):
+        shown = first.full if isinstance(first, _Name) else f"a {type(first).__name__}"
+        raise pickle.UnpicklingError(f"a call of {function.full} with {shown}")
+    return _Value(function.full, (), args.depth, args.parts)
+
+
+def _find_depth(values: list[Any]) -> int:
+    """Return the levels of nesting in a container of values; raise if they are too many."""
+    depth = 1 + max((value.depth for value in values if isinstance(value, _Value)), default=0)
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"its values are nested more than {_MAX_DEPTH} deep")
+    return depth

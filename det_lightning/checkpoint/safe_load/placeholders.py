@@ -5,7 +5,7 @@ A placeholder takes any arguments, state and items, keeps nothing, and calls not
 
 from __future__ import annotations
 
-import _compat_pickle
+import collections
 import io
 import pathlib
 import pickle
@@ -16,11 +16,12 @@ from typing import IO, Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
+from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared, list_slots, spell_name
 from det_lightning.checkpoint.safe_load.state_file import read_state
 
-#: The entries of state files that whoever wants weights and settings needs; they must hold no objects.
-_NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings")
+# The entries of state files that whoever wants weights and settings needs; they must hold no objects.
+_NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings", "load_data", "trial_state")
 # Each of these operations gives items to a container; torch's reader gives these to plain ones only. For a placeholder
 # they become a state, in a tuple.
 _AS_STATE = {
@@ -67,13 +68,16 @@ def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arg
                 state = read_state(path, prepare=_put_placeholders, **arguments)
         except errors.CheckpointError:
             raise refused from None
-        if any(holds_placeholder(state.get(name)) for name in _NEEDED):
+        entry = state.get(TRIAL_KEY)  # a .ckpt file has the settings in there
+        inner = [entry.get(name) for name in ("resume", "extra")] if isinstance(entry, dict) else []
+        parts = [part for part in (state, entry, *inner) if isinstance(part, dict)]
+        if any(holds_placeholder(part.get(name)) for part in parts for name in _NEEDED):
             raise
         return state
 
 
 def holds_placeholder(value: Any) -> bool:
-    """Return whether there is a placeholder in a value, in its containers or as a key."""
+    """Return whether there is a placeholder in a value: in its containers, their keys or its attributes."""
     left = [value]
     seen: set[int] = set()
     while left:
@@ -84,9 +88,14 @@ def holds_placeholder(value: Any) -> bool:
             continue
         seen.add(id(one))
         if isinstance(one, Mapping):
-            left += [*one.keys(), *one.values(), getattr(one, "__dict__", None)]
-        elif isinstance(one, list | tuple | set | frozenset):
+            left += [*one.keys(), *one.values(), getattr(one, "default_factory", None)]
+        elif isinstance(one, list | tuple | set | frozenset | collections.deque):
             left += one
+        elif isinstance(one, slice):
+            left += [one.start, one.stop, one.step]
+        if isinstance(attributes := getattr(one, "__dict__", None), dict):
+            left.append(attributes)
+        left += [getattr(one, name, None) for name in list_slots(type(one))]
     return False
 
 
@@ -110,6 +119,7 @@ class _Walk:
         self._stack: list[bool] = []
         self._outer: list[list[bool]] = []
         self._memo: dict[Any, bool] = {}
+        self._declared = list_declared()
 
     def step(self, name: str, argument: Any) -> bytes | None:
         """Follow an operation; return what replaces it, or None if it stays."""
@@ -122,7 +132,8 @@ class _Walk:
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name == "GLOBAL":
-            stack.append(not _is_read(*str(argument).split(" ", 1)))
+            full = spell_name(*str(argument).split(" ", 1))
+            stack.append(not is_allowed(full) and full not in self._declared)
             return _NAME if stack[-1] else None
         elif name in _POPS or name in ("TUPLE", "APPENDS", "SETITEMS"):
             return self._take(name)
@@ -140,10 +151,3 @@ class _Walk:
         if name in _MAKES:
             self._stack.append(name in ("REDUCE", "NEWOBJ") and taken[0])
         return _AS_STATE[name] if name in _AS_STATE and self._stack[-1] else None
-
-
-def _is_read(module: str, name: str) -> bool:
-    """Return whether a state file may refer to a name, which protocol 2 spells as Python 2 did."""
-    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
-    full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
-    return is_allowed(full) or full in list_declared()

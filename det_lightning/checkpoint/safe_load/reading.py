@@ -66,7 +66,9 @@ class _Unpickler(pickle.Unpickler):
         name = f"{module_name}.{global_name}"
         if name not in self._known:
             raise UnsafeReference(name)
-        return self._known[name]
+        found = self._known[name]
+        # A file can set attributes of whatever it names: of a function of its own, or of a class, which refuses them.
+        return found if isinstance(found, type) else functools.partial(found)
 
 
 def _require_small(content: bytes, with_arrays: bool) -> None:

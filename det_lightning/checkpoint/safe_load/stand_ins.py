@@ -6,14 +6,14 @@ descriptions, which :func:`finish` turns into numpy objects.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
+import copyreg
+import functools
 import math
 import pickle
 import threading
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,15 @@ import torch
 
 from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
 
-# Booleans, integers, floats, complex numbers, bytes, strings, times: none of them refers to Python objects.
-_PLAIN_KINDS = "?bBhHiIlLqQefdgFDGSUVmM"
+# Booleans, integers, floats, complex numbers, bytes, strings, times, by numpy's codes. None refers to Python objects.
+_PLAIN_CODES = "?bBhHiIlLqQefdgFDGSUVmM"
 _MAX_DIMENSIONS = 64
 
 
 class DataType:
     """A pickled numpy data type. The flags, integers before numpy 1.20, mean nothing for a plain one."""
+
+    __slots__ = ("dtype",)  # so that no other object can take on this class
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
         self.dtype = _plain_dtype(code)
@@ -56,6 +58,8 @@ def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
 
 class _Array:
     """A pickled numpy array."""
+
+    __slots__ = ("array",)
 
     def __init__(self) -> None:
         self.array: np.ndarray[Any, Any] | None = None
@@ -88,7 +92,7 @@ def _plain_dtype(code: Any) -> np.dtype[Any]:
     if not isinstance(code, str) or len(code) > 16:
         raise ValueError(f"a numpy data type is named by a short string; got {_show(code)}")
     dtype = np.dtype(code)
-    if dtype.char not in _PLAIN_KINDS or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
+    if dtype.char not in _PLAIN_CODES or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
         raise pickle.UnpicklingError(f"a numpy data type {code!r}, which is not one of plain values")
     return dtype
 
@@ -133,6 +137,8 @@ def _encode_latin(text: str, encoding: str) -> bytes:
 class _OneCycle:
     """Stands for the class ``OneCycleLR``."""
 
+    __slots__ = ()
+
 
 def _attribute(owner: Any, name: Any) -> Any:
     """Stand in for ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
@@ -151,6 +157,11 @@ _NUMPY: dict[str, Any] = {
 }
 #: What the pickles of random states call, by the names in them.
 RANDOM_STATES: dict[str, Any] = {**_NUMPY, "_codecs.encode": _encode_latin}
+
+#: The names that make an object which checks the state that a file gives it.
+CHECK_STATE = frozenset(_NUMPY)
+#: The names that make an object which takes a dict of attributes as its state. No other object takes a state.
+TAKE_ATTRIBUTES = frozenset({"argparse.Namespace", "collections.OrderedDict", "types.SimpleNamespace", "uuid.UUID"})
 
 # Declared to torch, beside its own list.
 _DECLARED: dict[str, Any] = {
@@ -186,17 +197,21 @@ _OF_TORCH = frozenset(
         *(f"torch.per_channel_{kind}" for kind in ("affine", "symmetric", "affine_float_qparams")),
     }
 )
+_DTYPES = frozenset(f"torch.{name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype))
 # Importing these declares classes to torch: a DeviceMesh opens connections, parts of nested tensors are not checked.
 _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 
 
 def is_allowed(name: str) -> bool:
     """Return whether a state file may refer to a name, whatever the user has declared."""
-    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or _is_dtype(name)
+    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or name in _DTYPES
 
 
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+def spell_name(module: str, name: str) -> str:
+    """Return the full name that Python 3 has for a name in a pickle, by the tables of torch's reader."""
+    if (module, name) in torch._utils.NAME_MAPPING:
+        return ".".join(torch._utils.NAME_MAPPING[module, name])
+    return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 def list_declared() -> frozenset[str]:
@@ -227,12 +242,20 @@ def allow_safe_values() -> Iterator[None]:
         before: list[Any] = torch.serialization.get_safe_globals()
         names = {**_find_declared(), **_DECLARED}
         torch.serialization.clear_safe_globals()
+        _forget_sparse()
         try:
             torch.serialization.add_safe_globals([(one, name) for name, one in names.items()])
             yield
         finally:
+            _forget_sparse()
             torch.serialization.clear_safe_globals()
             torch.serialization.add_safe_globals(before)
+
+
+def _forget_sparse() -> None:
+    """Make torch forget the sparse tensors of a file that failed before they were checked."""
+    utils: Any = torch._utils  # later releases than 2.13 have a function for the list
+    getattr(utils, "_get_sparse_tensors_to_validate", lambda: utils._sparse_tensors_to_validate)().clear()
 
 
 def finish(value: Any) -> Any:
@@ -247,20 +270,29 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         if value.array is None:
             raise ValueError("an array has no content")
         return value.array
-    if not isinstance(value, _CONTAINERS):
+    attributes = getattr(value, "__dict__", None)
+    slots = list_slots(type(value))
+    if isinstance(value, type) or not (attributes or slots or isinstance(value, _CONTAINERS)):
         return value
     if id(value) not in done:
         # The original is kept alive with the result, so that no other object gets its id.
         done[id(value)] = value, value
-        done[id(value)] = value, _finish_container(value, done)
+        for name in slots:
+            if hasattr(value, name) and (found := _finish(item := getattr(value, name), done)) is not item:
+                object.__setattr__(value, name, found)
+        done[id(value)] = value, _finish_container(value, attributes or {}, done)
     return done[id(value)][1]
 
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, argparse.Namespace, types.SimpleNamespace)
+# Others, whose items torch cannot set, hold some in attributes only.
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
 
 
-def _finish_container(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    attributes = getattr(value, "__dict__", {})
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
+
+
+def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tuple[Any, Any]]) -> Any:
     if isinstance(value, dict) and (hidden := [name for name in attributes if hasattr(type(value), str(name))]):
         raise ValueError(f"an OrderedDict has an attribute in place of its method {hidden[0]!r:.100}")
     _finish_items(attributes, done)
@@ -269,16 +301,30 @@ def _finish_container(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
     elif isinstance(value, list | collections.deque):
         for index, item in enumerate(list(value)):
             value[index] = _finish(item, done)
-    elif type(value) in (tuple, frozenset, set):
+    elif isinstance(value, slice):
+        return slice(*(_finish(part, done) for part in (value.start, value.stop, value.step)))
+    elif isinstance(value, tuple | set | frozenset):
         items = [_finish(item, done) for item in value]
         if any(item is not before for item, before in zip(items, value, strict=True)):
-            return type(value)(items)
+            return _remake(value, items, attributes)
     return value
+
+
+def _remake(value: Any, items: list[Any], attributes: dict[str, Any]) -> Any:
+    """Return a tuple or set of the same class with other items. Its class may take other arguments."""
+    base: Any = next(kind for kind in (tuple, set, frozenset) if isinstance(value, kind))
+    remade = base.__new__(type(value), items)
+    if base is set:
+        set.update(remade, items)
+    if attributes:
+        vars(remade).update(attributes)
+    return remade
 
 
 def _finish_items(values: dict[Any, Any], done: dict[int, tuple[Any, Any]]) -> None:
     finished = [(_finish(key, done), _finish(item, done)) for key, item in values.items()]
-    if any(key is not before for (key, _), before in zip(finished, values, strict=True)):
+    before = zip(finished, values.items(), strict=True)
+    if any(key is not old_key or item is not old for (key, item), (old_key, old) in before):
         values.clear()  # the order stays
-    for key, item in finished:
-        values[key] = item
+        for key, item in finished:
+            values[key] = item

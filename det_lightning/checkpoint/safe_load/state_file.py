@@ -174,9 +174,12 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     flat = tensor.detach()
     if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
         return False  # it is expanded from fewer numbers
-    if flat.element_size() == 1:  # torch does not compute with eight bits
-        flat = flat.to(torch.float32)
-    return bool(flat.sum().isnan()) and bool(flat.isnan().any())
+    try:
+        if flat.element_size() == 1:  # torch does not compute with eight bits
+            flat = flat.to(torch.float32)
+        return bool(flat.sum().isnan()) and bool(flat.isnan().any())
+    except NotImplementedError:  # for types with which torch does not compute at all, such as complex32
+        return False
 
 
 def _explain(error: Exception, source: str) -> errors.CheckpointError:

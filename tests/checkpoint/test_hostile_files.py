@@ -1,0 +1,144 @@
+"""Files that would end the process if torch read them: each is read in a process of its own, which says how it ends."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from det_lightning.checkpoint.safe_load import read_state
+from tests.checkpoint.test_fuzz import TENSOR_ARGS, rebuild
+from tests.soak import mutations
+from tests.soak.mutations import name_of, number, text, tuple_of
+from tests.warm_python import WarmPython
+
+SCRIPT = """
+import pathlib, sys, torch
+from det_lightning import errors
+from det_lightning.checkpoint.safe_load import read_state
+try:
+    state = read_state(pathlib.Path(sys.argv[1]))
+except errors.CheckpointError as e:
+    print(f"refused: {e}")
+else:
+    # New memory takes the place of what the state should not refer to any more.
+    others = [torch.zeros(2**18) for _ in range(40)]
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            value.sum()
+    del state, value
+    print("read")
+"""
+
+
+def read_alone(python: WarmPython, path: Path) -> str:
+    """Return what a process of its own says of a state file."""
+    return subprocess.run(
+        [python.executable, "-c", SCRIPT, str(path)], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_view_of_memory_that_moves_is_refused(tmp_path: Path, warm_python: WarmPython) -> None:
+    count = 2**18
+
+    def storage(view: bytes) -> bytes:
+        parts = [text("storage"), name_of("torch", "FloatStorage"), text("0"), text("cpu"), number(count), view]
+        return tuple_of(*parts) + b"Q"
+
+    def tensor(storage: bytes, size: int) -> bytes:
+        shape = (tuple_of(number(size)), tuple_of(number(1)))
+        return rebuild("tensor_v2", storage, number(0), *shape, *TENSOR_ARGS)
+
+    view = tuple_of(number(7), number(0), number(count))
+    grown = tensor(storage(b"N"), count * 64)
+    # The first reference makes the view; the second tensor makes its memory move.
+    state = (
+        b"\x80\x02}(" + text("a") + storage(view) + text("b") + grown + text("c") + tensor(storage(view), count) + b"u."
+    )
+    keys = b"\x80\x02}(" + number(7) + text("0") + b"u."
+    path = tmp_path / "state.pth"
+    head = mutations.made_up_old_file(b"").partition(pickle.dumps([], 2))[0]
+    path.write_bytes(head + state + keys + struct.pack("<q", count) + b"A" * 4 * count + b"B" * 64)
+    assert "a reference to a storage has other parts" in read_alone(warm_python, path)
+
+
+DEQUE = name_of("collections", "deque") + b"q\x01"
+DEEP = 150_000
+# What makes a value from a remembered function, with the value inside in the middle.
+CHAINS = {
+    "deques in lists": (DEQUE, b"h\x01](", b"e\x85R"),
+    "default dicts in dicts": (
+        name_of("collections", "defaultdict") + b"q\x01",
+        b"h\x01N}(K\0",
+        b"u\x86R",
+    ),
+    "lists": (b"N", b"](", b"e"),
+    "dicts": (b"N", b"}(K\0", b"u"),
+    "sets": (name_of("builtins", "frozenset") + b"q\x01", b"h\x01](", b"e\x85R"),
+    "namespaces": (name_of("types", "SimpleNamespace") + b"q\x01", b"h\x01)R}(" + text("a"), b"ub"),
+    "attributes": (name_of("collections", "OrderedDict") + b"q\x01", b"h\x01)R}(" + text("a"), b"ub"),
+    "tensors": (
+        name_of("torch", "Tensor") + b"q\x02" + name_of("torch._utils", "_rebuild_parameter_with_state") + b"q\x01",
+        b"h\x01(h\x02)R\x89}}" + text("grad"),
+        b"stR",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_value_that_is_nested_without_a_limit_is_refused(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    prepare, begin, end = CHAINS[name]
+    path = tmp_path / "state.pth"
+    pickled = b"\x80\x02}(" + text("f") + b"(" + prepare + b"t" + text("a") + begin * DEEP + b"N" + end * DEEP + b"u."
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert "its values are nested more than 150 deep" in read_alone(warm_python, path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argument", [b"](", b"("], ids=["lists", "tuples"])
+def test_slices_within_slices_are_refused(argument: bytes, tmp_path: Path, warm_python: WarmPython) -> None:
+    prepare = name_of("builtins", "slice") + b"q\x01"
+    end = b"eR" if argument == b"](" else b"tR"
+    value = b"".join([b"h\x01", argument]) * 4 * DEEP + b"N" + end * 4 * DEEP
+    path = tmp_path / "state.pth"
+    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + value + b"u."
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert read_alone(warm_python, path).startswith("refused: ")
+
+
+@pytest.mark.slow
+def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_python: WarmPython) -> None:
+    """The outer ones come first, so that the file nests nothing when it makes them."""
+    count = 1_000_000
+    prepare = name_of("collections", "defaultdict") + b"q\1"
+    make = b"h\1)R"
+
+    def numbered(operation: bytes, index: int) -> bytes:
+        return operation + struct.pack("<I", 2 + index)
+
+    links = b"".join(
+        make
+        + numbered(b"r", index + 1)
+        + numbered(b"j", index)
+        + b"N}q\0"
+        + text("default_factory")
+        + numbered(b"j", index + 1)
+        + b"s\x86b"
+        for index in range(count)
+    )
+    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + b"](" + make + numbered(b"r", 0) + links + b"eu."
+    path = tmp_path / "state.pth"
+    path.write_bytes(mutations.made_up_archive(pickled))
+    assert "a collections.defaultdict with a state" in read_alone(warm_python, path)
+
+
+def test_values_nested_a_hundred_deep_are_read(tmp_path: Path) -> None:
+    value: object = 1
+    for _ in range(35):
+        value = {"a": [(value, None)]}
+    torch.save({"callbacks": value}, tmp_path / "state.pth")
+    assert read_state(tmp_path / "state.pth") == {"callbacks": value}
