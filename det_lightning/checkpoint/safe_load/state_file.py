@@ -7,6 +7,7 @@ checksums. So the archive and the names in its pickle are checked first, and tor
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import pathlib
@@ -96,7 +97,13 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
     magic = file.read(len(_ZIP_MAGIC))
     file.seek(0)
     if magic == _ZIP_MAGIC:
-        return _read_archive(file, kwargs, prepare)
+        was_enabled = gc.isenabled()
+        gc.disable()  # it would look through everything again and again, for a third of the time
+        try:
+            return _read_archive(file, kwargs, prepare)
+        finally:
+            if was_enabled:
+                gc.enable()
     # A stream without a descriptor: torch tries other formats on a real file.
     stream: io.BufferedReader[Any] = io.BufferedReader(file)
     if kwargs["weights_only"]:
