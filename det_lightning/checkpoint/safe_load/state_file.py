@@ -98,7 +98,7 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
     file.seek(0)
     if magic == _ZIP_MAGIC:
         was_enabled = gc.isenabled()
-        gc.disable()  # it would look through everything again and again, for a third of the time
+        gc.disable()  # it would look through everything again and again, for a quarter of the time
         try:
             return _read_archive(file, kwargs, prepare)
         finally:
