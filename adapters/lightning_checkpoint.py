@@ -16,6 +16,7 @@ from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchC
 
 from det_lightning import errors
 from det_lightning.checkpoint import safe_load
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
@@ -24,11 +25,10 @@ from det_lightning.checkpoint.format.plain_values import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
-from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of, parts_of_lightning
-from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run_content import RunContent
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text, mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -230,9 +230,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(TorchCheckpointIO(), trusted, options)
-        self._code_dir = pathlib.Path(code_dir) if code_dir is not None else None
-        self._code_with_secrets = code_with_secrets
-        self._writers: dict[str, CheckpointWriter] = {}
+        self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a directory at ``path``, or replace the one that is there.
@@ -244,15 +242,12 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
         self.unreadable.look_for(parts_of(files))
-        # One writer per storage, because a writer gives each warning only once.
-        new_writer = CheckpointWriter(storage, self._code_dir, code_with_secrets=self._code_with_secrets)
-        writer = self._writers.setdefault(str(storage), new_writer)
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
             # It gets its own name only once it is complete.
-            storage.replace(name, by=writer.write(files, f"{name}-{new_id()}"))
+            storage.replace(name, by=storage.write(files, f"{name}-{new_id()}", self._code))
         else:
-            writer.write(files, name)
+            storage.write(files, name, self._code)
 
     def remove_checkpoint(self, path: Any) -> None:
         storage, name = self._storage_of(path)

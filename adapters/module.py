@@ -21,7 +21,7 @@ from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.engine.checkpointing import CheckpointPlan, RunCheckpoints
+from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
@@ -144,7 +144,7 @@ class TrialModule(InferenceModule):
 
     def _forget_run(self) -> None:
         self.driver: RunDriver | None = None
-        self.checkpoint_plan: CheckpointPlan | None = None
+        self.checkpoints: RunCheckpoints | None = None
         self.stop_request: StopRequest | None = None
         self.reporters: list[Reporter] = []
         self.resume_content: CheckpointContent | None = None
@@ -301,8 +301,8 @@ class TrialModule(InferenceModule):
 
     def _start_run(self) -> None:
         trial, context = self.built()
-        plan = self.checkpoint_plan
-        period = None if plan is None else plan.period
+        checkpoints = self.checkpoints
+        period = None if checkpoints is None else checkpoints.policy.period
         assert self._taken is not None
         timer = self._taken.validation_timer(context)
         schedule = flags.complete_schedule(
@@ -311,7 +311,8 @@ class TrialModule(InferenceModule):
         reporter = LightningReporter(self, TrialModule, self._training_names)
         run = TrialRun(trial, context, schedule, [reporter, *self.reporters], self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        checkpoints = None if plan is None else RunCheckpoints(run, plan)
+        if checkpoints is not None:
+            checkpoints.attach(run)
         self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
         self.driver.start_up()
         self._latest_run = run

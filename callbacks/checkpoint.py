@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,11 +11,10 @@ import pytorch_lightning as pl
 
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import wrong_argument
-from det_lightning.checkpoint.retention.rule import Retention
-from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.retention.policy import CheckpointPolicy, Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.writer import CheckpointWriter
-from det_lightning.engine.checkpointing import CheckpointPlan
+from det_lightning.engine.checkpointing import RunCheckpoints, Saving
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_url
 from det_lightning.units import TrainUnit
@@ -97,44 +95,42 @@ class DeterminedCheckpoint(pl.Callback):
                 storage = None
         self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
         self._is_default = storage is None
-        code = pathlib.Path(code_dir) if code_dir is not None else None
-        writer = CheckpointWriter(self.storage, code, code_with_secrets=code_with_secrets)
-        self._saver = CheckpointSaver(
-            writer,
+        saving = Saving(
+            CodeCopier(code_dir, code_with_secrets),
             not self.storage.is_local if async_write is None else async_write,
-            metric=metric,
-            smaller_is_better=smaller_is_better,
-            retention=retention,
-            experiment=experiment,
-            trial=trial,
-            job=job,
+            experiment,
+            trial,
+            job,
+            best_elsewhere,
+            on_complete,
         )
-        self._plan = CheckpointPlan(self._saver, policy, period, best_elsewhere=best_elsewhere, on_complete=on_complete)
+        rule = CheckpointPolicy(policy, period, metric, smaller_is_better, retention)
+        self._checkpoints = RunCheckpoints(self.storage, rule, saving)
 
     @property
     def last_checkpoint_id(self) -> str | None:
         """The id of the checkpoint begun last; None before the first one."""
-        return self._plan.last_id
+        return self._checkpoints.last_id
 
     @property
     def last_checkpoint_path(self) -> str | None:
         """The directory of that checkpoint, as a path or URL, with the password if the storage was given with one."""
-        return self._path_of(self._plan.last_id)
+        return self._path_of(self._checkpoints.last_id)
 
     @property
     def best_checkpoint_path(self) -> str | None:
         """The directory of the checkpoint after the best validation; None before, or by other policies."""
-        return self._path_of(self._plan.best_id)
+        return self._path_of(self._checkpoints.best_id)
 
     @property
     def best_value(self) -> float | None:
         """The best value of ``metric`` so far."""
-        return self._plan.best_value
+        return self._checkpoints.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
         """Return what was saved of an interrupted run, which resumed from a path or URL, and how to go on."""
-        if self._plan.complete is not None:
-            checkpoint_id, batches = self._plan.complete
+        if self._checkpoints.complete is not None:
+            checkpoint_id, batches = self._checkpoints.complete
             return (
                 f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches} batches. To continue: "
                 f"fit(latest_checkpoint={checkpoint_id!r})."
@@ -148,7 +144,7 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        require_trial_module(self, pl_module).checkpoint_plan = self._plan
+        require_trial_module(self, pl_module).checkpoints = self._checkpoints
         if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
             self.protect(trainer.ckpt_path)
 
@@ -157,7 +153,7 @@ class DeterminedCheckpoint(pl.Callback):
 
         Returns False if one is deleting it or already has; raises a StorageError if the storage refuses.
         """
-        return self._saver.claims.use(path)
+        return self._checkpoints.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Claim the name of the trial, and begin to remove what killed runs left behind; say where checkpoints go.
@@ -168,24 +164,23 @@ class DeterminedCheckpoint(pl.Callback):
         module = require_trial_module(self, pl_module)
         resumed = module.resume_content
         state = None if resumed is None else resumed.resume
-        self._plan.begin_run(None if state is None else state.best_value)
+        self._checkpoints.begin(None if state is None else state.best_value)
 
         def is_ending() -> bool:
             asked = module.stop_request is not None and module.stop_request.requested
             return asked or trainer.received_sigterm
 
-        self._saver.limit_retries_when(is_ending)
+        self._checkpoints.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
             else:
                 logger.info("Checkpoints go to %s.", escape(self.storage))
-            self._saver.begin(trainer.ckpt_path, resumed)
+            self._checkpoints.claim(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        context = require_trial_module(self, pl_module).trial_run.context
-        if trainer.is_global_zero and not context.backend.states.is_sharded:
-            self._saver.reserve_memory(context.models, context.optimizers)
+        if trainer.is_global_zero:
+            self._checkpoints.reserve_memory()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if require_trial_module(self, pl_module).driver is None:
@@ -196,7 +191,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     def close(self) -> None:
         """Release the trial's name, and what keeps other runs from deleting checkpoints."""
-        self._saver.end()
+        self._checkpoints.close()
 
 
 def _refuse_wrong_kinds(**given: Any) -> None:

@@ -93,8 +93,8 @@ class ExperimentReporter(pl.Callback):
         Have the digests of the run's checkpoints noted.
         """
         module = require_trial_module(self, pl_module)
-        if module.checkpoint_plan is not None:
-            module.checkpoint_plan.saver.digests = self._digests
+        if module.checkpoints is not None:
+            module.checkpoints.digests = self._digests
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
         content = module.resume_content
         if source is not None and content is not None and content.name == PurePosixPath(source).name:

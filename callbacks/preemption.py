@@ -87,7 +87,7 @@ class PreemptionHandler(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the user's handlers, which Lightning replaces after this."""
         self._signals.remember(self.signals)
-        if require_trial_module(self, pl_module).checkpoint_plan is None:
+        if require_trial_module(self, pl_module).checkpoints is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from det_lightning.checkpoint import CheckpointStorage
 from tests.checkpoint.made_checkpoints import make_files
 from tests.cli.exported import describe_trial
 
@@ -126,9 +126,9 @@ def modules_of_command(*arguments: str | Path) -> set[str]:
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a storage with two checkpoints, of which a file of Determined's master names the first."""
     path = tmp_path_factory.mktemp("storage")
-    writer = CheckpointWriter(CheckpointStorage(path / "checkpoints"), path)
+    storage = CheckpointStorage(path / "checkpoints")
     for checkpoint_id, steps in (("first", 3), ("second", 5)):
-        writer.write(make_files(steps), checkpoint_id)
+        storage.write(make_files(steps), checkpoint_id, code=path)
     (path / "trial.json").write_text(json.dumps(describe_trial(7, {"first": (3, 0.5)})))
     return path
 

@@ -45,7 +45,7 @@ PUBLIC = {
         SearcherOperation TensorboardMode TrainContext TrialInfo Unit get_cluster_info init
     """,
     "det_lightning.checkpoint": """
-        CheckpointContent CheckpointInfo CheckpointRecord CheckpointStorage CheckpointWriter ResumeState Retention
+        CheckpointContent CheckpointInfo CheckpointPolicy CheckpointRecord CheckpointStorage ResumeState Retention
         RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
     "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",

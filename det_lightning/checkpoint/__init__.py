@@ -6,31 +6,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
     from det_lightning.checkpoint.format.resume_state import ResumeState
-    from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
+    from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord, Retention
     from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
     from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
-    from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
 _MODULES = {
     **dict.fromkeys(("CheckpointContent", "TrialState"), "format.content"),
     "ResumeState": "format.resume_state",
-    **dict.fromkeys(("CheckpointRecord", "Retention"), "retention.rule"),
+    **dict.fromkeys(("CheckpointPolicy", "CheckpointRecord", "Retention"), "retention.policy"),
     **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
     "CheckpointStorage": "storage.checkpoint_storage",
     "CheckpointInfo": "storage.metadata",
     **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),
-    "CheckpointWriter": "storage.writer",
 }
 
 __all__ = [
     "CheckpointContent",
     "CheckpointInfo",
+    "CheckpointPolicy",
     "CheckpointRecord",
     "CheckpointStorage",
-    "CheckpointWriter",
     "ResumeState",
     "Retention",
     "RetryPolicy",

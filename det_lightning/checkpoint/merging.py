@@ -7,10 +7,10 @@ import shutil
 import tempfile
 
 from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, split_code
 from det_lightning.checkpoint.safe_load import read_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.writer import CheckpointWriter
 from det_lightning.escaping import escape
 
 
@@ -37,4 +37,4 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(directory / name, copy)
         # Secrets were left out, or not, when the sharded checkpoint was written.
-        return CheckpointWriter(storage, code, code_with_secrets=True).write(content)
+        return storage.write(content, code=CodeCopier(code, with_secrets=True))

@@ -26,8 +26,9 @@ _PLAIN = frozenset({type(None), bool, float, str})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 # torch's reader takes integers of up to 255 bytes.
 _MOST_BITS = 255 * 8 - 1
-_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
-_SERIES = (list, tuple, set, frozenset, collections.deque)
+_CONTAINERS = frozenset(
+    {dict, collections.OrderedDict, collections.defaultdict, list, tuple, set, frozenset, collections.deque}
+)
 # What a defaultdict may call, if it is to be read back.
 _FACTORIES = (None, bool, dict, float, int, list, set, str)
 # The kinds of numpy's values that refer to no Python objects.
@@ -48,7 +49,7 @@ class UnreadableValues:
 
     def look_for(self, parts: Mapping[str, Any]) -> None:
         """Warn of the values in parts of a checkpoint, by their names, that no earlier call has found."""
-        others = [one for name, part in parts.items() for one in _find_others(part, name, set())]
+        others = _find_others("", dict(parts))
         self.are_possible = bool(others)
         found = [text for place, value in others for text in self._name_unreadable(place, value)]
         new = [text for text in dict.fromkeys(found) if text not in self._named]
@@ -67,7 +68,7 @@ class UnreadableValues:
             self._verdicts[key] = _can_be_read(value)
         if self._verdicts[key]:
             return
-        inner = list(_find_others(value, place, set(), opened=True))
+        inner = _find_others(place, value)
         named = [text for inside, part in inner for text in self._name_unreadable(inside, part)]
         yield from named or [f"{place} is a {_name_kind(value)}"]
 
@@ -85,35 +86,37 @@ def parts_of_lightning(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, **{f"Lightning's {name}": part for name, part in checkpoint.items() if name != TRIAL_KEY}}
 
 
-def _find_others(value: Any, place: str, seen: set[int], *, opened: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the values within ``value`` that are not plain, with their places; if ``opened``, not ``value`` itself."""
-    kind = type(value)
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _NUMPY_KINDS and value.itemsize:
-        return  # others of numpy are tried: subclasses, and texts without a letter
-    if (
-        kind in _PLAIN
-        or (kind is int and value.bit_length() <= _MOST_BITS)
-        or (kind in _TENSORS and not value.is_nested)
-    ):
-        return
-    is_container = kind in (*_MAPPINGS, *_SERIES)
-    has_factory = kind is collections.defaultdict and value.default_factory not in _FACTORIES
-    if not is_container or (has_factory and not opened):
-        if not opened:
-            yield place, value
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in pairs:
-        for one in (key, item):
-            kind = type(one)  # called for all other values, this function would take longer than the rest of a save
-            if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
-                continue
-            if kind is not int or one.bit_length() > _MOST_BITS:
-                inside = f"{place}[{key!r:.100}]"
-                yield from _find_others(one, inside if one is item else f"the key of {inside}", seen)
+def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the values within ``value`` that are not plain, with their places; none if it is not a container."""
+    found: list[tuple[str, Any]] = []
+    left = collections.deque([(place, value)] if type(value) in _CONTAINERS else [])
+    seen: set[int] = set()
+    while left:
+        place, value = left.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in pairs:
+            for one in (key, item):
+                kind = type(one)
+                # Nearly all are of these types: a call for each would take longer than the rest of a save.
+                if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
+                    continue
+                if (kind is int and one.bit_length() <= _MOST_BITS) or _is_plain_array(one):
+                    continue
+                inside = f"{place}[{key!r:.100}]" if place else str(key)
+                is_read = kind is not collections.defaultdict or one.default_factory in _FACTORIES
+                (left if kind in _CONTAINERS and is_read else found).append(
+                    (inside if one is item else f"the key of {inside}", one)
+                )
+    return found
+
+
+def _is_plain_array(value: Any) -> bool:
+    """Return whether a value is a number or an array of numpy, and not of a subclass, nor of texts without a letter."""
+    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+    return is_array and value.dtype.kind in _NUMPY_KINDS and value.itemsize > 0
 
 
 def _name_kind(value: Any) -> str:

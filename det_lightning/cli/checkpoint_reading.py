@@ -25,8 +25,6 @@ from det_lightning.cli.output import (
 from det_lightning.masking import mask
 
 if TYPE_CHECKING:
-    from det_lightning.checkpoint.retention.rule import CheckpointRecord
-    from det_lightning.checkpoint.retention.trial_index import TrialIndex
     from det_lightning.checkpoint.storage.location import Location
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
@@ -44,12 +42,11 @@ def list_checkpoints(
     json: JsonFlag = False,
 ) -> None:
     """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
-    from det_lightning.checkpoint.retention.trial_index import read_indexes
+    from det_lightning.checkpoint.retention.old_indexes import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
     listed = open_storage(storage, parse_options(option))
-    recorded = {record.id: (index, record) for index in read_indexes(listed.root) for record in index.records}
-    entries = [_entry(info, recorded.get(info.id)) for info in listed.survey(complete=False)]
+    entries = [_entry(info) for info in with_metrics(listed.root, listed.survey(complete=False))]
     entries.sort(key=lambda entry: (-(entry[0]["written_s"] or 0.0), entry[0]["uuid"]))
     found = _best_first(entries) if best else [entry for entry, _ in entries]
     links = {} if best else listed.list_links()
@@ -94,14 +91,13 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
     return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] | None) -> tuple[dict[str, Any], bool]:
+def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
     """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
     from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
 
     notes = notes_in(info.metadata)
     noted = plausible_time(notes.time_s, info.written)
     written = info.written if noted is None else noted
-    smaller_is_better = notes.smaller_is_better
     entry = {
         "uuid": info.id,
         "complete": info.complete,
@@ -113,15 +109,7 @@ def _entry(info: CheckpointInfo, recorded: tuple[TrialIndex, CheckpointRecord] |
         "trial": notes.trial,
         "experiment": notes.experiment,
     }
-    if recorded is not None:
-        index, record = recorded
-        entry |= {"trial": index.trial, "experiment": index.experiment}
-        if notes.steps_completed is None:
-            entry["steps_completed"] = record.steps_completed
-        if record.metric is not None:
-            entry["metric"] = {"name": index.metric_name, "value": record.metric}
-            smaller_is_better = index.smaller_is_better
-    return entry, smaller_is_better
+    return entry, notes.smaller_is_better
 
 
 def _as_date(time_s: float | None) -> str | None:

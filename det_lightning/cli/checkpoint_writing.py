@@ -103,7 +103,6 @@ def import_file(
         from det_lightning.checkpoint.format.exports import require_tensors  # imports torch
         from det_lightning.checkpoint.format.lightning_file import from_lightning
         from det_lightning.checkpoint.safe_load import read_state
-        from det_lightning.checkpoint.storage.writer import CheckpointWriter
 
         try:
             content = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
@@ -113,7 +112,7 @@ def import_file(
     content.notes["imported_from"] = file.rpartition("/")[2]
     # The file does not contain the trial's code, and the working directory need not be it.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
-        checkpoint_id = CheckpointWriter(target, pathlib.Path(empty)).write(content)
+        checkpoint_id = target.write(content, code=empty)
     _print_new(checkpoint_id, target, json)
 
 
@@ -252,11 +251,11 @@ def prune(
 ) -> None:
     """Delete the checkpoints that need not be kept, by Determined's rule.
 
-    The rule needs each checkpoint's metric and trial, which a run records beside its checkpoints. Checkpoints without
-    such a record, and those that a live run has written or resumed from, are left alone.
+    The rule needs each checkpoint's metric and trial, which a run writes into its metadata. Checkpoints without
+    these, and those that a live run has written or resumed from, are left alone.
     """
+    from det_lightning.checkpoint.retention.policy import Retention
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-    from det_lightning.checkpoint.retention.rule import Retention
     from det_lightning.cli.checkpoint_locations import open_storage
 
     retention = Retention(experiment_best, trial_best, trial_latest)
@@ -288,10 +287,9 @@ def _confirm(count: int, storage: str) -> bool:
 
 def _describe(plan: PrunePlan) -> list[str]:
     lines = [
-        f"delete {record.id}  trial {index.trial}, {record.steps_completed} steps, metric {record.metric}"
-        for index, ids in plan.by_rule
-        for record in index.records
-        if record.id in ids
+        f"delete {record.id}  trial {record.trial}, {record.steps_completed} steps, metric {record.metric}"
+        for records in plan.by_rule.values()
+        for record in records
     ]
     lines += [f"delete {checkpoint_id}  incomplete" for checkpoint_id in plan.incomplete]
     lines.append(f"{len(plan.kept)} kept by the rule.")

@@ -11,16 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from det_lightning import errors
 from det_lightning.arguments import find_member, is_path, require
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, new_id
+from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import read_metadata
-from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.staging import StagingDirectory, abandoning
 from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
-    abandoning,
     all_or_none,
     fetch,
     list_stored,
@@ -264,7 +262,7 @@ class CheckpointContext:
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
         """Return where a new checkpoint is written, on the chief only, and where it will be."""
-        staging = self.storage.begin(new_id()) if ranks.rank == 0 else None
+        staging = self.storage.begin() if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
         return staging, self.storage.root.checkpoint(checkpoint_id)
 
@@ -285,10 +283,7 @@ class CheckpointContext:
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
         if staging is None:
             return
-        files = [str(path) for path in staging.directory.rglob("*") if path.is_file()] if target.is_local else []
-        # After a StorageError a copy stays on this machine, and the message names it.
-        with abandoning(staging, unless=(errors.StorageError,)):
-            staging.commit(metadata, files)
+        self.storage.commit(staging, metadata)
         logger.info("Checkpoint %s is in %s.", target.name, self.storage)
         if self._task is not None:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})

@@ -202,17 +202,6 @@ def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def abandoning(staging: StagingDirectory | None, unless: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Remove what was written of a checkpoint if the block raises, ``unless`` it raises one of these errors."""
-    try:
-        yield
-    except BaseException as error:
-        if staging is not None and not isinstance(error, unless):
-            staging.abandon()
-        raise
-
-
-@contextlib.contextmanager
 def all_or_none(ranks: DistributedContext) -> Iterator[None]:
     """Raise on every rank if the block raises on any."""
     try:

@@ -1,203 +1,130 @@
-"""The checkpoints of a run: when it is saved outside its schedule, what a checkpoint holds, which events follow."""
+"""The checkpoints of a run: when it is saved outside its schedule, writing at once or in the background, the best."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
-import math
+import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from det_lightning import errors
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.layout import make_load_data
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
-from det_lightning.checkpoint.saving import CheckpointSaver
-from det_lightning.checkpoint.storage.background import tensors_in
+from det_lightning.checkpoint.format.digests import digest_file
+from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
+from det_lightning.checkpoint.retention.policy import CheckpointPolicy
+from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
+from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
+from det_lightning.checkpoint.storage.background import WORKER_DIED, signal_deferred
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
+from det_lightning.checkpoint.storage.queue import CheckpointQueue
+from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.writing import ReportWritten
+from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of
 from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
-from det_lightning.escaping import escape
-from det_lightning.files.plain_values import Losses
-from det_lightning.masking import mask_text
-from det_lightning.pytorch._legacy_trial import original_trial
-from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
-from det_lightning.pytorch._random_state import capture_rng
-from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
+from det_lightning.engine.run_content import RunContent
+from det_lightning.engine.shard_writing import SharedCheckpoint
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.units import TrainUnit
 
 logger = logging.getLogger(__name__)
 
-POLICIES = ("best", "all", "none")
+# The files that hold what users' code returns; the others hold numbers, texts and tensors only.
+_FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FILE)
 
 
-@dataclasses.dataclass
-class CheckpointPlan:
-    """Which checkpoints a trial gets, and where; and what its latest run has written, known to every rank.
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """How the checkpoints of a run are written, and what they say about the run; see ``DeterminedCheckpoint``."""
 
-    The policy ``"best"`` compares the metric of ``saver``, also with what ``best_elsewhere`` returns on the chief: the
-    best value outside the run, or None. ``best_id`` is the checkpoint written after the best validation, ``last_id``
-    the one begun last, ``complete`` the latest complete one and its number of batches. ``on_complete`` is called on the
-    chief for each complete checkpoint, with its id and number of batches.
-    """
-
-    saver: CheckpointSaver
-    policy: str
-    period: TrainUnit | None = None
-    best_value: float | None = None
-    best_id: str | None = None
-    last_id: str | None = None
-    complete: tuple[str, int] | None = None
-    on_complete: Callable[[str, int], None] | None = None
+    code: CodeCopier = dataclasses.field(default_factory=CodeCopier)
+    in_background: bool = False
+    experiment: str | None = None
+    trial: str | None = None
+    job: str | None = None
     best_elsewhere: Callable[[], float | None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"checkpoint_policy must be one of {', '.join(POLICIES)}; got {self.policy!r}.")
-        if self.policy == "best" and self.saver.metric is None:
-            raise ValueError(
-                "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
-                "policy='all'."
-            )
-
-    def begin_run(self, best_value: float | None) -> None:
-        """Forget what an earlier run wrote; ``best_value`` comes from the checkpoint that this run resumes from."""
-        self.best_value = best_value
-        self.best_id = self.last_id = self.complete = None
-
-    def value_in(self, metrics: dict[str, Any]) -> float | None:
-        """Return the value of the metric to compare; None if there is none and the policy does not need it."""
-        metric = self.saver.metric
-        value = metrics.get(metric or "")
-        number = as_float(value)
-        if number is not None or self.policy != "best":
-            return number
-        raise ValueError(
-            f"checkpoint policy 'best' compares the validation metric {metric!r}, which must be a number; the "
-            f"validation returned {sorted(metrics)}" + (f", and {metric!r} is {value!r}." if value is not None else ".")
-        )
-
-    def improves(self, value: float) -> bool:
-        """Return whether a value is the best so far; if so, remember it."""
-        best = self.best_value
-        sign = 1 if self.saver.smaller_is_better else -1
-        if is_better := best is None or math.isnan(best) or sign * value < sign * best:
-            self.best_value = value
-        return is_better
-
-
-class RunContent:
-    """Collects what the checkpoints of a run hold. All ranks call the same methods, because they gather state."""
-
-    def __init__(self, run: TrialRun) -> None:
-        self._run = run
-        # The settings as they were when the next two were made of them.
-        self._described: str | None = None
-        self._settings: dict[str, Any] = {}
-        self._load_data: dict[str, Any] = {}
-        self._known_losses: set[str] = set()  # which a warning has named
-
-    def collect(self) -> CheckpointContent | None:
-        """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
-
-        Ranks other than the chief get None, or only their part of a sharded checkpoint.
-        """
-        run = self._run
-        context = run.context
-        states = context.backend.states
-        chief = context.distributed.rank == 0
-        files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
-        rng = capture_rng(context.device)
-        shards: dict[str, torch.Tensor] = {}
-        if states.writes_shards:
-            with states.in_shards():
-                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(rng), shards)
-        else:
-            resume = self._resume_state(rng)
-            weights = collect_weights(context) if chief or states.is_sharded else {}
-        if not chief:
-            part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
-            return part if states.writes_shards else None
-        copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
-        state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
-        run.events.emit("on_checkpoint_save_start", state)
-        self._follow_settings()
-        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
-        content.is_sharded = states.writes_shards
-        content.shards = shards
-        if isinstance(run.trial, SelfSavingTrial):
-            content.files = files
-            content.notes.update(run.trial.describe_files())
-        return content
-
-    def collect_without_weights(self) -> CheckpointContent:
-        """Return what Lightning's own files lack: callbacks, random state and position in the data."""
-        run = self._run
-        rng = capture_rng(run.context.device)
-        rest = collect_rest(run.context, run.events.callbacks, dict(rng))
-        resume = self._resume_state(rng)
-        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
-
-    def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
-        run = self._run
-        journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
-        now = (rng, run.data.journal.positions(), run.has_validated)
-        rng, positions, has_validated = run.before_final_validation or now
-        self._follow_settings()
-        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
-
-    def _follow_settings(self) -> None:
-        """Describe the settings again if the trial has changed them, as it may while it trains."""
-        settings = self._run.context.settings
-        described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
-        if described == self._described:
-            return
-        self._described = described
-        losses = Losses()
-        self._settings = plain = settings.to_plain(losses)
-        self._warn_of(losses)
-        trial_class = type(original_trial(self._run.trial))
-        # Determined wants both hyperparameters and configuration, or neither.
-        complete = None not in plain.values()
-        hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
-        self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
-        if complete and LEFT_OUT in plain:
-            self._load_data[LEFT_OUT] = plain[LEFT_OUT]
-        if isinstance(self._run.trial, SelfSavingTrial):
-            self._load_data["trial_type"] = self._run.trial.trial_type
-
-    def _warn_of(self, losses: Losses) -> None:
-        """Name the values that JSON cannot hold, each once."""
-        new = [note for note in losses.notes if note not in self._known_losses]
-        self._known_losses.update(new)
-        if new and self._run.context.distributed.rank == 0:
-            logger.warning(
-                "Checkpoints store settings as JSON, and asking for what is left out is an error after loading: %s.",
-                mask_text(escape("; ".join(new))),
-            )
+    on_complete: Callable[[str, int], None] | None = None
 
 
 class RunCheckpoints:
-    """Saves a run, and notifies the trial of complete checkpoints. All ranks call the same methods."""
+    """The checkpoints of one run: those that its policy asks for, those that were written, the best and the latest.
 
-    def __init__(self, run: TrialRun, plan: CheckpointPlan) -> None:
-        self._run = run
-        self._plan = plan
-        self._content = RunContent(run)
-        self._distributed = run.context.distributed
-        self._saver = plan.saver
-        # The metric of the latest validation, by the number of batches.
-        self._metrics: dict[int, float] = {}
+    All ranks call the same methods, and only the chief writes, one checkpoint after another. The next run begins with
+    :meth:`begin`.
+
+    Attributes:
+        best_value: the best value of the policy's metric so far.
+        best_id: id of the checkpoint written after the best validation.
+        last_id: id of the checkpoint begun last.
+        complete: id of the latest complete checkpoint, and its number of batches.
+        digests: if not None, gets the SHA-256 of state files with objects, by the ids of their checkpoints.
+    """
+
+    def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
+        self.storage = storage
+        self.policy = policy
+        self.claims = RunClaims(storage)
+        self.digests: dict[str, list[str]] | None = None
+        self._saving = saving or Saving()
+        self._queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
+        self._cleaning: BackgroundCleaning | None = None
+        self.begin(None)
+
+    def begin(self, best_value: float | None) -> None:
+        """Forget an earlier run; ``best_value`` comes from the checkpoint that this run resumes from."""
+        self.best_value = best_value
+        self.best_id: str | None = None
+        self.last_id: str | None = None
+        self.complete: tuple[str, int] | None = None
+        self._notes: dict[str, Any] = {}  # of the run, for the metadata of its checkpoints
+        self._trial = TrialCheckpoints(self.storage, self.policy, "", self.claims.run_id)
+        self._unreadable: UnreadableValues | None = None  # until the first checkpoint
+        self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
+
+    def claim(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
+        """Own a trial: claim its name, learn its checkpoints, and remove in a thread what killed runs left behind.
+
+        The chief calls this with the path or URL of the checkpoint that the run resumes from, and its content. Raise a
+        ``StorageError`` if the storage cannot be written to, or a live run has the name that was given.
+        """
+        storage, saving = self.storage, self._saving
+        storage.require_writable()
+        inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
+        trial = self.claims.claim_trial(saving.experiment, saving.trial, inherited)
+        parent = (resumed.name or None) if resumed is not None else None
+        experiment = saving.experiment or trial
+        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
+        if saving.job is not None:
+            self._notes["job"] = saving.job
+        self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id)
+        if self.policy.retention is not None:
+            self._trial.learn(experiment)
+        self._cleaning = BackgroundCleaning(storage)
+
+    def attach(self, run: TrialRun) -> None:
+        """Save this run from now on."""
+        self._run = run
+        self._content = RunContent(run)
+        self._distributed = run.context.distributed
         if self._distributed.rank == 0:
             run.exchange.has_completed_checkpoint = self._has_news
+
+    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
+        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
+        self._queue.limit_retries_when(is_ending)
+
+    def reserve_memory(self) -> None:
+        """Reserve memory for copies of the states of models, and of optimizers once they have stepped."""
+        context = self._run.context
+        if not context.backend.states.is_sharded:
+            self._queue.reserve_memory(context.models, context.optimizers)
+
+    # Saving, on all ranks
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the previous one is written."""
@@ -214,19 +141,16 @@ class RunCheckpoints:
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
         if content is not None:
-            if content.resume is not None:
-                content.resume.best_value = self._plan.best_value
-            metric = self._metrics.get(batches_trained)
-            save = functools.partial(self._saver.save, content, metric, checkpoint_id=checkpoint_id)
+            write = functools.partial(self._write, content, checkpoint_id)
             if content.is_sharded:
-                shared = SharedCheckpoint(self._distributed, self._saver.storage, checkpoint_id, content)
-                shared.write(save, run.events.report_written)
+                shared = SharedCheckpoint(self._distributed, self.storage, checkpoint_id, content)
+                shared.write(write, run.events.report_written)
             else:
-                save(run.events.report_written)
+                write(run.events.report_written)
             if self._distributed.rank == 0:
                 logger.info("Checkpoint %s after %d batches.", checkpoint_id, batches_trained)
         self._unreported += 1
-        self._plan.last_id = checkpoint_id
+        self.last_id = checkpoint_id
         self._report_complete()
 
     def save_unless_current(self) -> None:
@@ -239,27 +163,42 @@ class RunCheckpoints:
 
         If they lack the metric that the policy compares, save what was trained and raise a ``ValueError``.
         """
-        plan = self._plan
-        try:
-            value = plan.value_in(metrics)
-        except ValueError as e:
-            self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
-            self.save_unless_current()
-            saved = "" if plan.last_id is None else f" What was trained is saved in checkpoint {plan.last_id}."
-            raise ValueError(f"{e}{saved}") from None
+        policy = self.policy
+        value = as_float(metrics.get(policy.metric or ""))
+        if value is None and policy.validations == "best":
+            self._refuse(metrics)
         if value is not None:
             self._metrics = {self._run.state.batches_trained: value}
-        if plan.policy == "best" and plan.best_elsewhere is not None:
-            elsewhere = self._distributed.broadcast(plan.best_elsewhere() if self._distributed.rank == 0 else None)
-            if elsewhere is not None:
-                plan.improves(elsewhere)
-        improved = plan.policy == "best" and value is not None and plan.improves(value)
-        if (improved or plan.policy == "all") and not self._is_current():
+        elsewhere = self._saving.best_elsewhere
+        if policy.validations == "best" and elsewhere is not None:
+            self._improve(self._distributed.broadcast(elsewhere() if self._distributed.rank == 0 else None))
+        improved = policy.validations == "best" and self._improve(value)
+        if (improved or policy.validations == "all") and not self._is_current():
             self.save()
-        elif value is not None:
-            self._saver.note_metric(self._run.state.batches_trained, value)
+        elif value is not None and self._distributed.rank == 0:
+            self._queue.wait()
+            with signal_deferred(WORKER_DIED):
+                self._trial.note_metric(self._run.state.batches_trained, value)
         if improved:
-            plan.best_id = plan.last_id
+            self.best_id = self.last_id
+
+    def _refuse(self, metrics: dict[str, Any]) -> None:
+        self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
+        self.save_unless_current()
+        metric = self.policy.metric or ""
+        given = f", and {metric!r} is {metrics[metric]!r}" if metrics.get(metric) is not None else ""
+        saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
+        raise ValueError(
+            f"checkpoint policy 'best' compares the validation metric {metric!r}, which must be a number; the "
+            f"validation returned {sorted(metrics)}{given}.{saved}"
+        )
+
+    def _improve(self, value: float | None) -> bool:
+        """Return whether a value is the best so far; if so, remember it."""
+        is_better = value is not None and self.policy.improves(value, self.best_value)
+        if is_better:
+            self.best_value = value
+        return is_better
 
     def _is_current(self) -> bool:
         return self._run.state.last_ckpt == self._run.state.batches_trained
@@ -276,36 +215,43 @@ class RunCheckpoints:
             self._report_complete()
 
     def _has_news(self) -> bool:
-        return (bool(self._unreported) and not self._saver.is_under_way()) or self._must_renew()
+        return (bool(self._unreported) and not self._queue.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:
-        saver = self._saver
         # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
-        return (not self._unreported or saver.storage.root.is_object_store) and saver.claims.are_due()
+        return (not self._unreported or self.storage.root.is_object_store) and self.claims.are_due()
 
     def _renew(self) -> None:
         if self._must_renew():
-            self._saver.claims.renew()
+            self.claims.renew()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
             return
-        complete: list[str] = _on_chief(self._distributed, self._saver.take_complete, wait)
+        complete: list[str] = _on_chief(self._distributed, self._queue.take_complete, wait)
         self._unreported -= len(complete)
         if complete and self._distributed.size > 1:
             self._run.early_end.forget()  # on_checkpoint_upload_end may ask to stop
         self._report(complete)
 
+    def _report(self, complete: list[str]) -> None:
+        for checkpoint_id in complete:
+            batches_trained = self._batches_of.pop(checkpoint_id)
+            self.complete = (checkpoint_id, batches_trained)
+            if self._saving.on_complete is not None and self._distributed.rank == 0:
+                self._saving.on_complete(checkpoint_id, batches_trained)
+            self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
+
     def finish(self) -> None:
         """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
-        _on_chief(self._distributed, self._saver.finish)
+        _on_chief(self._distributed, self._trial.require_all)
 
     def abandon(self, exception: BaseException) -> None:
         """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
         self._unreported = 0
         try:
-            self._report(self._saver.finish_in_a_hurry())
+            self._report(self._queue.finish_in_a_hurry())
         except errors.CheckpointError as e:
             # This failure must not hide the error that ended the run.
             if e is not exception:
@@ -313,19 +259,46 @@ class RunCheckpoints:
 
     def close(self) -> None:
         """Release the trial's name, and what keeps other runs from deleting checkpoints."""
-        self._saver.end()
+        if self._cleaning is not None:
+            self._cleaning.end()
+            self._cleaning = None
+        self.claims.release()
 
-    def _report(self, complete: list[str]) -> None:
-        for checkpoint_id in complete:
-            batches_trained = self._batches_of.pop(checkpoint_id)
-            self._plan.complete = (checkpoint_id, batches_trained)
-            if self._plan.on_complete is not None and self._distributed.rank == 0:
-                self._plan.on_complete(checkpoint_id, batches_trained)
-            self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
+    # Writing, on the chief
+
+    def _write(
+        self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
+    ) -> None:
+        """Write a checkpoint, or start writing it, once the previous one is written."""
+        self._trial.report_vanished()
+        batches_trained = content.trial_state.batches_trained
+        metric = self._metrics.get(batches_trained)
+        order = self._trial.next_order()
+        content.notes.update(self._notes, time=order)
+        if metric is not None:
+            content.notes["metric"] = self._trial.describe_metric(metric)
+        if content.resume is not None:
+            content.resume.best_value = self.best_value
+            content.resume.trial = self._notes.get("trial")
+        if self.digests is not None or self._unreadable is None:
+            self._unreadable = self._unreadable or UnreadableValues()
+            self._unreadable.look_for(parts_of(content))
+
+        def commit(staging: StagingDirectory) -> str:
+            if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:
+                files = [staging.directory / name for name in _FILES_WITH_OBJECTS]
+                self.digests[checkpoint_id] = [digest_file(file) for file in files if file.is_file()]
+            self.storage.commit(staging)
+            self._trial.add(checkpoint_id, batches_trained, order, metric)
+            return checkpoint_id
+
+        self._queue.write(content, checkpoint_id, report_written, commit)
 
 
 def _on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
     """Return on every rank what ``action`` returns on the chief; raise its CheckpointError on every rank."""
+    if distributed.size == 1:
+        return action(*args)
     outcome = None
     if distributed.rank == 0:
         try:

@@ -18,14 +18,13 @@ from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_V
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.staging import announce
 from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.distributed.sharded_states import take_shards, write_parts
 from det_lightning.escaping import escape
 from det_lightning.ranks.distributed_context import DistributedContext
 
 # Size and checksum of files by their path in a checkpoint, as in its manifest.
 _Described = dict[str, dict[str, Any]]
-#: Called with the directory of a checkpoint.
-ReportWritten = Callable[[pathlib.Path], None]
 
 
 def take_shards_of_run(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from det_lightning import errors
-from det_lightning.checkpoint.retention.rule import CheckpointRecord, Retention
+from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.experiments.directory import ExperimentDirectory

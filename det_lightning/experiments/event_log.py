@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -11,9 +12,9 @@ from typing import IO, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import is_shallow
-from det_lightning.checkpoint.storage.leases import try_to_lock
 from det_lightning.escaping import escape
 from det_lightning.experiments.event_forms import find_mistake
+from det_lightning.files.locks import NoLocks, is_locked, lock_file
 from det_lightning.files.private_files import open_private
 from det_lightning.files.strict_json import to_json
 
@@ -31,9 +32,12 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open_private(path, "a+b")
-        if try_to_lock(self._file) is False:
-            self._file.close()
-            raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
+        self._lock = None
+        with contextlib.suppress(NoLocks):
+            self._lock = lock_file(path)
+            if self._lock is None:
+                self._file.close()
+                raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
         _runner_file(path).write_text(f"{os.getpid()} {platform.node()}")
         complete = _complete_part(path)
         self.events: list[dict[str, Any]] = list(_parse(complete, path))
@@ -48,6 +52,8 @@ class EventLog:
         """Let other processes open the log."""
         _runner_file(self.path).unlink(missing_ok=True)
         self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -62,10 +68,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def runner_of(path: Path) -> tuple[int, str] | None:
     """Return the process id and machine name of the process that has a log open; None if unknown, or there is none."""
-    # Some network file systems lock only files that are open for writing, which may not be allowed.
-    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
-        if try_to_lock(file) is not False:
-            return None
+    if not is_locked(path):
+        return None
     try:
         if not _runner_file(path).is_file():
             return None

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from det_lightning.extras import how_to_install
-
 __all__ = ["AttrDict", "compute_num_training_steps", "download_url", "expand_like", "numpify"]
 
 
@@ -107,12 +105,9 @@ def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
     Raises:
         ValueError: the URL names no file.
         OSError: it cannot be downloaded; nothing is left of it.
-        ModuleNotFoundError: filelock is not installed.
     """
-    try:
-        import filelock
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"download_url() needs filelock: {how_to_install('transformers')}.") from error
+    import filelock  # here, because it is rarely needed
+
     name = Path(urllib.parse.unquote(urllib.parse.urlparse(url).path)).name
     if not name:
         raise ValueError(f"The URL of a file must end in the name of the file; got {url}.")

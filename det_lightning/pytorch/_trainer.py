@@ -19,7 +19,7 @@ from det_lightning.arguments import refuse_texts
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp, report_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
-from det_lightning.checkpoint.retention.rule import Retention
+from det_lightning.checkpoint.retention.policy import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import current_task
 from det_lightning.hyperparameters import explain_texts

@@ -33,7 +33,7 @@ MODULES = (
 GIVEN = (
     "CheckpointContext",
     "CheckpointLoadContext",
-    "CheckpointWriter",
+    "CheckpointPolicy",
     "Context",
     "ExperimentalCoreContext",
     "PreemptContext",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, ResumeState, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 
 LOAD_DATA = {
@@ -81,7 +81,7 @@ def write_checkpoint(root: str | Path, steps: int = 7, by_determined: bool = Fal
     for file in (code / "model_def.py", code / "package" / "__init__.py"):
         file.write_text("# code\n")
     files = make_files(steps, by_determined, **changes)
-    directory = Path(root) / CheckpointWriter(CheckpointStorage(root), code).write(files)
+    directory = Path(root) / CheckpointStorage(root).write(files, code=code)
     if by_determined:
         forget_checksums(directory)
     return directory

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
 from tests.checkpoint.made_checkpoints import make_resume
 
@@ -36,7 +36,7 @@ def files_of(state: dict[str, Any] = STATE) -> CheckpointContent:
 
 
 def write(root: Path, state: dict[str, Any] = STATE, code_dir: Path | None = None) -> Path:
-    return root / CheckpointWriter(CheckpointStorage(root), code_dir).write(files_of(state))
+    return root / CheckpointStorage(root).write(files_of(state), code=code_dir)
 
 
 def forget_checksums(checkpoint: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
 @pytest.mark.parametrize("known", [None, {}, {"trial_cls_spec": "m:T"}])
 def test_what_is_not_known_of_the_trial_is_null_in_its_checkpoint(known: dict[str, Any] | None, tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    checkpoint = tmp_path / CheckpointWriter(storage).write(CheckpointContent(STATE, TRIAL_STATE, known))
+    checkpoint = tmp_path / storage.write(CheckpointContent(STATE, TRIAL_STATE, known))
     content = read_checkpoint(checkpoint)
     assert content.trial_class == (known or {}).get("trial_cls_spec")
     assert content.load_data is not None
@@ -104,7 +104,7 @@ def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) ->
         assert storage.list_ids() == []
         (directory / "added by a callback").write_text("belongs to it")
 
-    checkpoint_id = CheckpointWriter(storage).write(files_of(), report_written=look)
+    checkpoint_id = storage.write(files_of(), report_written=look)
     assert storage.list_ids() == [checkpoint_id]
     assert (tmp_path / checkpoint_id / "added by a callback").exists()
     assert "added by a callback" in read_json(tmp_path / checkpoint_id / "metadata.json")["files"]
@@ -118,7 +118,7 @@ def test_a_failure_removes_the_incomplete_checkpoint_and_nothing_else(checkpoint
         raise failure
 
     with pytest.raises(type(failure)):
-        CheckpointWriter(storage).write(files_of(), report_written=fail)
+        storage.write(files_of(), report_written=fail)
     assert [path.name for path in checkpoint.parent.iterdir()] == storage.list_ids() == [checkpoint.name]
     read_checkpoint(checkpoint)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 
 
 def write(root: Path | str, code_dir: Path | None = None) -> Path:
     files = CheckpointContent(state={}, trial_state=TrialState(), load_data={})
-    return Path(root) / CheckpointWriter(CheckpointStorage(root), code_dir).write(files)
+    return Path(root) / CheckpointStorage(root).write(files, code=code_dir)
 
 
 def code_of(checkpoint: Path) -> list[str]:
@@ -119,7 +119,7 @@ def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.
     monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
     storage = CheckpointStorage("memory://copies")
     files = CheckpointContent(state={}, trial_state=TrialState(), load_data={})
-    location = storage.root / CheckpointWriter(storage).write(files)
+    location = storage.root / storage.write(files)
     copied = [name for name in location.find_files() if name.startswith("code/")]
     location.remove()
     assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]

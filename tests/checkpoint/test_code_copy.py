@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.code_selection import CodeLimits
 from det_lightning.checkpoint.safe_load import verify_checkpoint
@@ -186,12 +186,11 @@ def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: p
 def test_training_survives_a_removed_working_directory(
     code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = CheckpointWriter(CheckpointStorage(tmp_path), code_dir)
     if code_dir is None:
         Path("gone").mkdir()
         monkeypatch.chdir("gone")
         Path("../gone").rmdir()
-    checkpoint = tmp_path / writer.write(CheckpointContent({}, TrialState()))
+    checkpoint = tmp_path / CheckpointStorage(tmp_path).write(CheckpointContent({}, TrialState()), code=code_dir)
     assert files_below(checkpoint / "code") == []
     assert "removed" in caplog.text if code_dir is None else "project" in caplog.text
 
@@ -307,7 +306,7 @@ def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: A
     touch(".gitignore", content="generated/\n")
     module(Path("generated").resolve())
     for _ in range(2):
-        checkpoint = CheckpointWriter(CheckpointStorage(".")).write(CheckpointContent({}, TrialState()))
+        checkpoint = CheckpointStorage(".").write(CheckpointContent({}, TrialState()))
         assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
 
 
@@ -397,8 +396,8 @@ def test_a_file_that_was_just_written_is_copied_again(tmp_path: Path) -> None:
 def test_checkpoints_with_linked_code_are_verified_and_deleted_one_by_one(tmp_path: Path, settled: None) -> None:
     touch("kept.py")
     storage = CheckpointStorage(tmp_path)
-    writer = CheckpointWriter(storage)
-    first, second = (writer.write(CheckpointContent({}, TrialState())) for _ in range(2))
+    code = CodeCopier()
+    first, second = (storage.write(CheckpointContent({}, TrialState()), code=code) for _ in range(2))
     storage.delete(first)
     assert verify_checkpoint(tmp_path / second).problems == []
     (tmp_path / second / "code" / "kept.py").write_text("changed")
@@ -416,9 +415,9 @@ def test_only_sources_of_a_large_directory_are_copied_with_one_warning(
         touch(name)
         with Path(name).open("wb") as file:
             file.truncate(size * 1024**2)
-    writer = CheckpointWriter(CheckpointStorage(tmp_path))
+    storage, code = CheckpointStorage(tmp_path), CodeCopier()
     for _ in range(2):
-        checkpoint = tmp_path / writer.write(CheckpointContent({}, TrialState()))
+        checkpoint = tmp_path / storage.write(CheckpointContent({}, TrialState()), code=code)
         assert files_below(checkpoint / "code") == ["kept.py", "package/kept.py"]
     (message,) = warnings_in(caplog).splitlines()
     assert "only a part of the code" in message
@@ -426,7 +425,9 @@ def test_only_sources_of_a_large_directory_are_copied_with_one_warning(
     assert "95 MiB" in message
     assert ".detignore" in message
     Path(".detignore").write_text("data/\n")
-    assert "weights.bin" in files_below(tmp_path / writer.write(CheckpointContent({}, TrialState())) / "code")
+    assert "weights.bin" in files_below(
+        tmp_path / storage.write(CheckpointContent({}, TrialState()), code=code) / "code"
+    )
 
 
 def test_the_walk_of_a_directory_of_many_files_ends_early(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -469,12 +470,12 @@ def test_permissions_follow_the_umask(umask: int, tmp_path: Path) -> None:
 STARTED = """
 import sys
 from pathlib import Path
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 
-writer = CheckpointWriter(CheckpointStorage(sys.argv[1]))
+storage = CheckpointStorage(sys.argv[1])
 print("started", flush=True)
 for _ in range(50):
-    writer.write(CheckpointContent({}, TrialState()))
+    storage.write(CheckpointContent({}, TrialState()))
 """
 
 

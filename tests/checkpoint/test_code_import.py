@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 from det_lightning.importing import import_only, load_class
@@ -65,7 +65,7 @@ def checkpoint(tmp_path: Path) -> Path:
     }
     state = {"models_state_dict": [{"weight": torch.ones(1, 1)}], "callbacks": {}}
     storage = CheckpointStorage(tmp_path / "storage")
-    name = CheckpointWriter(storage, code).write(CheckpointContent(state, TrialState(), load_data))
+    name = storage.write(CheckpointContent(state, TrialState(), load_data), code=code)
     shutil.rmtree(code)
     return tmp_path / "storage" / name
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(ch
 def test_the_checksum_of_any_metadata_matches_after_reading(value: Any, tmp_path: Path) -> None:
     files = CheckpointContent({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"})
     files.notes["value"] = value
-    checkpoint = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
+    checkpoint = tmp_path / CheckpointStorage(tmp_path).write(files)
     assert "metadata_crc32c" in read_json(checkpoint / "metadata.json")
     assert verify_checkpoint(checkpoint).problems == []
 

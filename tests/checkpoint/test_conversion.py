@@ -22,7 +22,6 @@ from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import (
     CheckpointContent,
     CheckpointStorage,
-    CheckpointWriter,
     TrialState,
     read_checkpoint,
 )
@@ -48,7 +47,7 @@ def there_and_back(directory: Path, tmp_path: Path) -> Path:
     """Convert a checkpoint to a ``.ckpt`` file and that to a new checkpoint; return its directory."""
     export_lightning(read(directory), tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
-    return tmp_path / "back" / CheckpointWriter(CheckpointStorage(tmp_path / "back")).write(files)
+    return tmp_path / "back" / CheckpointStorage(tmp_path / "back").write(files)
 
 
 # There and back
@@ -208,7 +207,7 @@ def test_a_file_of_lightning_becomes_a_checkpoint_that_resumes(tmp_path: Path) -
     assert files.load_data is not None
     assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
     assert read_settings(files.resume, files.load_data)["hparams"] == {"lr": 0.1}
-    imported = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path)).write(files)
+    imported = tmp_path / CheckpointStorage(tmp_path).write(files)
     assert torch.equal(weights_of(resumed_from(str(imported))), weights_of(resumed_from(str(tmp_path / "file.ckpt"))))
 
 

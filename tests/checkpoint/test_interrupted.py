@@ -20,9 +20,10 @@ import fsspec
 import pytest
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy
-from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.background import BackgroundTask, all_signals_deferred
+from det_lightning.checkpoint.storage.queue import CheckpointQueue
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
@@ -75,22 +76,22 @@ def save_and_end(storage: CheckpointStorage, instruction: int) -> None:
     """Write a checkpoint in the background, with an interrupt; then do as the end of a run does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = storage.root.local_path.with_name("code")
-    saver = CheckpointSaver(CheckpointWriter(storage, code), in_background=True)
+    queue = CheckpointQueue(storage, CodeCopier(code), in_background=True)
 
     def save() -> None:
-        saver.save(files_of())
-        saver.take_complete(wait=True)
+        queue.write(files_of())
+        queue.take_complete(wait=True)
 
     interrupt_at(instruction, save)
-    complete = saver.take_complete(wait=True)
+    complete = queue.take_complete(wait=True)
     assert set(complete) <= set(storage.list_ids())
 
 
 def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
-    saver = CheckpointSaver(CheckpointWriter(CheckpointStorage(tmp_path / "count"), tmp_path / "code"), True)
-    instructions = interrupt_at(-1, lambda: saver.save(files_of()))
-    saver.take_complete(wait=True)
+    queue = CheckpointQueue(CheckpointStorage(tmp_path / "count"), CodeCopier(tmp_path / "code"), True)
+    instructions = interrupt_at(-1, lambda: queue.write(files_of()))
+    queue.take_complete(wait=True)
     for point in range(3, instructions + 100, instructions // 50):
         storage = CheckpointStorage(tmp_path / str(point))
         assert exit_status(save_and_end, storage, point) == 0, f"at instruction {point} of {instructions}"

@@ -56,9 +56,9 @@ def test_what_the_index_says_is_read(tmp_path: Path) -> None:
 
 def test_code_that_looks_like_a_killed_writer_is_merged_while_others_clean_up(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
-        def begin(self, checkpoint_id: str) -> StagingDirectory:
+        def begin(self, *arguments: Any, **named: Any) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
-            return super().begin(checkpoint_id)
+            return super().begin(*arguments, **named)
 
     file = tmp_path / "part"
     torch.save(torch.ones(2), file)

@@ -12,7 +12,7 @@ import pytest
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.storage.metadata import Ancestry, newest_first
+from det_lightning.checkpoint.storage.ancestry import Ancestry, newest_first
 from tests.checkpoint.storage.backends import write
 from tests.trials import SmallTrial, seed_everything
 

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from det_lightning import pytorch
 from det_lightning.checkpoint import (
     CheckpointContent,
+    CheckpointPolicy,
     CheckpointRecord,
     CheckpointStorage,
-    CheckpointWriter,
     Retention,
     TrialState,
 )
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES
-from det_lightning.checkpoint.retention.pruning import RunRetention, carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_index import TrialIndex, read_indexes
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
+from det_lightning.checkpoint.safe_load import verify_checkpoint
 from tests.trials import SmallTrial, seed_everything
 
 # The rule
@@ -116,68 +117,120 @@ def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointConte
     return CheckpointContent({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
-def retention_of(storage: CheckpointStorage, trial: str, retention: Retention) -> RunRetention:
-    return RunRetention(storage, TrialIndex(storage.root, "experiment", trial, "loss"), retention)
+def checkpoints_of(storage: CheckpointStorage, trial: str, retention: Retention) -> TrialCheckpoints:
+    """Return what a new run knows of the trial."""
+    policy = CheckpointPolicy("none", metric="loss", retention=retention)
+    checkpoints = TrialCheckpoints(storage, policy, trial, "run")
+    checkpoints.learn("experiment")
+    return checkpoints
+
+
+def write(storage: CheckpointStorage, checkpoints: TrialCheckpoints, steps: int, metric: float | None = None) -> str:
+    """Write a checkpoint of the trial called ``trial``, and note it."""
+    order = checkpoints.next_order()
+    notes = {"experiment": "experiment", "trial": "trial", "time": order}
+    if metric is not None:
+        notes["metric"] = checkpoints.describe_metric(metric)
+    name = storage.write(files_of(steps, notes))
+    checkpoints.add(name, steps, order, metric)
+    return name
+
+
+def steps_of(storage: CheckpointStorage) -> list[int]:
+    return sorted(info.metadata["steps_completed"] for info in storage.survey())
 
 
 @pytest.mark.slow
 @settings(max_examples=15)
-@given(
-    writes=st.lists(st.tuples(st.sampled_from(["one", "two"]), METRICS), max_size=8),
-    numbers=st.tuples(*[st.integers(0, 2)] * 3),
-)
+@given(writes=st.lists(METRICS, max_size=8), numbers=st.tuples(*[st.integers(0, 2)] * 3))
 def test_after_each_checkpoint_a_trial_has_kept_what_the_rule_keeps(
-    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, float | None]], numbers: tuple[int, int, int]
+    tmp_path_factory: pytest.TempPathFactory, writes: list[float | None], numbers: tuple[int, int, int]
 ) -> None:
     storage, retention = CheckpointStorage(tmp_path_factory.mktemp("storage")), Retention(*numbers)
+    # While a trial runs, it keeps as many of its own best as the whole experiment.
+    rule = Retention(0, max(numbers[:2]), numbers[2])
     there: list[CheckpointRecord] = []
-    for steps, (trial, metric) in enumerate(writes):
-        name = CheckpointWriter(storage).write(files_of(steps))
-        # An object of its own each time, as after a restart.
-        retention_of(storage, trial, retention).note_written(name, steps, metric)
-        there.append(CheckpointRecord(name, trial, steps, steps, metric))
-        deleted = delete_by_sql(there, retention, smaller_is_better=True)
-        # Each trial deletes its own.
-        there = [record for record in there if record.id not in deleted or record.trial != trial]
+    for steps, metric in enumerate(writes):
+        # Known anew each time, as after a restart.
+        name = write(storage, checkpoints_of(storage, "trial", retention), steps, metric)
+        there.append(CheckpointRecord(name, "trial", steps, steps, metric))
+        deleted = delete_by_sql(there, rule, smaller_is_better=True)
+        there = [record for record in there if record.id not in deleted]
         assert storage.list_ids() == sorted(record.id for record in there)
 
 
 def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
-    retention = retention_of(storage, "trial", Retention(0, 0, 1))
     for steps, now in enumerate((1000.0, 500.0, 500.0)):
-        name = CheckpointWriter(storage).write(files_of(steps))
         with monkeypatch.context() as patch:
             patch.setattr("time.time", lambda now=now: now)
-            retention.note_written(name, steps, None)
+            name = write(storage, checkpoints_of(storage, "trial", Retention(0, 0, 1)), steps)
         assert storage.list_ids() == [name]
 
 
 def test_a_checkpoint_that_was_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
-    retention = retention_of(storage, "trial", Retention(0, 0, 1))
-    for steps in range(2):
-        name = CheckpointWriter(storage).write(files_of(steps))
-        retention.note_written(name, steps, None)
+    checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 1))
+    for steps in range(3):
+        name = write(storage, checkpoints, steps)
         storage.delete(name)
-    assert "was deleted by someone else" in caplog.text
-    (index,) = read_indexes(storage.root, "experiment")
-    assert [record.id for record in index.records] == [name]
+    assert caplog.text.count("was deleted by someone else") == 2
 
 
 def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     """A trial that went back to an earlier batch has an older checkpoint of the same batch."""
     storage = CheckpointStorage(tmp_path)
-    retention = retention_of(storage, "trial", Retention(0, 1, 9))
-    for steps in (5, 9, 5):
-        retention.note_written(CheckpointWriter(storage).write(files_of(steps)), steps, None)
-    retention.note_metric(9, 1.0)
-    retention.note_metric(5, 2.0)
-    (index,) = read_indexes(storage.root, "experiment")
-    assert [(record.steps_completed, record.metric) for record in index.records] == [(5, None), (9, None), (5, 2.0)]
+    checkpoints = checkpoints_of(storage, "trial", Retention(0, 1, 9))
+    ids = [write(storage, checkpoints, steps) for steps in (5, 9, 5)]
+    checkpoints.note_metric(9, 1.0)
+    checkpoints.note_metric(5, math.nan)
+    metrics = [storage.read_metadata(name).get("metric") for name in ids]
+    assert metrics == [None, None, {"name": "loss", "value": "NaN", "smaller_is_better": True}]
+    assert verify_checkpoint(tmp_path / ids[2]).problems == []
 
 
-@pytest.mark.slow
+def test_values_of_another_metric_do_not_count(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    accuracy = {"name": "accuracy", "value": 0.1}
+    for steps, metric in ((1, accuracy), (2, {"name": "loss", "value": 0.5}), (3, accuracy)):
+        storage.write(files_of(steps, {"experiment": "experiment", "trial": "trial", "metric": metric}))
+    checkpoints_of(storage, "trial", Retention(0, 2, 0))
+    assert steps_of(storage) == [2]
+    storage.write(files_of(4, {"experiment": "experiment", "trial": "other", "metric": accuracy}))
+    with pytest.raises(ValueError, match=r"do not agree .*'accuracy', smaller.*'loss', smaller"):
+        plan_pruning(storage, Retention())
+
+
+# Indexes of earlier releases
+
+
+def write_index(storage: CheckpointStorage, trial: str, metrics: dict[str, float | None], **changes: Any) -> Path:
+    """Write the index that releases kept before metrics of later validations were in the metadata."""
+    entries = [
+        {"id": name, "trial": trial, "steps_completed": 1, "order": 1.0, "metric": metric}
+        for name, metric in metrics.items()
+    ]
+    index = {"experiment": "experiment", "trial": trial, "metric": "loss", "smaller_is_better": True}
+    file = storage.root.local_path / ".det_lightning/index/experiment" / f"{trial}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**index, "checkpoints": entries, **changes}))
+    return file
+
+
+def test_metrics_that_only_an_old_index_has_move_into_the_metadata(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    notes = {"experiment": "experiment", "trial": "trial"}
+    ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
+    file = write_index(storage, "trial", dict(zip([*ids, "gone"], [3.0, 1.0, None, 0.5], strict=True)))
+    assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == [ids[0], ids[2]]
+    assert file.exists()
+    checkpoints_of(storage, "trial", Retention(0, 1, 1))
+    assert not file.exists()
+    assert steps_of(storage) == [2, 3]
+    assert storage.read_metadata(ids[1])["metric"] == {"name": "loss", "value": 1.0, "smaller_is_better": True}
+    assert verify_checkpoint(tmp_path / ids[1]).problems == []
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -188,44 +241,20 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
         b"[" * 100_000,
         b'{"checkpoints": [1]}',
         b'{"checkpoints": null}',
-        b'{"checkpoints": [{"id": "x"}]}',
-        b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": "late"}]}',
-        b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1, "metric": "good"}]}',
-        b'{"checkpoints": [{"id": ["x"], "trial": "t", "steps_completed": 1, "order": 1}]}',
-        b'{"checkpoints": [{"id": "x", "trial": "t", "steps_completed": 1, "order": 1e300}]}',
+        b'{"checkpoints": [{"metric": 1}]}',
         b" " * (MAX_SMALL_FILE_BYTES + 5),
     ],
     ids=lambda content: content[:60].decode(errors="replace").strip() or f"{len(content)} blanks",
 )
-def test_a_damaged_index_is_rebuilt_from_the_checkpoints(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
+    metric = {"name": "loss", "value": 1.0}
     notes = {"experiment": "experiment", "trial": "trial"}
-    metrics = {steps: {"name": "loss", "value": value} for steps, value in ((1, 3.0), (2, 1.0), (3, 2.0))}
-    ids = [CheckpointWriter(storage).write(files_of(steps, {**notes, "metric": metrics[steps]})) for steps in metrics]
-    CheckpointWriter(storage).write(files_of(9, {**notes, "trial": "other"}))
-    file = tmp_path / ".det_lightning/index/experiment/trial.json"
-    file.parent.mkdir(parents=True)
+    ids = [storage.write(files_of(steps, {**notes, "metric": {**metric, "value": 4.0 - steps}})) for steps in (1, 2)]
+    file = write_index(storage, "trial", {})
     file.write_bytes(content)
-    (index,) = read_indexes(storage.root)
-    assert [(record.id, record.metric) for record in index.records] == [*zip(ids, (3.0, 1.0, 2.0), strict=True)]
-    assert index.metric_name == "loss"
-    assert f"The index {file} is damaged" in caplog.text
-    if len(content) > MAX_SMALL_FILE_BYTES:
-        assert f"({file} has 16,777,221 bytes, and no more than 16,777,216 are read). It is rebuilt" in caplog.text
-    retention_of(storage, "trial", Retention()).note_metric(3, 2.0)
-    retention_of(storage, "trial", Retention()).note_written(
-        CheckpointWriter(storage).write(files_of(4, notes)), 4, None
-    )
-    (index,) = read_indexes(storage.root)
-    assert [record.steps_completed for record in index.records] == [2, 4]
-
-
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a" * 129, "ü"])
-def test_a_name_that_is_not_a_valid_file_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="The name of the trial is used as a file name"):
-        TrialIndex(CheckpointStorage(tmp_path).root, "experiment", name)
+    assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == ids[:1]
+    assert f"The old index {file} is damaged" in caplog.text
 
 
 # Whole runs
@@ -263,6 +292,8 @@ class Run:
 
 def expected(metrics: dict[int, float | None], retention: Retention, smaller_is_better: bool = True) -> list[int]:
     """Return what is left when the rule is applied after each checkpoint."""
+    best = max(retention.experiment_best, retention.trial_best)
+    retention = Retention(0, best, retention.trial_latest)
     there: list[CheckpointRecord] = []
     for steps, metric in metrics.items():
         there.append(CheckpointRecord(str(steps), "trial", steps, steps, metric))
@@ -304,8 +335,6 @@ def test_a_run_that_resumes_from_a_link_counts_its_target(tmp_path: Path) -> Non
     run.fit(12, latest="latest", retention=retention)
     assert run.kept() == [4, 8, 12]
     assert (tmp_path / "latest").readlink() == Path(first)
-    (index,) = read_indexes(CheckpointStorage(tmp_path).root)
-    assert [record.steps_completed for record in index.records] == [4, 8, 12]
 
 
 @pytest.mark.slow
@@ -338,9 +367,8 @@ def test_a_metric_of_a_validation_after_the_checkpoint_of_its_batch_counts(
         async_write=async_write,
     )
     assert run.kept() == ([12] if last == 1.0 else [4, 12])
-    (file,) = (tmp_path / ".det_lightning/index").glob("*/*.json")
-    noted = {entry["steps_completed"]: entry["metric"] for entry in json.loads(file.read_text())["checkpoints"]}
-    assert noted == {steps: metrics[steps] for steps in run.kept()}
+    noted = [info.metadata for info in CheckpointStorage(tmp_path).survey()]
+    assert {one["steps_completed"]: one["metric"]["value"] for one in noted} == {s: metrics[s] for s in run.kept()}
 
 
 def test_checkpoints_without_a_metric_are_kept_only_while_they_are_the_latest(tmp_path: Path) -> None:
@@ -357,7 +385,7 @@ def test_checkpoints_written_without_retention_can_be_pruned_later(tmp_path: Pat
         metric = {"name": "loss", "value": value, "smaller_is_better": True}
         notes = {"experiment": "e", "trial": "t", "metric": metric, "time": float(step)}
         files = CheckpointContent({}, TrialState(batches_trained=step), {}, None, notes=notes)
-        ids.append(CheckpointWriter(storage).write(files))
+        ids.append(storage.write(files))
     plan = plan_pruning(storage, Retention(experiment_best=0, trial_best=1, trial_latest=1))
     assert plan.to_delete == [ids[0], ids[2]]
     assert carry_out(plan, storage) == plan.to_delete

@@ -20,8 +20,7 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, remove_dead_claims
-from det_lightning.checkpoint.retention.trial_index import read_indexes
-from det_lightning.checkpoint.storage.leases import Lease
+from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
 from tests.trials import SmallTrial, seed_everything
 
@@ -77,7 +76,6 @@ def test_a_run_that_resumes_a_live_run_gets_a_new_name_and_deletes_none_of_its_c
     assert [*sorted(found)] == [4, 8]
     assert found[4] == name != found[8]
     assert f"The trial {name} that this run resumes belongs to another run, process {os.getpid()}" in caplog.text
-    assert {index.trial for index in read_indexes(CheckpointStorage(tmp_path).root)} == {*found.values()}
 
 
 def test_the_name_of_a_live_run_is_refused(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> No
     storage = CheckpointStorage(tmp_path)
     checkpoint_id = write(storage)
     mark = storage.root / ".det_lightning/in_use" / f"{checkpoint_id}.deleting.json"
-    deleting = Lease.take(mark)
+    deleting = Claim.take(mark)
     assert deleting is not None
     claims = RunClaims(storage)
     assert not claims.use(storage.find(checkpoint_id))
@@ -169,7 +167,7 @@ def test_a_run_resumes_the_newest_checkpoint_that_another_run_has_not_just_delet
 
 
 @pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])
-def test_a_lease_that_another_process_replaces_or_removes_is_not_taken(
+def test_a_claim_that_another_process_replaces_or_removes_is_not_taken(
     other: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = MemoryFileSystem.pipe_file
@@ -180,7 +178,7 @@ def test_a_lease_that_another_process_replaces_or_removes_is_not_taken(
             self.rm_file(path)
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", replace)
-    assert Lease.take(CheckpointStorage(f"memory://{uuid.uuid4()}").root / ".det_lightning/runs/trial.json") is None
+    assert Claim.take(CheckpointStorage(f"memory://{uuid.uuid4()}").root / ".det_lightning/runs/trial.json") is None
 
 
 def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_pa
     assert claims.use(elsewhere.find(checkpoint_id))
     assert not (tmp_path / "elsewhere/.det_lightning").exists()
     claims.release()
-    (tmp_path / "elsewhere/.det_lightning/index").mkdir(parents=True)
+    (tmp_path / "elsewhere/.det_lightning/partial").mkdir(parents=True)
     assert claims.use(elsewhere.find(checkpoint_id))
     assert not delete_unless_used(elsewhere, checkpoint_id)
 
@@ -244,38 +242,6 @@ def test_the_name_of_a_killed_run_is_free_at_once_even_if_its_workers_live(tmp_p
     claims.release()
     remove_dead_claims(storage.root)
     assert not (tmp_path / ".det_lightning").exists()
-
-
-ADDS = """
-import sys
-from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage
-from det_lightning.checkpoint.retention.trial_index import TrialIndex
-
-index = TrialIndex(CheckpointStorage(sys.argv[1]).root, "experiment", "trial")
-sys.stdin.readline()
-for number in range(40):
-    index.add(CheckpointRecord(f"{sys.argv[2]}{number}", "trial", number, float(number)))
-    if number >= 10:
-        index.remove([f"{sys.argv[2]}{number - 10}"])
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_change_an_index_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
-    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ADDS, str(tmp_path)]
-    processes = [subprocess.Popen([*command, name], stdin=subprocess.PIPE, text=True, env=env) for name in "abc"]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        process.communicate()
-        assert process.returncode == 0
-    (index,) = read_indexes(CheckpointStorage(tmp_path).root)
-    expected = {f"{name}{number}" for name in "abc" for number in range(30, 40)}
-    assert {record.id for record in index.records} == expected
-    assert [path.name for path in (tmp_path / ".det_lightning").iterdir()] == ["index"]
 
 
 # Storages without locks

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
 from det_lightning.checkpoint.format.lightning_file import from_entry, to_entry
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import read_state
@@ -80,7 +80,7 @@ def test_all_files_of_a_checkpoint_may_hold_them(tmp_path: pathlib.Path) -> None
     resume.rng_states = [value]
     content = CheckpointContent({"callbacks": value}, TrialState(), resume=resume, lightning={"callbacks": value})
     (tmp_path / "code").mkdir()
-    name = CheckpointWriter(CheckpointStorage(tmp_path / "storage"), tmp_path / "code").write(content)
+    name = CheckpointStorage(tmp_path / "storage").write(content, code=tmp_path / "code")
     read = load_checkpoint(tmp_path / "storage" / name)
     assert read.resume is not None
     assert read.lightning is not None

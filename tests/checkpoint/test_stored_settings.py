@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from det_lightning import pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.format.resume_state import read_settings
 from tests.trials import SmallTrial
@@ -114,7 +114,7 @@ def test_a_script_that_writes_a_checkpoint_has_the_same_rules(
 ) -> None:
     given = {"hparams": HPARAMS, "experiment_config": {"gap": float("-inf")}, "home": tmp_path}
     content = CheckpointContent({}, TrialState(1), given, notes={"note": np.float32("nan")})
-    path = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path), code_dir).write(content)
+    path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)
     assert "hparams['names'] is a set" in caplog.text
     assert "home is a " in caplog.text
     require_gaps(read_settings(None, read_json(path / "load_data.json"))["hparams"])
@@ -127,7 +127,7 @@ def test_plain_settings_are_stored_without_a_word(
 ) -> None:
     caplog.set_level(logging.WARNING)
     content = CheckpointContent({}, TrialState(1), {"hparams": {"lr": 0.1}, "experiment_config": {}})
-    path = tmp_path / CheckpointWriter(CheckpointStorage(tmp_path), code_dir).write(content)
+    path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)
     assert caplog.text == ""
     assert read_json(path / "load_data.json").keys() == {
         *("trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer")

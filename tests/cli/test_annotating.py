@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.format.master_export import MasterExport
 from det_lightning.cli.app import app
 from tests.checkpoint.made_checkpoints import make_files, write_checkpoint
@@ -174,7 +174,7 @@ def test_the_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
 
 def test_checkpoints_in_a_remote_storage_are_annotated(tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://annotated")
-    checkpoint_id = CheckpointWriter(storage, tmp_path).write(make_files(10))
+    checkpoint_id = storage.write(make_files(10), code=tmp_path)
     files = [
         write(tmp_path / "experiments.json", [describe_experiment()]),
         write(tmp_path / "trial-7.json", describe_trial(7, {checkpoint_id: (10, 0.5)})),

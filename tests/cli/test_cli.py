@@ -23,9 +23,7 @@ import requests
 import torch
 from typer.testing import CliRunner, Result
 
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, TrialState, read_checkpoint, safe_load
-from det_lightning.checkpoint.retention.rule import CheckpointRecord
-from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint import CheckpointStorage, TrialState, read_checkpoint, safe_load
 from det_lightning.checkpoint.safe_load import inspection
 from det_lightning.cli.app import app
 from tests.checkpoint.made_checkpoints import (
@@ -112,7 +110,7 @@ def write_remote(storage: CheckpointStorage, tmp_path: Path, **changes: Any) -> 
     code = tmp_path / "code"
     code.mkdir(exist_ok=True)
     (code / "model_def.py").write_text("# code\n")
-    return CheckpointWriter(storage, code).write(make_files(**changes))
+    return storage.write(make_files(**changes), code=code)
 
 
 # Starting
@@ -217,16 +215,22 @@ def test_ls_with_json_lists_every_field(tmp_path: Path) -> None:
     }
 
 
-def test_ls_takes_the_metric_of_a_later_validation_from_the_index(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
-    index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", "trial-1", "accuracy", smaller_is_better=False)
-    index.add(CheckpointRecord(checkpoint.name, "trial-1", 7, 1.0, 0.875))
+def test_ls_names_each_metric_if_there_are_several(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, notes={"metric": {"name": "accuracy", "value": 0.875}})
     assert [line.split()[2] for line in run("ls", tmp_path).stdout.splitlines()[::2]] == ["accuracy", "0.875"]
-    assert json_of("ls", tmp_path)["checkpoints"][0]["experiment"] == "digits"
     write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
     output = run("ls", tmp_path).stdout
     assert "accuracy=0.875" in output
     assert "loss=9" in output
+
+
+def test_ls_takes_the_metric_of_a_later_validation_from_an_old_index(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path)
+    index = tmp_path / ".det_lightning/index/digits/trial-1.json"
+    index.parent.mkdir(parents=True)
+    entry = {"id": checkpoint.name, "metric": 0.875}
+    index.write_text(json.dumps({"metric": "accuracy", "smaller_is_better": False, "checkpoints": [entry]}))
+    assert json_of("ls", tmp_path)["checkpoints"][0]["metric"] == {"name": "accuracy", "value": 0.875}
 
 
 def test_ls_does_not_take_a_checkpoint_for_the_newest_that_claims_to_be_of_the_future(tmp_path: Path) -> None:
@@ -493,11 +497,11 @@ def indexed(tmp_path: Path) -> dict[str, Path]:
     """Checkpoints of two trials of an experiment; a later one has a higher metric, which is better."""
     found = {}
     for trial in ("a", "b"):
-        index = TrialIndex(CheckpointStorage(tmp_path).root, "digits", trial, "accuracy", smaller_is_better=False)
         for step in (1, 2, 3):
-            checkpoint = found[f"{trial}{step}"] = write_checkpoint(tmp_path, step)
-            metric = {"a": 0.1, "b": 0.5}[trial] + (0.3 if step == 2 else 0.01 * step)
-            index.add(CheckpointRecord(checkpoint.name, trial, step, time.time(), metric))
+            value = {"a": 0.1, "b": 0.5}[trial] + (0.3 if step == 2 else 0.01 * step)
+            metric = {"name": "accuracy", "value": value, "smaller_is_better": False}
+            notes = {"experiment": "digits", "trial": trial, "metric": metric}
+            found[f"{trial}{step}"] = write_checkpoint(tmp_path, step, notes=notes)
     return found
 
 
@@ -583,8 +587,8 @@ def test_prune_removes_from_the_index_what_is_gone_already(indexed: dict[str, Pa
 
 def test_prune_refuses_an_experiment_whose_trials_do_not_agree(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
-    file = storage / ".det_lightning" / "index" / "digits" / "a.json"
-    file.write_text(file.read_text().replace('"smaller_is_better": false', '"smaller_is_better": true'))
+    loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
+    write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
     assert "do not agree" in error_of("prune", storage, "--yes")
     assert left_in(indexed) == list(indexed)
 
@@ -618,10 +622,8 @@ def test_errors_of_a_remote_checkpoint_name_its_url(in_memory: CheckpointStorage
 
 
 def test_prune_works_on_a_remote_storage(in_memory: CheckpointStorage, tmp_path: Path) -> None:
-    ids = [write_remote(in_memory, tmp_path, steps=step) for step in range(3)]
-    index = TrialIndex(in_memory.root, "e", "t")
-    for step, checkpoint_id in enumerate(ids):
-        index.add(CheckpointRecord(checkpoint_id, "t", step, float(step), None))
+    notes = {"experiment": "e", "trial": "t"}
+    ids = [write_remote(in_memory, tmp_path, steps=step, notes=notes) for step in range(3)]
     assert json_of("prune", in_memory, "--yes")["deleted"] == ids[:2]
     assert in_memory.list_ids() == ids[2:]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint, open_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from tests.checkpoint.storage.backends import STATE, equal, files_of, new_bucket, s3_server
 
@@ -107,7 +107,7 @@ def test_what_determined_stored_is_simply_opened(config: dict[str, Any], tmp_pat
     local = CheckpointStorage(tmp_path / "elsewhere")
     Path("package/empty").mkdir(parents=True)
     Path("package/model.py").write_text("the code")
-    written = local.root.local_path / CheckpointWriter(local).write(files_of())
+    written = local.root.local_path / local.write(files_of())
     (written / "code/package/empty").mkdir(exist_ok=True)
     checkpoint_id = str(uuid.uuid4())
     determined_storage.build(config, container_path=None).upload(written, checkpoint_id)
@@ -125,7 +125,7 @@ def test_what_determined_stored_is_simply_opened(config: dict[str, Any], tmp_pat
 
 def test_determined_finds_what_we_stored(config: dict[str, Any], tmp_path: Path) -> None:
     storage = CheckpointStorage(config)
-    checkpoint_id = CheckpointWriter(storage).write(files_of())
+    checkpoint_id = storage.write(files_of())
     theirs = determined_storage.build(config, container_path=None)
     target = tmp_path / "downloaded"
     target.mkdir()

@@ -36,7 +36,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
-from det_lightning.checkpoint.retention.trial_index import read_indexes
+from det_lightning.checkpoint.retention.old_indexes import with_metrics
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.checkpoint.storage.location import Location
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
@@ -69,7 +69,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "load_trial": lambda directory: pytorch.load_trial_from_checkpoint_path(directory, trial_class=PlainTrial),
     "verify": verify_checkpoint,
     "inspect": inspect_checkpoint,
-    "read_indexes": lambda directory: read_indexes(Location.parse(directory.parent)),
+    "old_indexes": lambda directory: with_metrics(Location.parse(directory.parent), []),
 }
 
 
@@ -130,7 +130,7 @@ class Watch:
 
 def _choose_readers(number: int) -> list[str]:
     names = list(READERS)
-    return [names[0], names[1 + number % (len(names) - 1)], "read_indexes"]
+    return [names[0], names[1 + number % (len(names) - 1)], "old_indexes"]
 
 
 def read_one(directory: Path, watch: Watch, answers: Counter[str], names: Iterable[str] = READERS) -> list[str]:

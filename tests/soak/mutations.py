@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from tests.checkpoint import layouts
 from tests.checkpoint.made_checkpoints import make_resume
 
@@ -139,7 +139,7 @@ def make_corpus(folder: Path) -> dict[str, Files]:
     resume = make_resume()
     (folder / "code").mkdir(parents=True)
     storage = CheckpointStorage(folder / "storage")
-    name = CheckpointWriter(storage, folder / "code").write(CheckpointContent(state, trial_state, load_data, resume))
+    name = storage.write(CheckpointContent(state, trial_state, load_data, resume), code=folder / "code")
     ours = _read(folder / "storage" / name)
     record = {"id": "checkpoint", "trial": "trial", "steps_completed": 7, "order": 1.5, "metric": 0.5}
     ours[INDEX_FILE] = json.dumps({"metric": "m", "smaller_is_better": True, "checkpoints": [record]}).encode()

@@ -32,7 +32,6 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_index import read_indexes
 from det_lightning.pytorch._trainer import Trainer, init
 
 # Imported here, and not by each of the processes that begin.
@@ -129,16 +128,13 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
             del started[0]
     for pid in started:
         wait(pid)
-    outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)], killed)
+    outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)])
     outcome.ends += len([*folder.glob("end-*")]) - 1
-    outcome.trials += len(read_indexes(storage.root))
+    outcome.trials += len({info.metadata["trial"] for info in storage.survey()})
 
 
-def look_at(folder: Path, storage: CheckpointStorage, names: list[str], killed: bool) -> list[str]:
-    """Return what is wrong after all runs have ended.
-
-    The index of a run that was killed, and with which nobody went on, is put right by pruning.
-    """
+def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
+    """Return what is wrong after all runs have ended."""
     findings = [path.read_text() for path in folder.glob("failure-*")]
     complete = storage.list_ids()
     for checkpoint_id in complete:
@@ -147,14 +143,6 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str], killed: 
         except Exception as e:  # any is wrong here
             findings.append(f"{checkpoint_id} is complete and cannot be read: {e!r}")
     steps = {name: storage.read_metadata(name) for name in complete}
-    inconsistent = []
-    for index in read_indexes(storage.root):
-        noted = {record.id for record in index.records}
-        there = {name for name, metadata in steps.items() if metadata["trial"] == index.trial}
-        if noted != there:
-            inconsistent.append(f"the index of {index.trial} has {noted}, and there are {there}")
-    if len(inconsistent) > killed:
-        findings += inconsistent
     pruned = plan_pruning(storage, KEEP_ONE)
     if pruned.unknown:
         findings.append(f"no trial has {pruned.unknown}")
@@ -165,8 +153,8 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str], killed: 
     written_by_runs = {metadata["run"] for metadata in steps.values() if metadata["steps_completed"] == LENGTH}
     if not written_by_runs:
         findings.append("none of the checkpoints is that of an end")
-    left = [path.name for path in (storage.root.local_path / BOOKKEEPING_DIR).iterdir()]
-    if left != ["index"]:
+    left = [*(storage.root.local_path / BOOKKEEPING_DIR).glob("*")]
+    if left:
         findings.append(f"left behind: {left}")
     if missing := [name for name in names if not (folder / f"end-{name}").exists()]:
         findings.append(f"runs {missing} did not come to their end")

@@ -61,30 +61,35 @@ class CodeCopier:
 
     What :class:`CodeRules` name, virtual environments and checkpoints are left out; but files from which this process
     has imported a module only if ``.detignore`` names them. Files that cannot be copied are named in a warning, once a
-    run. ``source`` is by default the working directory when copying; ``apart``, the storage of the checkpoints, is left
-    out if it is in there.
+    run. ``source`` is by default the working directory when copying.
 
     ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths that the manifest lists.
+    ``latest_id`` is the id of the checkpoint that holds the latest copy, once it is complete, and ``previous_id`` that
+    of the copy before.
     """
 
     def __init__(
         self,
-        source: pathlib.Path | None = None,
-        apart: pathlib.Path | None = None,
+        source: str | os.PathLike[str] | None = None,
         with_secrets: bool = False,
         limits: CodeLimits | None = None,
     ) -> None:
         self.descriptions: dict[str, dict[str, Any]] = {}
-        self._source = source or pathlib.Path()
-        self._apart = [] if apart is None else [apart]
+        self.latest_id: str | None = None
+        self.previous_id: str | None = None
+        self._source = pathlib.Path() if source is None else pathlib.Path(source)
         self._with_secrets = with_secrets
         self._limits = limits or CodeLimits()
         self._reported: set[str] = set()
         self._copies: dict[str, _Copy] = {}
         self._copies_before: dict[str, _Copy] = {}
 
-    def copy(self, target: pathlib.Path) -> None:
-        """Copy the code to the new directory ``target``, with the permissions that the umask allows."""
+    def copy(self, target: pathlib.Path, storage: pathlib.Path | None = None) -> None:
+        """Copy the code to the new directory ``target``, with the permissions that the umask allows.
+
+        ``storage``, the directory of the checkpoints, is left out if the code directory contains it.
+        """
+        self.previous_id, self.latest_id = self.latest_id, None
         target.mkdir()
         self._copies_before = self._copies
         self._copies = {}
@@ -95,7 +100,7 @@ class CodeCopier:
             logger.warning("Code is no longer copied into checkpoints: the working directory has been removed.")
             return
         rules = CodeRules(source, self._with_secrets)
-        selection = CodeSelection(source, rules, [target.parent, *self._apart], self._limits)
+        selection = CodeSelection(source, rules, [target.parent, *([] if storage is None else [storage])], self._limits)
         for name in selection.chosen:
             try:
                 if name.endswith("/"):

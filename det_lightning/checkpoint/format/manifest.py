@@ -78,6 +78,12 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 
+def with_entries(metadata: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of ``metadata.json`` with entries added or replaced, and with a checksum if it had one."""
+    content = {name: value for name, value in metadata.items() if name != CHECKSUM_KEY} | {**entries}
+    return with_checksum(content) if CHECKSUM_KEY in metadata else dict(spell_numbers(content))
+
+
 def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
     """Return how the content of ``metadata.json`` differs from its checksum; None if it matches, or has none."""
     if CHECKSUM_KEY not in metadata:

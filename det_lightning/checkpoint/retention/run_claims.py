@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -10,24 +11,26 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.storage.ancestry import PARENT_KEY, RUN_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.leases import Lease, is_claimed
+from det_lightning.checkpoint.storage.claims import Claim, is_claimed
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import lineage_notes, read_metadata
+from det_lightning.checkpoint.storage.metadata import notes_in, read_metadata, text_or_none
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-#: The directory of the locks that are held while the index of a trial is changed.
-LOCKS_DIR = "locks"
 _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"
 _DELETING = "deleting"
+
+# The directory of locks that earlier releases held while they changed the index of a trial.
+_LOCKS_DIR = "locks"
 
 # Long enough for a run that finds nothing to remove not to end in the middle of a request.
 _LAST_WAIT_S = 1.0
@@ -36,7 +39,7 @@ _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def is_trial_name(name: str) -> bool:
-    """Return whether a trial or experiment with this name can have an index, whose path contains the name."""
+    """Return whether a checkpoint may name its trial so: letters, digits, ``._-``, at most 128, and no leading dot."""
     return _TRIAL_NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
@@ -45,7 +48,7 @@ class RunClaims:
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
-        self._leases: dict[str, Lease] = {}
+        self._claims: dict[str, Claim] = {}
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
@@ -55,7 +58,7 @@ class RunClaims:
         nothing is claimed, and the return value is True.
         """
         checkpoint = Location.parse(path, self._storage.options)
-        if checkpoint.path in self._leases:
+        if checkpoint.path in self._claims:
             return True
         root = checkpoint.parent
         is_own = root.path == self._storage.root.path
@@ -66,19 +69,19 @@ class RunClaims:
                 if not is_own and not (root / BOOKKEEPING_DIR).exists():
                     return True
             file = functools.partial(_use_file, root, checkpoint.name, self.run_id)
-            lease = self._storage.retry.call("claiming", lambda: Lease.take(file()), where=checkpoint)
+            claim = self._storage.retry.call("claiming", lambda: Claim.take(file()), where=checkpoint)
         except errors.StorageError as e:
             if is_own:
                 raise
             logger.warning("Other runs may delete %s while this one resumes from it: %s", checkpoint, e)
             return True
-        if lease is None:
+        if claim is None:
             return True
         with explain_errors("looking for", checkpoint):
             if is_claimed(_use_file(root, checkpoint.name, _DELETING)) or not checkpoint.is_dir():
-                lease.release()
+                claim.release()
                 return False
-        self._leases[checkpoint.path] = lease
+        self._claims[checkpoint.path] = claim
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
@@ -87,11 +90,14 @@ class RunClaims:
         ``parent_id``, None if Lightning wrote it, may be an earlier checkpoint than ``path``, in the same storage.
         """
         if path is None or parent_id is None or not is_name(parent_id):
-            return lineage_notes(self.run_id)
+            return {RUN_KEY: self.run_id}
         parent = Location.parse(path, self._storage.options).parent / parent_id
         self.use(parent.url)
         with explain_errors("reading", parent):
-            return lineage_notes(self.run_id, parent_id, read_metadata(parent))
+            known = read_metadata(parent)
+        steps = notes_in(known).steps_completed or 0
+        link = {"checkpoint": parent_id, "run": text_or_none(known.get(RUN_KEY)) or None, "steps_completed": steps}
+        return {RUN_KEY: self.run_id, PARENT_KEY: link}
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
         """Return the name of this run's trial: ``given`` if there is one, or ``inherited``, or a new one.
@@ -120,30 +126,30 @@ class RunClaims:
     def _claim(self, experiment: str | None, trial: str) -> str | None:
         """Claim the name of a trial; if a live run has it, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        lease = self._storage.retry.call("claiming the name", lambda: Lease.take(file), where=trial)
-        if lease is not None:
-            self._leases[file.path] = lease
+        claim = self._storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
+        if claim is not None:
+            self._claims[file.path] = claim
             return None
         return _describe_holder(file)
 
     def are_due(self) -> bool:
         """Return whether :meth:`renew` has anything to do."""
-        return any(lease.is_due() for lease in self._leases.values())
+        return any(claim.is_due() for claim in self._claims.values())
 
     def renew(self) -> None:
         """Renew the claims on storages without locks.
 
         Raise a ``StorageError`` if another run has taken one that had expired, and may have resumed this run's trial.
         """
-        for lease in [lease for lease in self._leases.values() if lease.is_due()]:
+        for claim in [claim for claim in self._claims.values() if claim.is_due()]:
             try:
-                is_kept = self._storage.retry.call("renewing", lease.renew, where=lease.file)
+                is_kept = self._storage.retry.call("renewing", claim.renew, where=claim.file)
             except errors.StorageError as e:  # no reason to stop training
                 logger.warning("Other runs may take this one for ended: %s", e)
                 continue
             if not is_kept:
-                del self._leases[lease.file.path]
-                holder = _describe_holder(lease.file)
+                del self._claims[claim.file.path]
+                holder = _describe_holder(claim.file)
                 raise errors.StorageError(
                     f"The trial of this run in {self._storage} belongs to another run now, {holder}, because this one "
                     "has not renewed its claim for two hours. Was the machine suspended? Resume from a checkpoint of "
@@ -152,12 +158,12 @@ class RunClaims:
 
     def release(self) -> None:
         """Release all claims; later ones belong to another run."""
-        for lease in self._leases.values():
+        for claim in self._claims.values():
             try:
-                self._storage.retry.call("removing", lease.release, where=lease.file)
+                self._storage.retry.call("removing", claim.release, where=claim.file)
             except errors.StorageError as e:
                 logger.warning("A claim of this run stays for some time: %s", e)
-        self._leases.clear()
+        self._claims.clear()
         self.run_id = str(uuid.uuid4())
 
 
@@ -173,6 +179,18 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
     """Return whether a live run writes the checkpoints of a trial."""
     with explain_errors("looking for runs in", root):
         return is_claimed(_trial_file(root, experiment, trial))
+
+
+@contextlib.contextmanager
+def trial_claimed(storage: CheckpointStorage, experiment: str, trial: str) -> Iterator[bool]:
+    """Own a trial during a block, as a run does; yield False if a live run has it."""
+    file = _trial_file(storage.root, experiment, trial)
+    claim = storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
+    try:
+        yield claim is not None
+    finally:
+        if claim is not None:
+            storage.retry.call("releasing", claim.release, where=trial)
 
 
 def find_used(root: Location, by_others_than: str | None = None, among: Container[str] | None = None) -> set[str]:
@@ -197,7 +215,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     root = storage.root
     call = functools.partial(storage.retry.call, where=checkpoint_id)
-    deleting = call("claiming", lambda: Lease.take(_use_file(root, checkpoint_id, _DELETING)))
+    deleting = call("claiming", lambda: Claim.take(_use_file(root, checkpoint_id, _DELETING)))
     if deleting is None:
         return False
     try:
@@ -212,10 +230,14 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
 def remove_dead_claims(root: Location) -> None:
     """Remove the claims of runs that were killed."""
     with explain_errors("looking for runs in", root):
-        folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, LOCKS_DIR)]
+        folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, _LOCKS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
-            if not is_claimed(file) and not file.is_local:
+            if is_claimed(file):
+                continue
+            if not file.is_local:
                 file.remove()
+            elif (dead := Claim.take(file)) is not None:
+                dead.release()
 
 
 class BackgroundCleaning(threading.Thread):

@@ -177,7 +177,7 @@ def load_checkpoint(
         >>> storage = CheckpointStorage("checkpoints")
         >>> built_by = {"trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": {}}
         >>> content = CheckpointContent({}, TrialState(batches_trained=100), load_data=built_by)
-        >>> _ = CheckpointWriter(storage).write(content)
+        >>> _ = storage.write(content)
         >>> load_checkpoint(storage.newest()).trial_state.batches_trained
         100
     """

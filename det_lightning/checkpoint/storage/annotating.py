@@ -7,13 +7,13 @@ import functools
 from typing import Any
 
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
-from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, with_checksum
+from det_lightning.checkpoint.format.manifest import with_entries
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
 from det_lightning.checkpoint.storage.survey import remove_index
-from det_lightning.files.strict_json import spell_numbers, to_json
+from det_lightning.files.strict_json import to_json
 from det_lightning.masking import mask
 
 
@@ -107,12 +107,11 @@ def _annotated(
 ) -> dict[str, Any]:
     """Return the content of a ``metadata.json`` that was written at ``written_s``, with entries added."""
     master = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
-    content = {name: value for name, value in present.items() if name != CHECKSUM_KEY}
-    content |= {**entries, MASTER_KEY: master}
+    added = {**entries, MASTER_KEY: master}
     if notes_in(present).time_s is None:
         reported_s = plausible_time(exported.time_s, written_s)
-        content["time"] = written_s if reported_s is None else reported_s
-    return with_checksum(content) if CHECKSUM_KEY in present else spell_numbers(content)
+        added["time"] = written_s if reported_s is None else reported_s
+    return with_entries(present, added)
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:

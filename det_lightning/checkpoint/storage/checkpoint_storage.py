@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import logging
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage import metadata, removal, staging, survey
+from det_lightning.checkpoint.format.manifest import with_entries
+from det_lightning.checkpoint.storage import ancestry, metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
 from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
@@ -24,7 +23,13 @@ from det_lightning.checkpoint.storage.wrong_places import (
     require_checkpoint_path,
 )
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import to_json
 from det_lightning.masking import mask_url, short_text
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.format.code_copy import CodeCopier
+    from det_lightning.checkpoint.format.content import CheckpointContent
+    from det_lightning.checkpoint.storage.writing import ReportWritten
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +94,100 @@ class CheckpointStorage:
 
     # Writing and removing
 
-    def begin(self, checkpoint_id: str) -> staging.StagingDirectory:
-        """Return a directory to write the checkpoint ``checkpoint_id`` into.
+    def write(
+        self,
+        content: CheckpointContent,
+        checkpoint_id: str | None = None,
+        code: str | os.PathLike[str] | CodeCopier | None = None,
+        report_written: ReportWritten | None = None,
+    ) -> str:
+        """Write a checkpoint and return its id; see :meth:`begin` and :meth:`commit`.
+
+        Example:
+            >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
+            >>> storage = CheckpointStorage("checkpoints")
+            >>> checkpoint_id = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))
+            >>> storage.newest() == storage.find(checkpoint_id)
+            True
+        """
+        return self.commit(self.begin(checkpoint_id, content, code, report_written))
+
+    def begin(
+        self,
+        checkpoint_id: str | None = None,
+        content: CheckpointContent | None = None,
+        code: str | os.PathLike[str] | CodeCopier | None = None,
+        report_written: ReportWritten | None = None,
+    ) -> staging.StagingDirectory:
+        """Return a new staging directory, with all files of a checkpoint but the last.
+
+        If anything fails, the written files are removed; earlier checkpoints stay untouched.
+
+        Args:
+            checkpoint_id: the id; by default a new one.
+            content: the content; without it the caller writes the files, and gives :meth:`commit` the metadata.
+            code: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
+                those that no trial needs; by default the working directory. A ``CodeCopier`` copies a file that has
+                not changed since its previous checkpoint only once.
+            report_written: called with the directory once all files but the last are written; it may add files.
 
         Raises:
-            OSError: it cannot be created.
+            CheckpointNotFound: no checkpoint can have this id.
+            CheckpointError: the files cannot be written.
         """
-        if self.is_local:
-            return staging.LocalStaging(self.root, checkpoint_id)
-        return staging.RemoteStaging(self.root, checkpoint_id, self.retry)
+        new = new_id() if checkpoint_id is None else checkpoint_id
+        try:
+            begun: staging.StagingDirectory = (
+                staging.LocalStaging(self.root, new)
+                if self.is_local
+                else staging.RemoteStaging(self.root, new, self.retry)
+            )
+        except errors.CheckpointError:
+            raise
+        except OSError as e:
+            raise errors.CheckpointError(f"No checkpoint can be written in {escape(self)}: {e}") from e
+        if content is not None:
+            from det_lightning.checkpoint.format.code_copy import CodeCopier
+            from det_lightning.checkpoint.storage import writing  # imports torch
+
+            begun.content = content
+            begun.code = code if isinstance(code, CodeCopier) else CodeCopier(code)
+            writing.write_content(begun, content, begun.code, report_written)
+        return begun
+
+    def commit(self, begun: staging.StagingDirectory, metadata: Mapping[str, Any] | None = None) -> str:
+        """Complete the checkpoint in a staging directory: ``metadata.json`` is written last. Return its id.
+
+        If anything fails, the written files are removed.
+
+        Args:
+            begun: from :meth:`begin`.
+            metadata: the content of ``metadata.json`` for files that the caller has written.
+
+        Raises:
+            CheckpointError: the file cannot be written.
+            StorageError: the storage failed for good; a complete copy stays on this machine, and the message names it.
+        """
+        if begun.content is not None and begun.code is not None:
+            from det_lightning.checkpoint.storage import writing  # imports torch
+
+            writing.commit_content(begun, begun.content, begun.code)
+        else:
+            with staging.abandoning(begun, unless=(errors.StorageError,)):
+                begun.commit(dict(metadata or {}), begun.list_files() if self.is_local else [])
+        return begun.directory.name
+
+    def add_metadata(self, checkpoint_id: str, entries: Mapping[str, Any]) -> None:
+        """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole.
+
+        Raises:
+            StorageError: the storage refuses.
+        """
+        file = self.root.checkpoint(checkpoint_id) / layout.METADATA_FILE
+        content = to_json(with_entries(self.read_metadata(checkpoint_id), entries)).encode()
+        self.retry.call("writing", lambda: file.write(content), where=file)
+        if self.root.is_object_store:
+            self.retry.call("removing", lambda: survey.remove_index(self.root), where=self)
 
     def require_writable(self) -> None:
         """Make sure that the storage can be written to, before hours of training are at stake.
@@ -105,23 +195,7 @@ class CheckpointStorage:
         Raises:
             StorageError: it cannot be written to, or is a file; the message says why.
         """
-        content = b"to see whether it can be written"
-        if not self.is_local:
-            name = f"probe-{new_id()}"
-            probe = self.retry.call("trying to write to", lambda: self.root.bookkeeping(name), where=self)
-            self.retry.call("trying to write", lambda: probe.write(content), where=probe)
-            self.retry.call("removing", probe.remove, where=probe)
-            return
-        root = self.root.local_path
-        if root.exists() and not root.is_dir():
-            raise errors.StorageError(
-                f"{escape(self)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
-                "URL such as s3://bucket/prefix."
-            )
-        with explain_errors("trying to write to", self):
-            root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=root) as file:
-                file.write(content)
+        staging.require_writable(self.root, self.retry)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
@@ -210,41 +284,17 @@ class CheckpointStorage:
         Args:
             job: look only at the checkpoints of the job with this name.
         """
-        if self.root.is_object_store:
-            known = self.survey()
-        else:
-            with explain_errors("reading", self):
-                glances = [metadata.glance(self.root / name) for name in self.list_ids()]
-            known = [info for info in glances if info is not None]
-        of_job = [info for info in known if job is None or info.metadata.get("job") == job]
-        for checkpoint_id in metadata.newest_first(map(metadata.ancestry_of, of_job)):
+        of_job = [info for info in self.glance() if job is None or info.metadata.get("job") == job]
+        for checkpoint_id in ancestry.newest_first(map(ancestry.ancestry_of, of_job)):
             yield (self.root / checkpoint_id).url
 
-    def find_missing(self, checkpoint_ids: Sequence[str]) -> list[str]:
-        """Return the ids of those complete checkpoints that no longer exist.
-
-        A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
-        complete.
-        """
-        if self.is_local:
-            with explain_errors("looking for checkpoints in", self):
-                return list(itertools.filterfalse(self._has_metadata, checkpoint_ids))
-
-        def find() -> list[str]:
-            names = {*self.root.list_names()} if checkpoint_ids else set()
-            torn = [name for name in checkpoint_ids[-1:] if not (self.root / name / layout.METADATA_FILE).exists()]
-            return [name for name in checkpoint_ids if name not in names or name in torn]
-
-        return self.retry.call("looking for checkpoints in", find, where=self)
-
-    def _has_metadata(self, checkpoint_id: str) -> bool:
-        """Return whether a local checkpoint is complete, and has not been replaced by a link."""
-        directory = f"{self.root.path}/{checkpoint_id}"
-        try:
-            os.stat(f"{directory}/{layout.METADATA_FILE}")  # noqa: PTH116 (of a string)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return not os.path.islink(directory)  # noqa: PTH114
+    def glance(self) -> list[metadata.CheckpointInfo]:
+        """Return what the ``metadata.json`` of each complete checkpoint says; faster than :meth:`survey` on a disk."""
+        if self.root.is_object_store:
+            return self.survey()
+        with explain_errors("reading", self):
+            found = [metadata.glance(self.root / name) for name in self.list_ids()]
+        return [info for info in found if info is not None]
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return the path or URL of a checkpoint; for a link, that of its target.

@@ -1,4 +1,4 @@
-"""What is known about a checkpoint without reading its state, and which checkpoint is the newest."""
+"""What is known about a checkpoint without reading its state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.format import layout
@@ -28,9 +28,6 @@ _TOLERANCE_S = 86400.0
 # A directory with any of these is a checkpoint or a part of one; the first is in all complete ones since release 0.18.
 _MARKERS = (layout.METADATA_FILE, layout.LOAD_DATA_FILE, *layout.STATE_FILES)
 
-_RUN_KEY = "run"
-_PARENT_KEY = "resumed_from"
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
@@ -49,7 +46,7 @@ class CheckpointInfo:
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
         >>> storage = CheckpointStorage("checkpoints")
-        >>> _ = CheckpointWriter(storage).write(CheckpointContent({}, TrialState(batches_trained=100)))
+        >>> _ = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))
         >>> [(info.complete, info.metadata["steps_completed"]) for info in storage.survey()]
         [(True, 100)]
     """
@@ -85,12 +82,12 @@ def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
     time_s = _number(metadata.get("time"))
     return CheckpointNotes(
         steps_completed=steps if type(steps) is int and 0 <= steps <= _MAX_STEPS else None,
-        metric_name=_text(metric.get("name")),
+        metric_name=text_or_none(metric.get("name")),
         metric=as_number(metric.get("value")),
         smaller_is_better=metric.get("smaller_is_better") is not False,
         time_s=time_s if time_s is not None and math.isfinite(time_s) else None,
-        trial=_text(metadata.get("trial")),
-        experiment=_text(metadata.get("experiment")),
+        trial=text_or_none(metadata.get("trial")),
+        experiment=text_or_none(metadata.get("experiment")),
     )
 
 
@@ -100,12 +97,9 @@ def _number(value: Any) -> float | None:
     return value if is_number else None
 
 
-def _text(value: Any) -> str | None:
+def text_or_none(value: Any) -> str | None:
+    """Return a text, and None for anything else."""
     return value if isinstance(value, str) else None
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0
 
 
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
@@ -196,112 +190,3 @@ def _time_of(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, int | float):
             return float(value)
     return None
-
-
-def lineage_notes(run_id: str, parent_id: str | None = None, parent: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the notes of a run that resumes from the checkpoint ``parent_id`` with the metadata ``parent``."""
-    if parent_id is None:
-        return {_RUN_KEY: run_id}
-    known = parent or {}
-    link = {
-        "checkpoint": parent_id,
-        "run": _text(known.get(_RUN_KEY)) or None,
-        "steps_completed": _count(known.get("steps_completed")),
-    }
-    return {_RUN_KEY: run_id, _PARENT_KEY: link}
-
-
-@dataclasses.dataclass(frozen=True)
-class Ancestry:
-    """The age and origin of a checkpoint: ``written`` is the storage's file time, ``time`` that of its metadata.
-
-    ``run`` identifies its run: the trial for releases that noted no run, and another program's checkpoint is its own
-    run. ``parent`` is the id of the checkpoint that its run resumed from.
-    """
-
-    id: str
-    run: Hashable
-    steps_completed: int
-    written: float
-    time: float | None = None
-    parent: str | None = None
-    parent_run: Hashable | None = None
-    parent_steps: int = 0
-
-    @property
-    def age(self) -> tuple[int, float, float]:
-        """A key that grows from one checkpoint of a run to the next."""
-        return self.steps_completed, self.written, self.time or 0.0
-
-
-def ancestry_of(info: CheckpointInfo) -> Ancestry:
-    """Return the age and origin of a checkpoint."""
-    metadata = info.metadata
-    written = time_written(metadata, info.metadata_written)
-    link = metadata.get(_PARENT_KEY)
-    parent: Mapping[str, Any] = link if isinstance(link, dict) else {}
-    trial = _text(metadata.get("trial"))
-    own = ("checkpoint", info.id) if not trial else ("trial", _text(metadata.get("experiment")) or None, trial)
-    return Ancestry(
-        id=info.id,
-        run=_text(metadata.get(_RUN_KEY)) or own,
-        steps_completed=_count(metadata.get("steps_completed")),
-        written=written or 0.0,
-        time=plausible_time(metadata.get("time"), written),
-        parent=_text(parent.get("checkpoint")) or None,
-        parent_run=_text(parent.get("run")) or None,
-        parent_steps=_count(parent.get("steps_completed")),
-    )
-
-
-def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
-    """Yield the ids of checkpoints, newest first.
-
-    Within a run, more batches mean newer; a run is newer than the one that it resumed. Among runs that did not resume
-    one another, the last write decides, by the storage's own file times.
-    """
-    left = {checkpoint.id: checkpoint for checkpoint in checkpoints}
-    while left:
-        newest = _Runs(left).newest()
-        del left[newest.id]
-        yield newest.id
-
-
-class _Runs:
-    """The runs that wrote some checkpoints; the tip of each is its newest checkpoint."""
-
-    def __init__(self, checkpoints: Mapping[str, Ancestry]) -> None:
-        self._checkpoints = checkpoints
-        self._members: dict[Hashable, list[Ancestry]] = {}
-        for checkpoint in checkpoints.values():
-            self._members.setdefault(checkpoint.run, []).append(checkpoint)
-        self._tips = {run: max(members, key=lambda one: one.age) for run, members in self._members.items()}
-
-    def newest(self) -> Ancestry:
-        pairs = [(tip, before) for tip in self._tips.values() if (before := self._run_before(tip)) is not None]
-        continued = {before for tip, before in pairs if self._tips[before].steps_completed <= tip.parent_steps}
-        # det_lightning writes no cycles of runs that resume one another; if there are only cycles, the times decide.
-        ends = [tip for run, tip in self._tips.items() if run not in continued] or [*self._tips.values()]
-        return max(ends, key=self._last_write)
-
-    def _last_write(self, tip: Ancestry) -> tuple[float, float, float, int]:
-        own = max(one.written for one in self._members[tip.run])
-        return max(self._writes_of(tip)), own, tip.time or 0.0, tip.steps_completed
-
-    def _writes_of(self, tip: Ancestry) -> Iterator[float]:
-        """Yield the times at which the checkpoints of a run, and of the runs that it resumed, were written."""
-        run: Hashable | None = tip.run
-        seen: set[Hashable] = set()
-        last_step = tip.steps_completed
-        while run is not None and run not in seen:
-            seen.add(run)
-            yield from (one.written for one in self._members[run] if one.steps_completed <= last_step)
-            last_step = self._tips[run].parent_steps
-            run = self._run_before(self._tips[run])
-
-    def _run_before(self, tip: Ancestry) -> Hashable | None:
-        """Return the run that another run resumed, if anything is left of it."""
-        if tip.parent_run in self._tips and tip.parent_run != tip.run:
-            return tip.parent_run
-        parent = self._checkpoints.get(tip.parent or "")
-        return None if parent is None or parent.run == tip.run else parent.run

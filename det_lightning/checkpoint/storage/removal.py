@@ -20,7 +20,7 @@ from fsspec import AbstractFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage.leases import is_abandoned, remove_if_empty
+from det_lightning.checkpoint.storage.claims import is_abandoned, remove_if_empty
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
 from det_lightning.checkpoint.storage.transfer import RetryPolicy

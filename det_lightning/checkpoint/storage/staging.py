@@ -13,15 +13,20 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.leases import is_abandoned, lock_new_file, new_content
-from det_lightning.checkpoint.storage.location import Location, is_name, write_whole
+from det_lightning.checkpoint.storage.claims import is_abandoned, new_content, remove_if_empty
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, write_whole
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
 from det_lightning.escaping import escape
+from det_lightning.files.locks import lock_new_file
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.format.code_copy import CodeCopier
+    from det_lightning.checkpoint.format.content import CheckpointContent
 
 logger = logging.getLogger(__name__)
 
@@ -47,32 +52,53 @@ def _mark_of(root: Location, checkpoint_id: str) -> Location:
     return root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
 
 
-class LocalStaging:
+class _Staging:
+    """Where the files of one checkpoint are before it is complete; with ``content``, they are those of a trial."""
+
+    directory: pathlib.Path
+    content: CheckpointContent | None = None
+    code: CodeCopier | None = None
+
+    def list_files(self) -> list[str]:
+        """Return the paths of all files, relative to the directory."""
+        return [path.relative_to(self.directory).as_posix() for path in self.directory.rglob("*") if path.is_file()]
+
+
+class LocalStaging(_Staging):
     """The final directory, on a local disk. A lock on its mark shows others that the writer is alive."""
 
     def __init__(self, root: Location, checkpoint_id: str) -> None:
+        self.root = root
         self.directory = root.checkpoint(checkpoint_id).local_path
-        self._mark = lock_new_file(_mark_of(root, checkpoint_id).local_path)
+        self._mark = lock_new_file(_mark_of(root, checkpoint_id).local_path, json.dumps(new_content()).encode())
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
-            self._mark.remove()
+            self._remove_mark()
             raise
 
     def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
         """Complete the checkpoint: flush the files ``names`` to the disk; write the plain ``metadata`` last."""
-        paths = [*map(self.directory.joinpath, names)]
-        _sync([*paths, *{folder for path in paths for folder in path.parents if folder.is_relative_to(self.directory)}])
+        changed: dict[pathlib.Path, None] = {}  # files and their directories
+        for path in map(self.directory.joinpath, names):
+            while path != self.directory:
+                changed[path] = None
+                path = path.parent
+        _sync([*changed, self.directory])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         _sync([self.directory, self.directory.parent])
-        self._mark.remove()
+        self._remove_mark()
 
     def abandon(self) -> None:
         with contextlib.suppress(OSError):  # of a disk that fails, as the error that ended the writing says
             # First the file that makes it complete: an interruption must not leave a damaged checkpoint.
             (self.directory / METADATA_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.directory, ignore_errors=True)
-            self._mark.remove()
+            self._remove_mark()
+
+    def _remove_mark(self) -> None:
+        self._mark.remove()
+        remove_if_empty(self._mark.path.parent)
 
 
 def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location:
@@ -91,18 +117,18 @@ def in_upload_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name == METADATA_FILE, name != LOAD_DATA_FILE, name))
 
 
-class RemoteStaging:
+class RemoteStaging(_Staging):
     """A temporary directory, uploaded on :meth:`commit`. A lock on a file in it shows that the writer is alive."""
 
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
-        self._root = root
+        self.root = root
         self._target = root.checkpoint(checkpoint_id)
         self._mark = retry.call("looking at", lambda: _mark_of(root, checkpoint_id), where=root)
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id
         try:
-            self._own_mark = lock_new_file(self._staging / STAGING_MARK)
+            self._own_mark = lock_new_file(self._staging / STAGING_MARK, json.dumps(new_content()).encode())
             self.directory.mkdir()
         except BaseException:
             shutil.rmtree(self._staging, ignore_errors=True)
@@ -116,7 +142,7 @@ class RemoteStaging:
         in_order = in_upload_order([*names, METADATA_FILE])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode())
         try:
-            announce(self._root, self.directory.name, self._retry)
+            announce(self.root, self.directory.name, self._retry)
             upload(self.directory, in_order, self._target, self._retry, unchanged)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
@@ -141,6 +167,38 @@ class RemoteStaging:
 
 #: Where one checkpoint is written; ``abandon`` removes what was written.
 StagingDirectory = LocalStaging | RemoteStaging
+
+
+@contextlib.contextmanager
+def abandoning(staging: StagingDirectory | None, unless: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Abandon a staging directory, of which only the chief has one, after any error except ``unless``."""
+    try:
+        yield
+    except BaseException as error:
+        if staging is not None and not isinstance(error, unless):
+            staging.abandon()
+        raise
+
+
+def require_writable(root: Location, retry: RetryPolicy) -> None:
+    """Write a file to a storage and remove it; raise a ``StorageError`` that says why if that is not possible."""
+    content = b"to see whether it can be written"
+    if not root.is_local:
+        name = f"probe-{new_id()}"
+        probe = retry.call("trying to write to", lambda: root.bookkeeping(name), where=root)
+        retry.call("trying to write", lambda: probe.write(content), where=probe)
+        retry.call("removing", probe.remove, where=probe)
+        return
+    directory = root.local_path
+    if directory.exists() and not directory.is_dir():
+        raise errors.StorageError(
+            f"{escape(root)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+            "URL such as s3://bucket/prefix."
+        )
+    with explain_errors("trying to write to", root):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(content)
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:

@@ -230,7 +230,7 @@ def open_checkpoint(
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
         >>> from det_lightning.checkpoint import TrialState, open_checkpoint
         >>> storage = CheckpointStorage("checkpoints")
-        >>> _ = CheckpointWriter(storage).write(CheckpointContent({}, TrialState(batches_trained=100)))
+        >>> _ = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))
         >>> with open_checkpoint(storage.newest()) as directory:
         ...     sorted(path.name for path in directory.glob("*.json"))
         ['load_data.json', 'metadata.json']

@@ -23,7 +23,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from det_lightning.checkpoint import (
     CheckpointContent,
     CheckpointStorage,
-    CheckpointWriter,
     ResumeState,
     RetryPolicy,
     TrialState,
@@ -58,7 +57,7 @@ def files_of(steps: int = 7, notes: dict[str, Any] | None = None) -> CheckpointC
 
 def write(storage: CheckpointStorage, steps: int = 7, notes: dict[str, Any] | None = None) -> str:
     """Write a checkpoint, and return its id."""
-    return CheckpointWriter(storage).write(files_of(steps, notes))
+    return storage.write(files_of(steps, notes))
 
 
 def all_paths(storage: CheckpointStorage) -> list[str]:

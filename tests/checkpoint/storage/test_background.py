@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, load_checkpoint
-from det_lightning.checkpoint.saving import CheckpointSaver
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
 from det_lightning.checkpoint.storage.background import Snapshotter
+from det_lightning.checkpoint.storage.queue import CheckpointQueue
 from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
@@ -208,7 +208,7 @@ def test_the_first_snapshot_uses_memory_that_was_reserved() -> None:
     assert writing_threads() == []
 
 
-# The saver
+# The queue
 
 
 class Gate:
@@ -220,10 +220,10 @@ class Gate:
         self.entered: list[str] = []
         self._begin = storage.begin
 
-    def begin(self, checkpoint_id: str) -> Any:
+    def begin(self, checkpoint_id: str, *arguments: Any) -> Any:
         self.entered.append(checkpoint_id)
         assert self.open.wait(30)
-        return self._begin(checkpoint_id)
+        return self._begin(checkpoint_id, *arguments)
 
 
 @pytest.fixture
@@ -234,8 +234,8 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.open.set()
 
 
-def saver_for(storage: CheckpointStorage, in_background: bool = True) -> CheckpointSaver:
-    return CheckpointSaver(CheckpointWriter(storage), in_background)
+def queue_for(storage: CheckpointStorage, in_background: bool = True) -> CheckpointQueue:
+    return CheckpointQueue(storage, in_background=in_background)
 
 
 def writing_threads() -> list[threading.Thread]:
@@ -248,16 +248,16 @@ def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
 
 
 def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate) -> None:
-    saver, weight = saver_for(gate.storage), torch.zeros(3)
+    queue, weight = queue_for(gate.storage), torch.zeros(3)
     files = files_with(weight)
-    checkpoint_id = saver.save(files)
-    assert saver.take_complete() == []
+    checkpoint_id = queue.write(files)
+    assert queue.take_complete() == []
     weight += 1
     files.trial_state.batches_trained = 99
     files.load_data.clear()
     gate.open.set()
-    assert saver.take_complete(wait=True) == [checkpoint_id]
-    assert saver.take_complete(wait=True) == []
+    assert queue.take_complete(wait=True) == [checkpoint_id]
+    assert queue.take_complete(wait=True) == []
     content = load_checkpoint(gate.storage.find(checkpoint_id))
     assert torch.equal(content.state["weight"], torch.zeros(3))
     assert content.trial_state.batches_trained == 1
@@ -274,87 +274,87 @@ class Bare(torch.optim.Optimizer):
 def test_memory_is_reserved_when_optimizers_have_stepped(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    saver = saver_for(CheckpointStorage(tmp_path))
-    saver.reserve_memory([model], [optimizer, Bare(optimizer)])
+    queue = queue_for(CheckpointStorage(tmp_path))
+    queue.reserve_memory([model], [optimizer, Bare(optimizer)])
     for _ in range(2):
         model(torch.ones(1, 30)).sum().backward()
         optimizer.step()
     state = {"models": [model.state_dict()], "optimizers": [optimizer.state_dict()]}
     files = dataclasses.replace(files_with(torch.zeros(3)), state=state)
     with Requests() as requests:
-        saver.save(files)
+        queue.write(files)
     # Random states and the like are not part of what is expected.
     assert 30 * 30 * 4 not in requests.sizes
-    assert len(saver.take_complete(wait=True)) == 1
+    assert len(queue.take_complete(wait=True)) == 1
     assert writing_threads() == []
 
 
 def test_a_second_run_needs_no_more_memory_than_the_first(tmp_path: Path) -> None:
     model = torch.nn.Linear(31, 30)
-    saver = saver_for(CheckpointStorage(tmp_path))
+    queue = queue_for(CheckpointStorage(tmp_path))
     for _ in range(2):
-        saver.reserve_memory([model], [])
-        saver.take_complete(wait=True)
+        queue.reserve_memory([model], [])
+        queue.take_complete(wait=True)
     held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
     assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
 
 
 def test_at_most_one_is_under_way(gate: Gate) -> None:
-    saver = saver_for(gate.storage)
-    saver.save(files_of(1))
-    second = threading.Thread(target=saver.save, args=[files_of(2)])
+    queue = queue_for(gate.storage)
+    queue.write(files_of(1))
+    second = threading.Thread(target=queue.write, args=[files_of(2)])
     second.start()
     second.join(0.2)
     assert second.is_alive(), "the second must wait for the first"
     assert len(gate.entered) == len(writing_threads()) == 1
     gate.open.set()
     second.join(30)
-    assert len(saver.take_complete(wait=True)) == 2
+    assert len(queue.take_complete(wait=True)) == 2
     assert len(gate.storage.list_ids()) == 2
 
 
 @pytest.mark.parametrize("boundary", ["settle", "settle and wait", "save"])
 def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Backend) -> None:
-    saver = saver_for(flaky.storage())
+    queue = queue_for(flaky.storage())
     FlakyFileSystem.fail(PermissionError("read only"), only_named="state_dict")
-    saver.save(files_of())
+    queue.write(files_of())
     while FlakyFileSystem.failures:
         pass
     with pytest.raises(errors.StorageError, match="read only"):
         if boundary == "save":
-            saver.save(files_of())
+            queue.write(files_of())
         else:
-            while saver.take_complete(wait=boundary == "settle and wait") == []:
+            while queue.take_complete(wait=boundary == "settle and wait") == []:
                 pass
-    assert saver.take_complete(wait=True) == []
+    assert queue.take_complete(wait=True) == []
     assert writing_threads() == []
-    saver.save(files_of())
-    assert len(saver.take_complete(wait=True)) == 1
+    queue.write(files_of())
+    assert len(queue.take_complete(wait=True)) == 1
 
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_value_that_can_be_neither_copied_nor_pickled_is_a_checkpoint_error(
     tmp_path: Path, in_background: bool
 ) -> None:
-    saver = saver_for(CheckpointStorage(tmp_path), in_background)
+    queue = queue_for(CheckpointStorage(tmp_path), in_background)
     for value in (threading.Lock(), lambda: None):
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*(pickle|serialize|local object)"):
-            saver.save(files)
-            saver.take_complete(wait=True)
+            queue.write(files)
+            queue.take_complete(wait=True)
     assert [*tmp_path.iterdir()] == []
     assert writing_threads() == []
 
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_callbacks_may_add_files_to_a_written_checkpoint(in_background: bool, remote: Backend) -> None:
-    saver = saver_for(remote.storage(), in_background)
+    queue = queue_for(remote.storage(), in_background)
 
     def add(directory: Path) -> None:
         (directory / "added").write_text("mine")
 
-    checkpoint_id = saver.save(files_of(), report_written=add)
-    assert saver.take_complete(wait=True) == [checkpoint_id]
+    checkpoint_id = queue.write(files_of(), report_written=add)
+    assert queue.take_complete(wait=True) == [checkpoint_id]
     location = remote.storage().root / checkpoint_id
     assert (location / "added").read() == b"mine"
     assert b'"added"' in (location / "metadata.json").read()
@@ -364,10 +364,10 @@ def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
     contents = []
     for in_background in (False, True):
         storage = CheckpointStorage(tmp_path / str(in_background))
-        saver = saver_for(storage, in_background)
+        queue = queue_for(storage, in_background)
         for steps in (1, 2):
-            saver.save(files_of(steps))
-        ids = saver.take_complete(wait=True)
+            queue.write(files_of(steps))
+        ids = queue.take_complete(wait=True)
         contents.append([load_checkpoint(storage.find(checkpoint_id)) for checkpoint_id in ids])
     for one, other in zip(*contents, strict=True):
         assert equal(one.state, other.state)

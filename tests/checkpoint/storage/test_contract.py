@@ -207,7 +207,7 @@ def test_a_directory_is_listed_by_its_name_also_where_its_parent_has_the_same(ba
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from det_lightning.checkpoint import CheckpointStorage
 from tests.checkpoint.storage.backends import files_of
 
 def stop(directory):
@@ -216,7 +216,7 @@ def stop(directory):
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
 
-print(CheckpointWriter(CheckpointStorage(sys.argv[1])).write(files_of(), report_written=stop), flush=True)
+print(CheckpointStorage(sys.argv[1]).write(files_of(), report_written=stop), flush=True)
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, RetryPolicy, load_checkpoint, open_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, RetryPolicy, load_checkpoint, open_checkpoint
 from tests.checkpoint.storage.backends import QUICK, STATE, Backend, FlakyFileSystem, all_paths, equal, files_of, write
 
 ROOT = Path(__file__).parents[3]
@@ -234,14 +234,13 @@ import dataclasses, json, resource, signal, sys
 from pathlib import Path
 import torch
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from tests.checkpoint.storage.backends import files_of
 
 root, what, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 Path("code").mkdir()
 storage = CheckpointStorage(root)
-writer = CheckpointWriter(storage, Path("code"))
-earlier = writer.write(files_of())
+earlier = storage.write(files_of(), code="code")
 if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -265,7 +264,7 @@ def report_written(directory):
 try:
     if what == "callback":
         files = files_of()
-    writer.write(files, report_written=report_written)
+    storage.write(files, code="code", report_written=report_written)
     error = None
 except Exception as e:
     error = [type(e).__name__, str(e)]
@@ -337,9 +336,8 @@ def test_a_disk_on_which_nothing_can_be_cleaned_up_either_is_named(tmp_path: Pat
         (tmp_path / ".det_lightning").rename(tmp_path / "moved")
         (tmp_path / ".det_lightning").write_text("in the way")
 
-    writer = CheckpointWriter(CheckpointStorage(tmp_path))
     with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*Not a directory"):
-        writer.write(files_of(), report_written=put_a_file_in_the_way)
+        CheckpointStorage(tmp_path).write(files_of(), report_written=put_a_file_in_the_way)
 
 
 def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
@@ -347,7 +345,7 @@ def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     taken = write(storage)
     before = all_paths(storage)
     with pytest.raises(errors.CheckpointError, match="No checkpoint can be written"):
-        CheckpointWriter(storage).write(files_of(), taken)
+        storage.write(files_of(), taken)
     assert all_paths(storage) == before
     assert storage.remove_abandoned() == []
     load_checkpoint(tmp_path / taken)

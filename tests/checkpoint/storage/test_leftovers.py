@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointRecord, CheckpointStorage, Retention, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_index import TrialIndex
 from det_lightning.checkpoint.storage.location import is_own_id, new_id, write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
 
@@ -162,9 +161,6 @@ def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
     (storage.root / "datasets/checkpoint.pt").write(b"another program's")
     with pytest.raises(errors.CheckpointNotFound, match="datasets is not a checkpoint, and is not deleted"):
         storage.delete("datasets")
-    index = TrialIndex(storage.root, "e", "t")
-    for steps, name in enumerate(["datasets", "..", kept]):
-        index.add(CheckpointRecord(name, "t", steps, float(steps)))
     carry_out(plan_pruning(storage, Retention(0, 0, 1)), storage)
     assert (storage.root / "datasets/images").read() == b"precious"
     assert kept in storage.list_ids()
@@ -200,7 +196,7 @@ def test_other_files_among_the_removed_stay(tmp_path: Path) -> None:
 
 WRITES = """
 import os, signal, sys
-from det_lightning.checkpoint import CheckpointStorage, CheckpointWriter
+from det_lightning.checkpoint import CheckpointStorage
 from tests.checkpoint.storage.backends import files_of
 
 def stop(directory):
@@ -209,7 +205,7 @@ def stop(directory):
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
 
-CheckpointWriter(CheckpointStorage("memory://storage")).write(files_of(), report_written=stop)
+CheckpointStorage("memory://storage").write(files_of(), report_written=stop)
 """
 
 

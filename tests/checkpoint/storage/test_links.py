@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from det_lightning import errors
 from det_lightning.checkpoint import (
-    CheckpointRecord,
+    CheckpointPolicy,
     CheckpointStorage,
-    CheckpointWriter,
     Retention,
     load_checkpoint,
     open_checkpoint,
 )
-from det_lightning.checkpoint.retention.pruning import RunRetention, carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_index import TrialIndex
+from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.cli.app import app
 from tests.checkpoint.storage.backends import STATE, Backend, backend_of, equal, files_of, write
 
@@ -123,17 +122,13 @@ def test_a_link_cannot_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) 
     assert content(tmp_path) == before
 
 
-def test_a_link_in_an_index_deletes_nothing(tmp_path: Path) -> None:
+def test_retention_deletes_nothing_through_a_link(tmp_path: Path) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside=True)
-    index = TrialIndex(storage.root, "e", "t", "loss")
-    for steps, name in enumerate(["latest", *ids], start=1):
-        index.add(CheckpointRecord(name, "t", steps, float(steps), float(steps)))
     elsewhere = content(tmp_path / "elsewhere")
     carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
     assert storage.list_ids() == sorted([ids[0], ids[2]])
-    RunRetention(storage, TrialIndex(storage.root, "e", "t", "loss"), Retention(0, 0, 1)).note_written(
-        write(storage, 4), 4, 4.0
-    )
+    TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "t", "run").learn("e")
+    assert storage.list_ids() == [ids[2]]
     assert content(tmp_path / "elsewhere") == elsewhere
     assert (tmp_path / "storage/latest").is_symlink()
 
@@ -180,14 +175,14 @@ def test_bookkeeping_behind_a_link_is_neither_written_nor_deleted(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["index", "index/e", "index/e/t.json"])
-def test_an_index_behind_a_link_is_not_written(tmp_path: Path, name: str) -> None:
+def test_an_old_index_behind_a_link_is_not_used(tmp_path: Path, name: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "storage/.det_lightning" / name
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(errors.StorageError, match="nothing is written or deleted through a link"):
-        TrialIndex(storage.root, "e", "t").add(CheckpointRecord(write(storage), "t", 1, 1.0))
+        TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention()), "t", "run").learn("e")
     assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
@@ -207,7 +202,7 @@ def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where:
     if not in_checkpoint:
         place()
     try:
-        CheckpointWriter(storage).write(files_of(), checkpoint_id, place if in_checkpoint else None)
+        storage.write(files_of(), checkpoint_id, report_written=place if in_checkpoint else None)
     except errors.CheckpointError as e:
         assert "No checkpoint can be written" in str(e)
     assert precious.read_text() == "precious"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState, open_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, open_checkpoint
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 from tests.checkpoint.storage.backends import QUICK, new_bucket
 
@@ -40,25 +41,25 @@ def counted(storage: CheckpointStorage) -> Iterator[Counter[str]]:
 
 
 @pytest.fixture(autouse=True)
-def code(monkeypatch: pytest.MonkeyPatch) -> None:
+def code_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the working directory hold files that were written long ago."""
     for number in range(FILES):
         Path(f"{number}.py").write_text("content")
     monkeypatch.setattr("det_lightning.checkpoint.format.code_copy._TICK_NS", -(10**18))
 
 
-def write(writer: CheckpointWriter) -> str:
-    return writer.write(CheckpointContent({}, TrialState()))
+def write(storage: CheckpointStorage, code: CodeCopier) -> str:
+    return storage.write(CheckpointContent({}, TrialState()), code=code)
 
 
 @pytest.mark.slow
 def test_a_store_copies_what_it_holds(storage: CheckpointStorage, counted: Counter[str]) -> None:
-    writer = CheckpointWriter(storage)
-    write(writer)
+    code = CodeCopier()
+    write(storage, code)
     assert counted["PUT"] == FILES
     counted.clear()
     Path("0.py").write_text("changed")
-    second = write(writer)
+    second = write(storage, code)
     assert counted == {"copies": FILES - 1, "PUT": 1, "bytes": counted["bytes"]}
     assert counted["bytes"] < 100  # one file, and the frame of its checksum
     with open_checkpoint(str(storage.find(second)), storage.options, with_code=True) as directory:
@@ -69,10 +70,10 @@ def test_a_store_copies_what_it_holds(storage: CheckpointStorage, counted: Count
 def test_code_is_uploaded_again_if_its_checkpoint_was_deleted(
     storage: CheckpointStorage, counted: Counter[str]
 ) -> None:
-    writer = CheckpointWriter(storage)
-    storage.delete(write(writer))
+    code = CodeCopier()
+    storage.delete(write(storage, code))
     counted.clear()
-    second = write(writer)
+    second = write(storage, code)
     assert counted["PUT"] == FILES
     assert counted["copies"] == 0
     with open_checkpoint(str(storage.find(second)), storage.options, with_code=True) as directory:
@@ -81,15 +82,15 @@ def test_code_is_uploaded_again_if_its_checkpoint_was_deleted(
 
 @pytest.mark.slow
 def test_after_a_checkpoint_that_failed_code_is_uploaded_as_it_is(storage: CheckpointStorage) -> None:
-    writer = CheckpointWriter(storage)
-    write(writer)
+    code = CodeCopier()
+    write(storage, code)
     Path("0.py").write_text("changed")
 
     def fail(_: Path) -> None:
         raise OSError("a callback's file cannot be written")
 
     with pytest.raises(OSError, match="a callback's file"):
-        writer.write(CheckpointContent({}, TrialState()), report_written=fail)
-    with open_checkpoint(str(storage.find(write(writer))), storage.options, with_code=True) as directory:
+        storage.write(CheckpointContent({}, TrialState()), code=code, report_written=fail)
+    with open_checkpoint(str(storage.find(write(storage, code))), storage.options, with_code=True) as directory:
         assert (directory / "code" / "0.py").read_text() == "changed"
         assert verify_checkpoint(directory).problems == []

@@ -1,10 +1,15 @@
-"""Which checkpoints to keep: Determined's rule, without its master."""
+"""When to save a run, which validation is the best, and which checkpoints to keep."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from det_lightning.units import TrainUnit
+
+_VALIDATIONS = ("best", "all", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,3 +109,57 @@ class Retention:
             kept.update([r.id for r in best if r.trial == trial][: self.trial_best])
             kept.update([r.id for r in reversed(by_age) if r.trial == trial][: self.trial_latest])
         return [record.id for record in by_age if record.id not in kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointPolicy:
+    """When a run is saved, which validation is the best, and which checkpoints are kept.
+
+    Attributes:
+        validations: which validations are followed by a checkpoint: ``"all"``, ``"best"`` or ``"none"``.
+        period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``. There is always one at the end.
+        metric: name of the validation metric that ``"best"`` and ``retention`` compare.
+        smaller_is_better: whether a smaller value of ``metric`` is an improvement.
+        retention: which checkpoints of the trial to keep; None keeps all.
+
+    Raises:
+        ValueError: ``validations`` is unknown, or is ``"best"`` without a metric.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointPolicy
+        >>> policy = CheckpointPolicy("best", metric="validation_loss")
+        >>> policy.improves(0.25, best=0.5), policy.improves(0.5, best=None)
+        (True, True)
+    """
+
+    validations: str = "best"
+    period: TrainUnit | None = None
+    metric: str | None = None
+    smaller_is_better: bool = True
+    retention: Retention | None = None
+
+    def __post_init__(self) -> None:
+        if self.validations not in _VALIDATIONS:
+            known = ", ".join(_VALIDATIONS)
+            raise ValueError(f"checkpoint_policy must be one of {known}; got {self.validations!r}.")
+        if self.validations == "best" and self.metric is None:
+            raise ValueError(
+                "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
+                "policy='all'."
+            )
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Return whether a value of the metric is better than the ``best`` so far; any number is better than NaN."""
+        sign = 1 if self.smaller_is_better else -1
+        return best is None or math.isnan(best) or sign * value < sign * best
+
+    def choose_to_delete(self, records: Iterable[CheckpointRecord]) -> list[str]:
+        """Return the ids of those checkpoints of one trial that need not be kept while it runs, oldest first.
+
+        The trial keeps as many of its own best as the whole experiment does, which is decided when that ends.
+        """
+        if self.retention is None:
+            return []
+        best = max(self.retention.trial_best, self.retention.experiment_best)
+        rule = dataclasses.replace(self.retention, trial_best=best, experiment_best=0)
+        return rule.choose_to_delete(records, self.smaller_is_better)

@@ -1,0 +1,166 @@
+"""The checkpoints of one trial: learned from the storage once, then kept in memory; those that no rule keeps go."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.checkpoint.retention.old_indexes import add_metric, move_metrics
+from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import explain_errors
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in, plausible_time
+from det_lightning.escaping import escape
+
+logger = logging.getLogger(__name__)
+
+
+def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
+    """Return what the rule looks at; with ``metric_name``, the value of any other metric does not count."""
+    notes = notes_in(info.metadata)
+    time_s = plausible_time(notes.time_s, info.metadata_written)
+    counts = metric_name is None or notes.metric_name == metric_name
+    return CheckpointRecord(
+        id=info.id,
+        trial=trial,
+        steps_completed=notes.steps_completed or 0,
+        order=time_s if time_s is not None else info.metadata_written or 0.0,
+        metric=notes.metric if counts else None,
+    )
+
+
+class TrialCheckpoints:
+    """The checkpoints of the trial that a run has claimed; no other run adds to them or deletes any.
+
+    ``run_id`` is that of the run, which may itself have resumed from one of them.
+    """
+
+    def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, trial: str, run_id: str) -> None:
+        self._storage = storage
+        self._policy = policy
+        self._trial = trial
+        self._run_id = run_id
+        self._records: dict[str, CheckpointRecord] = {}
+        self._latest = 0.0  # the order of the latest checkpoint
+        self._written: list[str] = []  # by this run, and not deleted
+        self._vanished: list[str] = []
+
+    def learn(self, experiment: str) -> None:
+        """Find what earlier runs of the trial wrote, and delete what need not be kept."""
+        storage = self._storage
+        storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
+        found = storage.retry.call("reading", storage.glance, where=storage)
+        own = [info for info in found if _names_in(info) == (experiment, self._trial)]
+        if storage.root.is_object_store:  # whose index may have been written before the metric was
+            old = [info.id for info in own if "metric" not in info.metadata]
+            own = [info for info in own if info.id not in old] + storage.describe(old)
+        self._records = {info.id: record_of(info, self._trial, self._policy.metric) for info in own}
+        self._latest = max((record.order for record in self._records.values()), default=0.0)
+        self._delete_the_rest()
+
+    def next_order(self) -> float:
+        """Return the time of the next checkpoint, in seconds since 1970; it grows even if the clock is set back."""
+        return max(time.time(), self._latest + 1e-3)
+
+    def add(self, checkpoint_id: str, steps_completed: int, order: float, metric: float | None) -> None:
+        """Note a complete checkpoint, then delete those that need not be kept any longer."""
+        record = CheckpointRecord(checkpoint_id, self._trial, steps_completed, order, metric)
+        self._records[checkpoint_id] = record
+        self._latest = order
+        self._written.append(checkpoint_id)
+        if self._policy.retention is not None:
+            self._delete_the_rest()
+
+    def note_metric(self, steps_completed: int, metric: float) -> None:
+        """Note the metric of a validation if the latest checkpoint is at the same batch and has none."""
+        latest = max(self._records.values(), key=lambda record: record.order, default=None)
+        if latest is None or latest.steps_completed != steps_completed or latest.metric is not None:
+            return
+        add_metric(self._storage, latest.id, self.describe_metric(metric))
+        self._records[latest.id] = dataclasses.replace(latest, metric=metric)
+        self._delete_the_rest()
+
+    def describe_metric(self, value: float) -> dict[str, Any]:
+        """Return the entry of ``metadata.json`` for the value of the policy's metric."""
+        policy = self._policy
+        return {"name": policy.metric, "value": value, "smaller_is_better": policy.smaller_is_better}
+
+    def _delete_the_rest(self) -> None:
+        for checkpoint_id in self._policy.choose_to_delete(self._records.values()):
+            try:
+                if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
+                    logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
+                    continue
+            except errors.CheckpointNotFound:
+                logger.warning("Checkpoint %s was deleted by someone else.", escape(checkpoint_id))
+            except errors.StorageError as e:
+                # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
+                logger.warning("An old checkpoint could not be deleted; this is tried again after the next one: %s", e)
+                continue
+            self._forget([checkpoint_id])
+
+    def _forget(self, checkpoint_ids: Sequence[str]) -> None:
+        for checkpoint_id in checkpoint_ids:
+            self._records.pop(checkpoint_id, None)
+        self._written = [checkpoint_id for checkpoint_id in self._written if checkpoint_id not in checkpoint_ids]
+
+    def report_vanished(self) -> None:
+        """Log an error that names the checkpoints of this run that have vanished; training goes on."""
+        if self._written and (gone := find_missing(self._storage, self._written)):
+            self._forget(gone)
+            self._vanished += gone
+            logger.error("%s", self._describe_vanished(gone))
+
+    def require_all(self) -> None:
+        """Raise a ``StorageError`` that names all checkpoints of this run that have vanished, if there are any."""
+        self.report_vanished()
+        if self._vanished:
+            raise errors.StorageError(self._describe_vanished(self._vanished))
+
+    def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
+        return (
+            f"{len(checkpoint_ids)} checkpoints that this run has written to {self._storage} no longer exist: "
+            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
+            "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
+            "have left over."
+        )
+
+
+def _names_in(info: CheckpointInfo) -> tuple[str | None, str | None]:
+    notes = notes_in(info.metadata)
+    return notes.experiment, notes.trial
+
+
+def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> list[str]:
+    """Return the ids of those complete checkpoints that no longer exist, or have been replaced by links.
+
+    A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
+    complete.
+    """
+    root = storage.root
+    missing: list[str] = []
+    if storage.is_local:
+        with explain_errors("looking for checkpoints in", storage):
+            for name in checkpoint_ids:
+                try:
+                    os.stat(f"{root.path}/{name}/{METADATA_FILE}")  # noqa: PTH116 (of a string)
+                except (FileNotFoundError, NotADirectoryError):
+                    missing.append(name)
+                else:
+                    if os.path.islink(f"{root.path}/{name}"):  # noqa: PTH114
+                        missing.append(name)
+        return missing
+
+    def find() -> list[str]:
+        names = {*root.list_names()} if checkpoint_ids else set()
+        torn = [name for name in checkpoint_ids[-1:] if not (root / name / METADATA_FILE).exists()]
+        return [name for name in checkpoint_ids if name not in names or name in torn]
+
+    return storage.retry.call("looking for checkpoints in", find, where=storage)

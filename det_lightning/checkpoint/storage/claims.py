@@ -1,0 +1,187 @@
+"""Claims: files by which a process says that it writes a trial's checkpoints, resumes from one, or deletes one.
+
+On a local disk a claim is a locked file, and ends with its process. Where there are no locks, a claim is a file with
+host, process and time. It is advisory: it holds until it is removed, its process is known to have ended, or it has not
+been renewed for two hours, and two processes that claim the same at the same instant may both succeed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+import socket
+import time
+import uuid
+from typing import Any
+
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.metadata import modified
+from det_lightning.files.locks import LockedFile, NoLocks, is_locked, lock_file
+
+# How long a claim without a lock holds unless it is renewed.
+_LASTS_S = 2 * 3600.0
+_RENEW_AFTER_S = 300.0
+# No checkpoint takes so long to write.
+_ABANDONED_AFTER_S = 24 * 3600.0
+# Far more than a claim needs.
+_MAX_BYTES = 64 * 1024
+
+# What reading a truncated or damaged claim raises.
+_DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+
+# Claims of this process; an earlier process may have had the same process id.
+_own_tokens: set[str] = set()
+
+
+class Claim:
+    """A claim of this process; see :meth:`take`. ``lock`` is None where there are no locks."""
+
+    def __init__(self, file: Location, lock: LockedFile | None, content: dict[str, Any]) -> None:
+        self.file = file
+        self._lock = lock
+        self._content = content
+        # By a clock that stands still while the machine is suspended, and by one that may be set back.
+        self._renewed = (time.monotonic(), time.time())
+
+    @classmethod
+    def take(cls, file: Location) -> Claim | None:
+        """Return a claim, or None if another live process has it."""
+        content = new_content()
+        encoded = json.dumps(content).encode()
+        if file.is_local:
+            with contextlib.suppress(NoLocks):
+                lock = lock_file(file.local_path, encoded)
+                return None if lock is None else cls(file, lock, content)
+        if is_claimed(file):
+            return None
+        file.write(encoded)
+        if _token_in(file) != content["token"]:
+            return None
+        _own_tokens.add(content["token"])
+        return cls(file, None, content)
+
+    def is_due(self) -> bool:
+        """Return whether the claim must be renewed to stay valid."""
+        steady, adjustable = self._renewed
+        passed = max(time.monotonic() - steady, time.time() - adjustable)
+        return self._lock is None and passed > _RENEW_AFTER_S
+
+    def renew(self) -> bool:
+        """Write the current time; return False if the claim has expired and another process has taken it."""
+        self._renewed = (time.monotonic(), time.time())
+        if _token_in(self.file) not in (None, self._content["token"]):
+            return False
+        self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
+        return True
+
+    def release(self) -> None:
+        """Remove the claim, and the directories that were created for it if they are empty."""
+        _own_tokens.discard(self._content["token"])
+        if self._lock is not None:
+            self._lock.remove()
+        elif not self.is_due() or _token_in(self.file) == self._content["token"]:  # it may have expired
+            self.file.remove()
+        if self.file.is_local:
+            remove_if_empty(self.file.local_path.parent)
+
+
+def new_content() -> dict[str, Any]:
+    """Return the content of a new claim; earlier releases read ``started`` in the mark of a checkpoint."""
+    now = time.time()
+    return {
+        "host": socket.gethostname(),
+        "machine": _this_machine(),
+        "pid": os.getpid(),
+        "token": str(uuid.uuid4()),
+        "renewed": now,
+        "started": now,
+    }
+
+
+def is_claimed(file: Location) -> bool:
+    """Return whether a live process has a claim. If that cannot be known, as for another user's, its age decides."""
+    try:
+        if file.is_local and (locked := _is_locked(file.local_path)) is not None:
+            return locked
+        content = _read(file)
+        seen = modified(file)
+    except FileNotFoundError:
+        return False
+    if not content:
+        return False
+    try:
+        claim = json.loads(content)
+        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
+            return False
+        renewed = float(claim["renewed"]) if seen is None else seen
+    except _DAMAGED:
+        return seen is not None and time.time() - seen < _LASTS_S
+    return time.time() - renewed < _LASTS_S
+
+
+def is_abandoned(mark: Location) -> bool:
+    """Return whether the process that marked a checkpoint as being written is known to have ended."""
+    try:
+        if mark.is_local and (locked := is_locked(mark.local_path)) is not None:
+            return not locked
+        age_s = time.time() - float(json.loads(_read(mark))["started"])
+    except (FileNotFoundError, PermissionError, IsADirectoryError, *_DAMAGED):  # finished, another user's, or no mark
+        return False
+    return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
+
+
+def _is_locked(path: pathlib.Path) -> bool | None:
+    try:
+        return is_locked(path)
+    except PermissionError:
+        return None
+
+
+def _token_in(file: Location) -> object:
+    """Return the token in a claim; None if another process has removed or damaged it."""
+    try:
+        return json.loads(_read(file))["token"]
+    except (FileNotFoundError, *_DAMAGED):
+        return None
+
+
+def _read(file: Location) -> bytes:
+    try:
+        return file.read(_MAX_BYTES)
+    except ValueError as e:
+        raise ValueError(f"{e}. It is not a claim that det_lightning wrote: remove it") from e
+
+
+def remove_if_empty(folder: pathlib.Path) -> None:
+    """Remove a directory in the bookkeeping, and its parents up to the bookkeeping directory, if they are empty."""
+    while BOOKKEEPING_DIR in folder.parts:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        if folder.name == BOOKKEEPING_DIR or folder.exists():
+            return
+        folder = folder.parent
+
+
+def _runs(pid: int, token: str) -> bool:
+    if pid == os.getpid():
+        return token in _own_tokens
+    try:
+        os.kill(pid, 0)
+    except OSError as e:
+        return not isinstance(e, ProcessLookupError)  # other errors: it may be another user's
+    return True
+
+
+@functools.cache
+def _this_machine() -> str:
+    """Return what two processes have in common if each can tell from the other's id whether it is running."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(pathlib.Path("/proc/self/ns/pid").readlink()))  # containers number their own processes
+    return " ".join(parts)

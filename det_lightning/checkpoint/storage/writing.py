@@ -1,0 +1,123 @@
+"""The files of a checkpoint in its staging directory, and its ``metadata.json``, which is written last."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from det_lightning import errors
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.load_data import encode_load_data
+from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.standard_values import save_state
+from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.transfer import StoredFiles
+from det_lightning.escaping import escape
+from det_lightning.parts_of_determined import REFERENCE_VERSION
+
+# A disk with less room than this counts as full.
+_LITTLE_ROOM_BYTES = 16 * 1024 * 1024
+# Including what torch and pickle raise if a state cannot be written.
+_WRITE_ERRORS = (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError)
+
+#: Called with a staging directory once all files but the last are written; it may add files.
+ReportWritten = Callable[[pathlib.Path], None]
+
+
+def write_content(
+    staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, report_written: ReportWritten | None
+) -> None:
+    """Write all files but ``metadata.json``; abandon the staging directory if that fails."""
+    try:
+        try:
+            code.copy(staging.directory / layout.CODE_DIR, storage=staging.directory.parent)
+            _write_files(content, staging.directory)
+        except _WRITE_ERRORS as e:
+            raise _explain(e, staging.directory) from e
+        if report_written is not None:
+            report_written(staging.directory)
+    except BaseException:
+        staging.abandon()
+        raise
+
+
+def commit_content(staging: StagingDirectory, content: CheckpointContent, code: CodeCopier) -> None:
+    """Write ``metadata.json`` with the manifest, and publish the checkpoint."""
+    try:
+        try:
+            files = describe_files(staging.directory, {**content.described, **code.descriptions})
+            entries = {
+                "determined_version": REFERENCE_VERSION,
+                "steps_completed": content.trial_state.batches_trained,
+                "framework": f"torch-{torch.__version__}",
+                "format": "pickle",
+                "time": time.time(),
+                **content.notes,
+                MANIFEST_KEY: files,
+            }
+            names: Iterable[str] = files
+            unchanged = None
+            if staging.root.is_local:
+                # Flushing thousands of small files would take minutes; their checksums show a loss.
+                names = files.keys() - code.descriptions.keys()
+            elif code.previous_id is not None:
+                unchanged = StoredFiles(staging.root.checkpoint(code.previous_id), code.find_unchanged())
+            if content.described:  # other ranks have uploaded what they wrote
+                names = [name for name in names if (staging.directory / name).exists()]
+            staging.commit(with_checksum(entries), names, unchanged)
+        except _WRITE_ERRORS as e:
+            raise _explain(e, staging.directory) from e
+    except errors.StorageError:
+        raise  # a copy stays on this machine, and the message names it
+    except BaseException:
+        staging.abandon()
+        raise
+    code.latest_id = staging.directory.name
+
+
+def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:
+    room = ""
+    with contextlib.suppress(OSError):  # the directory itself may be missing
+        free = shutil.disk_usage(directory.parent).free
+        room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
+    reason = str(error)
+    if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the system's error
+        reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
+    return errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}")
+
+
+def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
+    """Write all files but ``metadata.json``; first ``load_data.json``, which marks an incomplete checkpoint."""
+    load_data = content.load_data or {}
+    if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
+        load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
+    try:
+        text = json.dumps(load_data, allow_nan=False)
+    except (TypeError, ValueError):  # there is something that JSON lacks
+        text = encode_load_data(load_data)
+    (directory / layout.LOAD_DATA_FILE).write_text(text, encoding="utf-8")
+    trial_state = dict(vars(content.trial_state))
+    if not content.epochs_known:
+        del trial_state["epochs_trained"]
+    (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
+    if content.resume is not None:
+        save_state(content.resume.to_dict(), directory / layout.RESUME_FILE)
+    if content.lightning is not None:
+        save_state(content.lightning, directory / layout.LIGHTNING_FILE)
+    if content.is_sharded:
+        (directory / layout.SHARDS_DIR).mkdir()
+    save_state(content.state, directory / (layout.SHARDED_STATE_FILE if content.is_sharded else layout.STATE_FILE))
+    if content.files is not None:
+        for path in sorted(content.files.iterdir()):
+            shutil.move(path, directory / path.name)
+        content.files.rmdir()

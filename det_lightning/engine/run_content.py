@@ -1,0 +1,117 @@
+"""What the checkpoints of a run hold: the state of the trial, its settings, and what an exact resume needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from typing import Any
+
+import torch
+
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import make_load_data
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
+from det_lightning.checkpoint.storage.background import tensors_in
+from det_lightning.engine.run import TrialRun
+from det_lightning.engine.shard_writing import take_shards_of_run
+from det_lightning.escaping import escape
+from det_lightning.files.plain_values import Losses
+from det_lightning.masking import mask_text
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
+
+logger = logging.getLogger(__name__)
+
+
+class RunContent:
+    """Collects what the checkpoints of a run hold. All ranks call the same methods, because they gather state."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
+        # The settings as they were when the next two were made of them.
+        self._described: str | None = None
+        self._settings: dict[str, Any] = {}
+        self._load_data: dict[str, Any] = {}
+        self._known_losses: set[str] = set()  # which a warning has named
+
+    def collect(self) -> CheckpointContent | None:
+        """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
+
+        Ranks other than the chief get None, or only their part of a sharded checkpoint.
+        """
+        run = self._run
+        context = run.context
+        states = context.backend.states
+        chief = context.distributed.rank == 0
+        files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
+        rng = capture_rng(context.device)
+        shards: dict[str, torch.Tensor] = {}
+        if states.writes_shards:
+            with states.in_shards():
+                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(rng), shards)
+        else:
+            resume = self._resume_state(rng)
+            weights = collect_weights(context) if chief or states.is_sharded else {}
+        if not chief:
+            part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
+            return part if states.writes_shards else None
+        copies = list(tensors_in(weights)) if states.is_sharded and not states.writes_shards else []
+        state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
+        run.events.emit("on_checkpoint_save_start", state)
+        self._follow_settings()
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        content.is_sharded = states.writes_shards
+        content.shards = shards
+        if isinstance(run.trial, SelfSavingTrial):
+            content.files = files
+            content.notes.update(run.trial.describe_files())
+        return content
+
+    def collect_without_weights(self) -> CheckpointContent:
+        """Return what Lightning's own files lack: callbacks, random state and position in the data."""
+        run = self._run
+        rng = capture_rng(run.context.device)
+        rest = collect_rest(run.context, run.events.callbacks, dict(rng))
+        resume = self._resume_state(rng)
+        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
+
+    def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
+        run = self._run
+        journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
+        now = (rng, run.data.journal.positions(), run.has_validated)
+        rng, positions, has_validated = run.before_final_validation or now
+        self._follow_settings()
+        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
+
+    def _follow_settings(self) -> None:
+        """Describe the settings again if the trial has changed them, as it may while it trains."""
+        settings = self._run.context.settings
+        described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
+        if described == self._described:
+            return
+        self._described = described
+        losses = Losses()
+        self._settings = plain = settings.to_plain(losses)
+        self._warn_of(losses)
+        trial_class = type(original_trial(self._run.trial))
+        # Determined wants both hyperparameters and configuration, or neither.
+        complete = None not in plain.values()
+        hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
+        self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
+        if complete and LEFT_OUT in plain:
+            self._load_data[LEFT_OUT] = plain[LEFT_OUT]
+        if isinstance(self._run.trial, SelfSavingTrial):
+            self._load_data["trial_type"] = self._run.trial.trial_type
+
+    def _warn_of(self, losses: Losses) -> None:
+        """Name the values that JSON cannot hold, each once."""
+        new = [note for note in losses.notes if note not in self._known_losses]
+        self._known_losses.update(new)
+        if new and self._run.context.distributed.rank == 0:
+            logger.warning(
+                "Checkpoints store settings as JSON, and asking for what is left out is an error after loading: %s.",
+                mask_text(escape("; ".join(new))),
+            )
