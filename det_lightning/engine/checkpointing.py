@@ -17,10 +17,9 @@ from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, 
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
-from det_lightning.checkpoint.storage.background import WORKER_DIED, signal_deferred
+from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, signal_deferred
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.queue import CheckpointQueue
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of

@@ -14,7 +14,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from det_lightning import errors
-from det_lightning.checkpoint.storage.background import tensors_in
+from det_lightning.checkpoint.storage.snapshots import tensors_in
 from det_lightning.engine.loader_workers import RunLoader
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition

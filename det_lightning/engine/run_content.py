@@ -12,7 +12,7 @@ import torch
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
-from det_lightning.checkpoint.storage.background import tensors_in
+from det_lightning.checkpoint.storage.snapshots import tensors_in
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import escape

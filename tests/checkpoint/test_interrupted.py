@@ -22,8 +22,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.storage.background import BackgroundTask, all_signals_deferred
-from det_lightning.checkpoint.storage.queue import CheckpointQueue
+from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, all_signals_deferred
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 

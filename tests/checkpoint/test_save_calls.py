@@ -15,10 +15,10 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
 MOST_CALLS = 93
-MOST_CALLS_INSIDE = 63
-MOST_FILES = 19
-MOST_FILES_OF_A_RESUME = 70
-MOST_FILES_INSIDE = 19
+MOST_CALLS_INSIDE = 58
+MOST_FILES = 21
+MOST_FILES_OF_A_RESUME = 74
+MOST_FILES_INSIDE = 21
 
 
 class SaveRecorder(CallRecorder):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.claims import remove_if_empty
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo
+from det_lightning.checkpoint.storage.survey import add_entries
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import as_number, read_every_number
 
@@ -47,12 +50,15 @@ def move_metrics(storage: CheckpointStorage, experiment: str, trial: str) -> Non
         if is_name(checkpoint_id) and storage.is_complete(checkpoint_id):
             add_metric(storage, checkpoint_id, metric)
     storage.retry.call("removing", file.remove, where=file)
+    if file.is_local:
+        remove_if_empty(file.local_path.parent)
 
 
 def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: Mapping[str, Any]) -> None:
     """Add a metric to the metadata of a checkpoint, unless they have one."""
     if "metric" not in storage.read_metadata(checkpoint_id):
-        storage.add_metadata(checkpoint_id, {"metric": dict(metric)})
+        write = functools.partial(add_entries, storage.root, checkpoint_id, {"metric": dict(metric)})
+        storage.retry.call("writing the metadata of", write, where=checkpoint_id)
 
 
 def _read(file: Location) -> dict[str, dict[str, Any]]:

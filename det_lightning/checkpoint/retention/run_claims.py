@@ -20,7 +20,7 @@ from det_lightning.checkpoint.storage.ancestry import PARENT_KEY, RUN_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.claims import Claim, is_claimed
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import notes_in, read_metadata, text_or_none
+from det_lightning.checkpoint.storage.metadata import count_or_zero, read_metadata, text_or_none
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RunClaims:
         self.use(parent.url)
         with explain_errors("reading", parent):
             known = read_metadata(parent)
-        steps = notes_in(known).steps_completed or 0
+        steps = count_or_zero(known.get("steps_completed"))
         link = {"checkpoint": parent_id, "run": text_or_none(known.get(RUN_KEY)) or None, "steps_completed": steps}
         return {RUN_KEY: self.run_id, PARENT_KEY: link}
 

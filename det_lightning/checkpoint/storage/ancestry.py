@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, plausible_time, text_or_none, time_written
+from det_lightning.checkpoint.storage.metadata import (
+    CheckpointInfo,
+    count_or_zero,
+    plausible_time,
+    text_or_none,
+    time_written,
+)
 
 #: Entries of ``metadata.json``: the run that wrote a checkpoint, and the checkpoint that it resumed from.
 RUN_KEY = "run"
@@ -47,12 +53,12 @@ def ancestry_of(info: CheckpointInfo) -> Ancestry:
     return Ancestry(
         id=info.id,
         run=text_or_none(metadata.get(RUN_KEY)) or own,
-        steps_completed=_count(metadata.get("steps_completed")),
+        steps_completed=count_or_zero(metadata.get("steps_completed")),
         written=written or 0.0,
         time=plausible_time(metadata.get("time"), written),
         parent=text_or_none(parent.get("checkpoint")) or None,
         parent_run=text_or_none(parent.get("run")) or None,
-        parent_steps=_count(parent.get("steps_completed")),
+        parent_steps=count_or_zero(parent.get("steps_completed")),
     )
 
 
@@ -107,7 +113,3 @@ class _Runs:
             return tip.parent_run
         parent = self._checkpoints.get(tip.parent or "")
         return None if parent is None or parent.run == tip.run else parent.run
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0

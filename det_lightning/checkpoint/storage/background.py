@@ -1,25 +1,31 @@
-"""Writing while training goes on: tasks in their own threads, and copies of a state that changes meanwhile."""
+"""Writing checkpoints one after another, at once, or in a thread of their own while training goes on."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
+import logging
+import pickle
 import signal
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from det_lightning import errors
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.resume_state import ResumeState
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import new_id
+from det_lightning.checkpoint.storage.snapshots import Snapshotter, tensors_in
+from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.writing import ReportWritten
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-_State = TypeVar("_State")
-# Memory for the copy of a storage: its size in bytes, and whether it is pinned.
-_Kind = tuple[int, bool]
 
 #: When a loader's worker dies, torch raises an error in the handler of this signal, so wherever the main thread is: a
 #: writer would take it for its own error. None on Windows.
@@ -105,146 +111,141 @@ class BackgroundTask(Generic[_Result]):
         return self._result
 
 
-class Snapshotter:
-    """Copies states to main memory, each into the memory of the previous one; a copy is valid until the next is made.
+class CheckpointQueue:
+    """Writes checkpoints into a storage, one after another; if ``in_background``, copies of them in another thread.
 
-    New memory costs as much time as writing the state to a disk's cache, and reused memory a tenth.
+    An error in the background is raised once, by the next call.
     """
 
-    def __init__(self) -> None:
-        self._free: dict[_Kind, list[torch.Tensor]] = defaultdict(list)
-        self._reserving: list[BackgroundTask[None]] = []
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._copying: list[torch.cuda.Event] = []
+    def __init__(self, storage: CheckpointStorage, code: CodeCopier | None = None, in_background: bool = False) -> None:
+        self._storage = storage
+        self._code = code or CodeCopier()
+        self._snapshotter = Snapshotter() if in_background else None
+        self._reserving: list[BackgroundTask[None]] | None = None  # None before the first run
+        self._under_way: BackgroundTask[str] | None = None
+        self._complete: list[str] = []  # ids that take_complete() has not returned yet
+        self._hurries = False
 
-    def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Allocate memory for a copy of ``tensors`` in another thread; the first copy is then as fast as later ones."""
-        storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
+    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
+        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
+        self._storage.limit_retries_when(lambda: self._hurries or is_ending())
 
-        def allocate() -> None:
-            # If there is too little memory, the copy will fail and say so.
-            with contextlib.suppress(RuntimeError):
-                for kind in storages.values():
-                    self._free[kind].append(_memory(kind).zero_())
+    def reserve_memory(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
 
-        with all_signals_deferred():
-            self._reserving.append(BackgroundTask(allocate, name="checkpoint memory"))
+        Nothing is reserved if training waits for the writing anyway, or in a second run, which reuses the memory.
+        """
+        if self._snapshotter is None or self._reserving is not None:
+            return
+        self._reserving = []
+        self._reserve([model.state_dict() for model in models])
+        for optimizer in optimizers:
+            self._expect_state(optimizer)
 
-    def wait(self) -> None:
-        """Wait until the reserved memory is allocated."""
+    def _expect_state(self, optimizer: torch.optim.Optimizer) -> None:
+        def reserve(*_: Any) -> None:
+            hook.remove()
+            self._reserve(optimizer.state_dict())
+
+        # Optimizers that wrap another one often skip Optimizer.__init__(), and then have no hooks.
+        with contextlib.suppress(AttributeError):
+            hook = optimizer.register_step_post_hook(reserve)
+
+    def _reserve(self, state: Any) -> None:
+        if self._snapshotter is not None and self._reserving is not None:
+            allocate = self._snapshotter.reserving(tensors_in(state))
+            with all_signals_deferred():
+                self._reserving.append(BackgroundTask(allocate, name="checkpoint memory"))
+
+    def _wait_for_memory(self) -> None:
         while self._reserving:
             self._reserving[-1].wait()
             self._reserving.pop().result()
 
-    def copy(self, state: _State, leave: Iterable[torch.Tensor] = ()) -> _State:
-        """Return a copy of ``state``: nested containers, tensors on any device, and whatever can be deep-copied.
-
-        Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
-        those of other classes. The tensors in ``leave`` are not copied.
-
-        Copies from a GPU run on their own stream. Later work on the GPU waits for them, but the host does not: call
-        :meth:`wait_for_device` before reading the copy.
-        """
-        self.wait()
-        self.wait_for_device()  # the memory is about to be reused
-        used: dict[torch.device, torch.cuda.Stream] = {}
-        free = self._free
-        self._free = defaultdict(list)
-        storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
-        # deepcopy() takes the copies of tensors from here.
-        memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
-        for tensor in tensors_in(state):
-            if id(tensor) in memo:
-                continue
-            if not _is_plain(tensor):
-                memo[id(tensor)] = _copy_other(tensor)
-                continue
-            key = _key_of(tensor)
-            if key not in storages:
-                storages[key] = self._copy_storage(tensor.untyped_storage(), free, used)
-            target = torch.empty(0, dtype=tensor.dtype).set_(
-                storages[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
-            )
-            is_parameter = type(tensor) is torch.nn.Parameter
-            memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
-            memo[id(tensor)].requires_grad_(tensor.requires_grad)
-        for device, stream in used.items():
-            self._copying.append(stream.record_event())
-            torch.cuda.current_stream(device).wait_event(self._copying[-1])  # before training changes the weights
-        return copy.deepcopy(state, memo)
-
-    def wait_for_device(self) -> None:
-        """Wait until the copies from GPUs are complete."""
-        while self._copying:
-            self._copying.pop().synchronize()
-
-    def _copy_storage(
+    def write(
         self,
-        source: torch.UntypedStorage,
-        free: dict[_Kind, list[torch.Tensor]],
-        used: dict[torch.device, torch.cuda.Stream],
-    ) -> torch.Tensor:
-        kind = _kind_of(source)
-        target = free[kind].pop() if free[kind] else _memory(kind)
-        raw = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
-        if source.device.type == "cuda":
-            if source.device not in used:
-                used[source.device] = self._stream_beside(source.device)
-            with torch.cuda.stream(used[source.device]):
-                target.copy_(raw, non_blocking=True)
-        else:
-            target.copy_(raw)
-        self._free[kind].append(target)
-        return target
+        content: CheckpointContent,
+        checkpoint_id: str | None = None,
+        report_written: ReportWritten | None = None,
+        commit: Callable[[StagingDirectory], str] | None = None,
+    ) -> str:
+        """Write a checkpoint once the previous one is complete, or start writing it; return its id.
 
-    def _stream_beside(self, device: torch.device) -> torch.cuda.Stream:
-        """Return a stream whose work starts after the work that the device has been given so far."""
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._streams[device].wait_stream(torch.cuda.current_stream(device))
-        return self._streams[device]
+        With ``report_written``, which may look at the trial, only :meth:`CheckpointStorage.commit` is left to the
+        background. ``commit``, by default that method, is called with the staging directory and returns the id.
 
+        Raises:
+            CheckpointError: this checkpoint or the previous one cannot be written.
+            RuntimeError: a loader's worker died meanwhile; the checkpoint is written nevertheless.
+        """
+        if self._under_way is not None:
+            self.wait()
+        new = checkpoint_id or new_id()
+        publish = commit or self._storage.commit
+        with signal_deferred(WORKER_DIED):
+            if self._snapshotter is not None and report_written is None:
+                copied = self._copy(self._snapshotter, content, new)
+                complete = functools.partial(self._write_copied, self._snapshotter, copied, new, publish)
+            else:
+                staging = self._storage.begin(new, content, self._code, report_written)
+                complete = functools.partial(publish, staging)
+            if self._snapshotter is not None:
+                with all_signals_deferred():
+                    self._under_way = BackgroundTask(complete, name="checkpoint")
+            else:
+                self._complete.append(complete())
+        return new
 
-def _kind_of(storage: torch.UntypedStorage) -> _Kind:
-    # Only copies into pinned memory are asynchronous.
-    return storage.nbytes(), storage.device.type != "cpu"
+    def is_under_way(self) -> bool:
+        """Return whether a checkpoint is being written in the background."""
+        return self._under_way is not None and not self._under_way.is_done()
 
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; raise its error."""
+        if (under_way := self._under_way) is not None:
+            under_way.wait()  # if this is interrupted, it stays under way
+            with all_signals_deferred():
+                self._under_way = None
+                self._complete.append(under_way.result())
 
-def _memory(kind: _Kind) -> torch.Tensor:
-    nbytes, pinned = kind
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+    def take_complete(self, wait: bool = False) -> list[str]:
+        """Return the ids of the checkpoints that have become complete since the last call, or raise their errors.
 
+        If ``wait``, wait for the one that is being written.
+        """
+        if self._under_way is not None and (wait or self._under_way.is_done()):
+            self.wait()
+        if wait:
+            self._wait_for_memory()
+        complete = self._complete
+        self._complete = []
+        return complete
 
-def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what identifies the memory of a tensor; several may start at the same address, as numpy's views do."""
-    storage = tensor.untyped_storage()
-    return tensor.device, storage.data_ptr(), storage.nbytes()
+    def finish_in_a_hurry(self) -> list[str]:
+        """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
+        self._hurries = True
+        if self.is_under_way():
+            logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
+        try:
+            return self.take_complete(wait=True)
+        finally:
+            self._hurries = False  # the storage may be used by another run
 
+    def _copy(self, snapshotter: Snapshotter, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
+        try:
+            self._wait_for_memory()
+            return snapshotter.copy(content, content.copies)
+        except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
+            raise errors.CheckpointError(
+                f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
+            ) from e
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a checkpoint's content, or in nested dicts, lists and tuples."""
-    if isinstance(value, CheckpointContent | ResumeState):
-        value = vars(value)
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has nothing beyond type, size, stride and memory."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and not vars(tensor)
-        and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and tensor.untyped_storage().nbytes() > 0
-    )
-
-
-def _copy_other(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_leaf:
-        return copy.deepcopy(tensor)
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    def _write_copied(
+        self,
+        snapshotter: Snapshotter,
+        copied: CheckpointContent,
+        checkpoint_id: str,
+        publish: Callable[[StagingDirectory], str],
+    ) -> str:
+        snapshotter.wait_for_device()
+        return publish(self._storage.begin(checkpoint_id, copied, self._code))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -11,32 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.manifest import with_entries
 from det_lightning.checkpoint.storage import ancestry, metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
 from det_lightning.checkpoint.storage.parallel import in_parallel
-from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.checkpoint.storage.wrong_places import (
+    describe_unknown,
     find_wrong_directory,
     require_checkpoint,
     require_checkpoint_path,
 )
 from det_lightning.escaping import escape
-from det_lightning.files.strict_json import to_json
-from det_lightning.masking import mask_url, short_text
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.code_copy import CodeCopier
     from det_lightning.checkpoint.format.content import CheckpointContent
     from det_lightning.checkpoint.storage.writing import ReportWritten
 
-logger = logging.getLogger(__name__)
+    CodeSource = str | os.PathLike[str] | CodeCopier | None
 
-_EXPECTED = (
-    "checkpoint_storage is a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
-    "configuration, or None for the default"
-)
+logger = logging.getLogger(__name__)
 
 
 class CheckpointStorage:
@@ -70,18 +64,8 @@ class CheckpointStorage:
         options: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self.options: dict[str, Any] = dict(options or {})
-        if isinstance(root, Mapping):
-            root, self.options = storage_from_config(root, self.options)
-        if root is None:
-            import platformdirs  # here, because it is rarely needed
-
-            root = platformdirs.user_data_dir("determined")
-        if not isinstance(root, str | os.PathLike):
-            raise TypeError(f"{_EXPECTED}; got {short_text(root)}.")
-        if root == "":  # as from a variable that is not set
-            raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
-        self.root = Location.parse(root, self.options)
+        url, self.options = resolve_storage(root, dict(options or {}))
+        self.root = Location.parse(url, self.options)
         self.is_local = self.root.is_local
         self.retry = retry or RetryPolicy()
 
@@ -98,7 +82,7 @@ class CheckpointStorage:
         self,
         content: CheckpointContent,
         checkpoint_id: str | None = None,
-        code: str | os.PathLike[str] | CodeCopier | None = None,
+        code: CodeSource = None,
         report_written: ReportWritten | None = None,
     ) -> str:
         """Write a checkpoint and return its id; see :meth:`begin` and :meth:`commit`.
@@ -116,7 +100,7 @@ class CheckpointStorage:
         self,
         checkpoint_id: str | None = None,
         content: CheckpointContent | None = None,
-        code: str | os.PathLike[str] | CodeCopier | None = None,
+        code: CodeSource = None,
         report_written: ReportWritten | None = None,
     ) -> staging.StagingDirectory:
         """Return a new staging directory, with all files of a checkpoint but the last.
@@ -127,8 +111,7 @@ class CheckpointStorage:
             checkpoint_id: the id; by default a new one.
             content: the content; without it the caller writes the files, and gives :meth:`commit` the metadata.
             code: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
-                those that no trial needs; by default the working directory. A ``CodeCopier`` copies a file that has
-                not changed since its previous checkpoint only once.
+                those that no trial needs; by default the working directory.
             report_written: called with the directory once all files but the last are written; it may add files.
 
         Raises:
@@ -137,11 +120,11 @@ class CheckpointStorage:
         """
         new = new_id() if checkpoint_id is None else checkpoint_id
         try:
-            begun: staging.StagingDirectory = (
-                staging.LocalStaging(self.root, new)
-                if self.is_local
-                else staging.RemoteStaging(self.root, new, self.retry)
-            )
+            begun: staging.StagingDirectory
+            if self.is_local:
+                begun = staging.LocalStaging(self.root, new)
+            else:
+                begun = staging.RemoteStaging(self.root, new, self.retry)
         except errors.CheckpointError:
             raise
         except OSError as e:
@@ -177,18 +160,6 @@ class CheckpointStorage:
                 begun.commit(dict(metadata or {}), begun.list_files() if self.is_local else [])
         return begun.directory.name
 
-    def add_metadata(self, checkpoint_id: str, entries: Mapping[str, Any]) -> None:
-        """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole.
-
-        Raises:
-            StorageError: the storage refuses.
-        """
-        file = self.root.checkpoint(checkpoint_id) / layout.METADATA_FILE
-        content = to_json(with_entries(self.read_metadata(checkpoint_id), entries)).encode()
-        self.retry.call("writing", lambda: file.write(content), where=file)
-        if self.root.is_object_store:
-            self.retry.call("removing", lambda: survey.remove_index(self.root), where=self)
-
     def require_writable(self) -> None:
         """Make sure that the storage can be written to, before hours of training are at stake.
 
@@ -221,10 +192,7 @@ class CheckpointStorage:
         old = self.root.checkpoint(checkpoint_id)
         new = self.root.checkpoint(by)
         with explain_errors(f"replacing {escape(old)} by", new):
-            if self.is_local:
-                removal.replace_local(self.root, old, new)
-            else:
-                removal.replace_remote(self.root, old, new, self.retry)
+            removal.replace(self.root, old, new, self.retry)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return their ids.
@@ -266,10 +234,7 @@ class CheckpointStorage:
             return (directory / layout.METADATA_FILE).exists()
 
     def newest(self, job: str | None = None) -> str | None:
-        """Return the path or URL of the newest complete checkpoint, or None; see :meth:`newest_first`.
-
-        A warning says if the directory does not exist, or if checkpoints are one or two levels below it.
-        """
+        """Return the path or URL of the newest complete checkpoint, or None and perhaps a warning."""
         newest = next(self.newest_first(job), None)
         if newest is None and (mistake := find_wrong_directory(self.root)) is not None:
             logger.warning("There is no newest checkpoint. %s", mistake)
@@ -327,8 +292,7 @@ class CheckpointStorage:
     def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
         """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
 
-        In a bucket this takes one listing, and a read of each checkpoint that the bucket's index lacks; metadata from
-        the index have no manifest and no experiment configuration.
+        In a bucket, metadata may come from its index, and then have no manifest and no experiment configuration.
 
         Args:
             complete: leave out incomplete ones.
@@ -353,9 +317,4 @@ class CheckpointStorage:
             return directory if directory.is_dir() else None
 
     def _not_found(self, name: str) -> errors.CheckpointNotFound:
-        known = self.list_ids()
-        near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
-        hint = f"Similar ids: {', '.join(map(escape, near))}." if near else f"{len(known)} other checkpoints are there."
-        return errors.CheckpointNotFound(
-            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self)}. {hint}"
-        )
+        return describe_unknown(name, self.root, self.list_ids())

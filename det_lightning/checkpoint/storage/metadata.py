@@ -102,6 +102,11 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def count_or_zero(value: Any) -> int:
+    """Return a number of batches, and 0 for anything else."""
+    return value if type(value) is int and value >= 0 else 0
+
+
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
     """Return what is known about the checkpoint in a directory, whose ``files`` may have been listed already."""
     files = checkpoint.find_files() if files is None else files

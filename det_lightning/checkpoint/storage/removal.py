@@ -51,8 +51,15 @@ def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
         retry.call("removing", location.remove, where=directory)
 
 
-def replace_local(root: Location, old: Location, new: Location) -> None:
+def replace(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
     """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one always exists."""
+    if root.is_local:
+        _replace_local(root, old, new)
+    else:
+        _replace_remote(root, old, new, retry)
+
+
+def _replace_local(root: Location, old: Location, new: Location) -> None:
     aside = None
     if old.link_target() is not None:
         old.local_path.unlink()
@@ -64,11 +71,8 @@ def replace_local(root: Location, old: Location, new: Location) -> None:
         _remove_tree(aside)
 
 
-def replace_remote(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
-    """Give the directory ``new`` the name of the checkpoint ``old``, which is removed first.
-
-    Until it has that name completely, it exists under its own.
-    """
+def _replace_remote(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
+    """Remove ``old`` first; until ``new`` has its name completely, it exists under its own."""
     delete(root, old, retry)
     fs = root.fs
     if not root.is_object_store and type(fs).cp_file is AbstractFileSystem.cp_file:  # it cannot copy, but rename

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.masking import is_masked, mask, mask_text
+from det_lightning.masking import is_masked, mask, mask_text, short_text
 from det_lightning.secret_names import is_secret_name
 
 # The entries of each type: those that it requires, and the others.
@@ -37,6 +37,27 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
     "credential": ("credential", "AZURE_STORAGE_ACCOUNT_KEY"),
     "account_url": ("account_host", None),
 }
+
+
+_EXPECTED = (
+    "checkpoint_storage is a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
+    "configuration, or None for the default"
+)
+
+
+def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
+    """Return the path or URL of a storage, and the options of its file system; see ``CheckpointStorage``."""
+    if isinstance(root, Mapping):
+        root, options = storage_from_config(root, options)
+    if root is None:
+        import platformdirs  # here, because it is rarely needed
+
+        root = platformdirs.user_data_dir("determined")
+    if not isinstance(root, str | os.PathLike):
+        raise TypeError(f"{_EXPECTED}; got {short_text(root)}.")
+    if root == "":  # as from a variable that is not set
+        raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
+    return root, options
 
 
 def storage_from_config(

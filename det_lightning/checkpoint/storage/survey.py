@@ -15,12 +15,19 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE, is_shallow
-from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, MANIFEST_KEY, find_metadata_damage, with_checksum
+from det_lightning.checkpoint.format.manifest import (
+    CHECKSUM_KEY,
+    MANIFEST_KEY,
+    find_metadata_damage,
+    with_checksum,
+    with_entries,
+)
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, read_metadata
 from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.checkpoint.storage.staging import find_marked
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import to_json
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +166,15 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
             f"The index of {escape(root)} was out of date: the metadata of {len(changed)} checkpoints, such as "
             f"{escape(changed[0])}, have changed or are gone. It was removed, and nothing was deleted. Try again."
         )
+
+
+def add_entries(root: Location, checkpoint_id: str, entries: Mapping[str, Any]) -> None:
+    """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole."""
+    checkpoint = root.checkpoint(checkpoint_id)
+    content = with_entries(read_metadata(checkpoint), entries)
+    (checkpoint / METADATA_FILE).write(to_json(content).encode())
+    if root.is_object_store:
+        remove_index(root)
 
 
 def remove_index(root: Location) -> None:

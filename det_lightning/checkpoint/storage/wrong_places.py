@@ -5,8 +5,9 @@ They are looked for one or two levels below a directory, with few requests.
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -15,7 +16,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors, 
 from det_lightning.checkpoint.storage.metadata import markers_of
 from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.escaping import escape, name_some
-from det_lightning.masking import short_text
+from det_lightning.masking import mask_url, short_text
 
 _Listing = tuple[Location, Mapping[str, str]]
 
@@ -116,6 +117,15 @@ def require_checkpoint_path(value: Any) -> None:
     if value is None:
         expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
     require_path(value, expected)
+
+
+def describe_unknown(name: str, root: Location, known: Sequence[str]) -> errors.CheckpointNotFound:
+    """Return the error for a name that is no checkpoint in a storage with the ``known`` ids; it names similar ids."""
+    near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
+    hint = f"Similar ids: {', '.join(map(escape, near))}." if near else f"{len(known)} other checkpoints are there."
+    return errors.CheckpointNotFound(
+        f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(root)}. {hint}"
+    )
 
 
 def _subdirectories(listing: _Listing) -> tuple[list[Location], list[Location]]:

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
-from det_lightning.checkpoint.storage.background import Snapshotter
-from det_lightning.checkpoint.storage.queue import CheckpointQueue
+from det_lightning.checkpoint.storage.background import CheckpointQueue
+from det_lightning.checkpoint.storage.snapshots import Snapshotter
 from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
@@ -200,7 +200,7 @@ def test_the_first_snapshot_uses_memory_that_was_reserved() -> None:
         Snapshotter().copy(model.state_dict())
     assert unprepared.sizes == [30 * 30 * 4, 30 * 4]
     snapshotter = Snapshotter()
-    snapshotter.reserve([*model.state_dict().values(), torch.zeros(7)])  # more than is needed is not kept
+    snapshotter.reserving([*model.state_dict().values(), torch.zeros(7)])()  # more than is needed is not kept
     with Requests() as prepared:
         first = snapshotter.copy(model.state_dict())
     assert prepared.sizes == []
