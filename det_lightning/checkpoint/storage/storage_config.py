@@ -42,7 +42,8 @@ def storage_from_config(
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in STORAGE_TYPES:
         raise ValueError(f"checkpoint_storage: type must be one of {', '.join(STORAGE_TYPES)}; got {mask(kind)!r}.")
-    required, optional = STORAGE_TYPES[kind].required, STORAGE_TYPES[kind].optional
+    required = STORAGE_TYPES[kind].required
+    optional = STORAGE_TYPES[kind].optional
     known = [*required, *optional]
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
