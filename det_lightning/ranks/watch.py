@@ -1,4 +1,4 @@
-"""Watching the ranks of a run: logs their stacks when one waits long, and ends those that no signal can end."""
+"""Watching a rank: logs its stack when it waits long, and ends the ranks of a run that no signal can end."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ _SHOWN_FRAMES = 12
 GAVE_UP = "watch/gave-up"  # which rank gave up on the hyperparameters, and why
 LEFT = "left"  # how many ranks have left the session
 _SIGNALLED = "watch/signal"
-_NOTICES = "watch/notices"  # how often a rank has asked all ranks to log their stacks
 _STUCK = "watch/stuck"  # how many ranks are stuck since a signal
 _PLACE = "watch/place"  # where the first of them is
 _HANGS = "watch/hangs"  # set if ranks are stuck because they wait for each other
 #: What watches store; the last rank to leave deletes it.
-KEYS = (GAVE_UP, LEFT, _SIGNALLED, _NOTICES, _STUCK, _PLACE, _HANGS)
+KEYS = (GAVE_UP, LEFT, _SIGNALLED, _STUCK, _PLACE, _HANGS)
 
 
 def notice_period_s() -> float:
@@ -79,11 +78,11 @@ def name_ranks(ranks: Collection[int]) -> str:
 
 
 class RankWatch:
-    """A thread that watches the thread that created it, and talks with the watches of other ranks through the store.
+    """A thread that watches the thread that created it.
 
-    When a rank has waited for the notice period, all ranks log their stacks. After a SIGTERM or SIGINT to any rank the
-    watches end the run if no rank moves any more: a Python handler runs only when a call to C++ returns, as a
-    collective does once all ranks have come. A run that writes a checkpoint or waits for a batch goes on.
+    It logs the stack of a thread that has not moved for the notice period. After a SIGTERM or SIGINT to any rank the
+    watches of all ranks end the run if no rank moves any more: a Python handler runs only when a call to C++ returns,
+    as a collective does once all ranks have come. A run that writes a checkpoint or waits for a batch goes on.
     """
 
     def __init__(self, activity: RankActivity, store: Store, notice_s: float) -> None:
@@ -95,8 +94,7 @@ class RankWatch:
         self._clock = getattr(time, "pthread_getcpuclockid", lambda thread: None)(self._watched)
         self._last_look: tuple[object, float, float] = ((), 0.0, 0.0)
         self._moved_at_s = time.monotonic()
-        self._noticed_at_s = 0.0
-        self._notices = b""
+        self._is_logged = False
         self._is_stuck = False
         self._signalled_at_s: float | None = None
         #: Which other rank gave up on the hyperparameters, and why, as far as this rank has heard.
@@ -160,27 +158,21 @@ class RankWatch:
         last_seen, last_s, last_used_s = self._last_look
         if seen != last_seen or used_s - last_used_s > 0.1 * (now - last_s):
             self._moved_at_s = now
+            self._is_logged = False
         self._last_look = (seen, now, used_s)
         return frames
 
     def _log_if_due(self, innermost: FrameType) -> None:
-        """Log the stack if a rank has asked for stacks; ask for them if this rank has waited since the last ones."""
-        if not self._notice_s:
-            return
+        """Log the stack, once, if the watched thread has neither moved nor computed for the notice period."""
         still_s = time.monotonic() - self._moved_at_s
-        notices = look(self._store, _NOTICES) or b""
-        # If a rank waits for its GPU, the GPU may be waiting for other ranks.
-        waits = is_waiting(innermost) or _uses_gpu()
-        is_due = waits and still_s >= self._notice_s and self._noticed_at_s < self._moved_at_s
-        if is_due and notices == self._notices:
-            notices = str(self._store.add(_NOTICES, 1)).encode()
-        if notices != self._notices:
-            self._notices = notices
-            self._noticed_at_s = time.monotonic()
-            awaited = name_ranks(self._activity.awaited) if self._activity.awaited else "other ranks"
-            said = f"has waited {still_s:.0f} s for {awaited}" if waits else f"has been here for {still_s:.0f} s"
-            said = ", ".join(filter(None, [said, self._activity.describe_progress()]))
-            logger.warning("Rank %d %s:\n%s", self._activity.rank, said, _format(innermost))
+        if self._is_logged or not self._notice_s or still_s < self._notice_s:
+            return
+        self._is_logged = True
+        said = f"waited {still_s:.0f} s" if is_waiting(innermost) else f"been here for {still_s:.0f} s"
+        awaited = f" for {name_ranks(self._activity.awaited)}" if self._activity.awaited else ""
+        progress = self._activity.describe_progress()
+        after = progress and f", {progress}"
+        logger.warning("Rank %d has %s%s%s:\n%s", self._activity.rank, said, awaited, after, _format(innermost))
 
     def _end_if_hung(self, innermost: FrameType) -> None:
         """After a signal, end this process if all ranks are stuck because they wait for each other."""

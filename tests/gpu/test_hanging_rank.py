@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of two processes")
-def test_all_ranks_log_where_they_are_and_sigterm_ends_them(tmp_path: Path) -> None:
+def test_ranks_that_do_not_move_log_where_they_are_and_sigterm_ends_them(tmp_path: Path) -> None:
     arguments = ["--end", "sleep", "--at", "5", "--rank", "1", "--backend", "nccl"]
     process = start(tmp_path, *arguments, launcher=TORCHRUN, DET_LIGHTNING_WAIT_NOTICE_S="2")
     missing = {"Rank 0 has ", "Rank 1 has ", "time.sleep(600)"}
