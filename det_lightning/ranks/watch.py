@@ -29,15 +29,17 @@ _TICK_AFTER_SIGNAL_S = 0.25
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
 _TOGETHER_S = 1.0
+_SILENT_S = 10.0  # a rank that was killed says nothing; a slow one, or one that holds Python's lock, may be late
 _SHOWN_FRAMES = 12
 GAVE_UP = "watch/gave-up"  # which rank gave up on the hyperparameters, and why
 LEFT = "left"  # how many ranks have left the session
 _SIGNALLED = "watch/signal"
 _STUCK = "watch/stuck"  # how many ranks are stuck since a signal
-_PLACE = "watch/place"  # where the first of them is
+_MOVES = "watch/moves"  # grows while a rank is not stuck
+_PLACE = "watch/place"  # where the first of the stuck ranks is
 _HANGS = "watch/hangs"  # set if ranks are stuck because they wait for each other
 #: What watches store; the last rank to leave deletes it.
-KEYS = (GAVE_UP, LEFT, _SIGNALLED, _STUCK, _PLACE, _HANGS)
+KEYS = (GAVE_UP, LEFT, _SIGNALLED, _STUCK, _MOVES, _PLACE, _HANGS)
 
 
 def notice_period_s() -> float:
@@ -96,6 +98,7 @@ class RankWatch:
         self._moved_at_s = time.monotonic()
         self._is_logged = False
         self._is_stuck = False
+        self._moves: tuple[bytes | None, float] = (None, 0.0)  # what the store holds, and since when
         self._signalled_at_s: float | None = None
         #: Which other rank gave up on the hyperparameters, and why, as far as this rank has heard.
         self.gave_up = ""
@@ -186,12 +189,16 @@ class RankWatch:
         is_still = since_signal_s > _END_AFTER_SIGNAL_S and still_s > (_STILL_S if waits else since_signal_s)
         self._count_as_stuck(is_still and not is_busy())
         if not self._is_stuck:
+            self._store.add(_MOVES, 1)
             return
         place = traceback.format_stack(innermost, 1)[0].encode()
         if self._store.compare_set(_PLACE, "", place) != place or waits:
             self._store.set(_HANGS, b"1")
-        ended = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
-        if ended >= self._activity.size and look(self._store, _HANGS):
+        if (moves := look(self._store, _MOVES)) != self._moves[0]:
+            self._moves = (moves, now)
+        gone = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
+        no_rank_moves = gone >= self._activity.size or now - self._moves[1] > _SILENT_S
+        if no_rank_moves and look(self._store, _HANGS):
             self._end(innermost)
 
     def _count_as_stuck(self, is_stuck: bool) -> None:
