@@ -178,28 +178,33 @@ class RankWatch:
         logger.warning("Rank %d has %s%s%s:\n%s", self._activity.rank, said, awaited, after, _format(innermost))
 
     def _end_if_hung(self, innermost: FrameType) -> None:
-        """After a signal, end this process if all ranks are stuck because they wait for each other."""
+        """After a signal, end this process if no rank moves and at least one waits for another."""
         if self._signalled_at_s is None:
             return
         waits = is_waiting(innermost)
-        now = time.monotonic()
-        since_signal_s = now - self._signalled_at_s
-        still_s = now - self._moved_at_s
-        # Something that began after the signal and waits for no other rank may be saving the run.
-        is_still = since_signal_s > _END_AFTER_SIGNAL_S and still_s > (_STILL_S if waits else since_signal_s)
-        self._count_as_stuck(is_still and not is_busy())
+        self._count_as_stuck(self._is_still_since(self._signalled_at_s, waits) and not is_busy())
         if not self._is_stuck:
             self._store.add(_MOVES, 1)
             return
         place = traceback.format_stack(innermost, 1)[0].encode()
         if self._store.compare_set(_PLACE, "", place) != place or waits:
             self._store.set(_HANGS, b"1")
+        if not self._some_rank_moves() and look(self._store, _HANGS):
+            self._end(innermost)
+
+    def _is_still_since(self, signal_s: float, waits: bool) -> bool:
+        now = time.monotonic()
+        since_signal_s = now - signal_s
+        # Something that began after the signal and waits for no other rank may be saving the run.
+        longest_s = _STILL_S if waits else since_signal_s
+        return since_signal_s > _END_AFTER_SIGNAL_S and now - self._moved_at_s > longest_s
+
+    def _some_rank_moves(self) -> bool:
+        now = time.monotonic()
         if (moves := look(self._store, _MOVES)) != self._moves[0]:
             self._moves = (moves, now)
-        gone = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
-        no_rank_moves = gone >= self._activity.size or now - self._moves[1] > _SILENT_S
-        if no_rank_moves and look(self._store, _HANGS):
-            self._end(innermost)
+        counted = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
+        return counted < self._activity.size and now - self._moves[1] < _SILENT_S
 
     def _count_as_stuck(self, is_stuck: bool) -> None:
         if is_stuck != self._is_stuck:
