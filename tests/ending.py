@@ -6,8 +6,11 @@ Started by torchrun, by a launcher, or as a single process; writes what every ra
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +59,15 @@ def signal_parent(number: int) -> None:
     signal.signal(number, before)
 
 
+def compute() -> None:
+    """Be in a single call for ten seconds, of which the launcher gets a signal after the first."""
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    threading.Timer(1, os.kill, (os.getppid(), signal.SIGTERM)).start()
+    threading.Timer(10, database.interrupt).start()
+    with contextlib.suppress(sqlite3.OperationalError):  # interrupted
+        database.execute("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n")
+
+
 ENDS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "sigterm": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -67,6 +79,7 @@ ENDS: dict[str, Callable[[], None]] = {
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "barrier": lambda: dist.barrier(),
     "sleep": lambda: time.sleep(600),
+    "compute": compute,
     "error": raise_error,
     "invalid-hp": raise_invalid_hp,
 }

@@ -59,6 +59,7 @@ def test_reading_a_configuration_needs_little_else_of_the_package() -> None:
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",
         "det_lightning.checkpoint.storage.storage_config",
+        "det_lightning.checkpoint.storage.storage_types",
         "det_lightning.files.file_kinds",
         "det_lightning.hyperparameters",
         "det_lightning.units",
@@ -90,7 +91,7 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
 
 @pytest.mark.parametrize(
     ("api", "further"),
-    [("determined", {"google_crc32c", "pathspec", "platformdirs"}), ("lightning", {"google_crc32c", "pathspec"})],
+    [("determined", {"fastcrc", "pathspec", "platformdirs"}), ("lightning", {"fastcrc", "pathspec"})],
 )
 def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(
     api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, SerializeAsAny, create_model, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.config.section import Count, Section, read_variant, refuse, variants
+from det_lightning.checkpoint.storage.storage_types import STORAGE_TYPES, StorageType
+from det_lightning.config.section import Count, Section, read_variant, refuse
 
 
 class StorageConfig(Section):
@@ -27,67 +28,20 @@ class StorageConfig(Section):
     def _can_be_used(self) -> StorageConfig:
         if self.type is not None:
             storage_from_config(self.location())
+            chosen = [name for name in STORAGE_TYPES[self.type].alternatives if getattr(self, name) is not None]
+            if len(chosen) > 1:
+                refuse((chosen[1],), f"cannot be given together with {chosen[0]}: delete one of them")
         return self
 
 
-class SharedFsStorage(StorageConfig):
-    """A directory that all machines can access."""
-
-    type: Literal["shared_fs"] = "shared_fs"
-    host_path: str
-    storage_path: str | None = None
-    container_path: str | None = None
-    checkpoint_path: str | None = None
-    tensorboard_path: str | None = None
-    propagation: str | None = None
+def _make_model(name: str, kind: StorageType) -> type[StorageConfig]:
+    fields: dict[str, Any] = {"type": (Literal[name], name)}
+    fields |= dict.fromkeys(kind.required, (str, ...))
+    fields |= dict.fromkeys(kind.optional, (str | None, None))
+    return create_model(f"{name}_storage", __base__=StorageConfig, __doc__=kind.description, **fields)
 
 
-class DirectoryStorage(StorageConfig):
-    """A directory inside containers."""
-
-    type: Literal["directory"] = "directory"
-    container_path: str
-
-
-class S3Storage(StorageConfig):
-    """An S3 bucket."""
-
-    type: Literal["s3"] = "s3"
-    bucket: str
-    prefix: str | None = None
-    endpoint_url: str | None = None
-    access_key: str | None = None
-    secret_key: str | None = None
-    session_token: str | None = None
-
-
-class GcsStorage(StorageConfig):
-    """A Google Cloud Storage bucket."""
-
-    type: Literal["gcs"] = "gcs"
-    bucket: str
-    prefix: str | None = None
-
-
-class AzureStorage(StorageConfig):
-    """An Azure Blob Storage container."""
-
-    type: Literal["azure"] = "azure"
-    container: str
-    connection_string: str | None = None
-    account_url: str | None = None
-    credential: str | None = None
-
-    @model_validator(mode="after")
-    def _logs_in_one_way(self) -> AzureStorage:
-        if self.connection_string is not None and self.account_url is not None:
-            refuse(("account_url",), "cannot be given together with connection_string: delete one of them")
-        return self
-
-
-STORAGES: dict[str, type[StorageConfig]] = variants(
-    "type", SharedFsStorage, DirectoryStorage, S3Storage, GcsStorage, AzureStorage
-)
+STORAGES = {name: _make_model(name, kind) for name, kind in STORAGE_TYPES.items()}
 _REFUSED = {"hdfs": "it was removed from Determined; copy the checkpoints to a storage of another type"}
 
 

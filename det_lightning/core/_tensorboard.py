@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
+from fastcrc.crc32 import iscsi as compute_crc32c
 
 from det_lightning.core._metrics import as_float, scalars_of
 
@@ -135,7 +135,7 @@ class EventFile:
 def _with_checksums(pieces: list[bytes]) -> list[bytes]:
     extended = []
     for piece in pieces:
-        checksum = google_crc32c.value(piece)
+        checksum = compute_crc32c(piece)
         masked = ((checksum >> 15) | (checksum << 17)) + 0xA282EAD8
         extended.append(piece + struct.pack("<I", masked & 0xFFFFFFFF))
     return extended

@@ -9,6 +9,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import find_experiments
 
@@ -75,5 +76,5 @@ def _local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
     for directory in find_experiments(experiments):
         with contextlib.suppress(OSError, errors.DamagedExperiment):
             storage = directory.checkpoint_storage()
-            if isinstance(storage, str) or storage["type"] in ("directory", "shared_fs"):
+            if isinstance(storage, str) or storage["type"] in LOCAL_TYPES:
                 yield CheckpointStorage(storage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,6 +10,8 @@ from det_lightning.ranks.topology import (
     TORCHRUN_VARIABLES,
     ProcessTopology,
     contradictions,
+    find_chief_ip,
+    find_members,
     topology_from_environment,
     topology_from_horovod,
     validate_topology,
@@ -22,11 +23,8 @@ if TYPE_CHECKING:
     from det_lightning import errors
     from det_lightning.ranks.exchange import Exchange
     from det_lightning.ranks.session import Session
-    from det_lightning.ranks.store import StoreAddress
 
 _DEFAULT_TIMEOUT_S = 1800.0
-_PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
-_DEFAULT_PORT = 12360
 
 
 class DistributedContext:
@@ -108,7 +106,7 @@ class DistributedContext:
         self._all: Exchange | None = None
         self._local: Exchange | None = None
         if self.size > 1:
-            self._meet(_store_address(topology, chief_ip, pub_port, port_offset), timeout_s)
+            self._meet(chief_ip, pub_port, port_offset, timeout_s)
 
     @classmethod
     def from_torch_distributed(
@@ -126,7 +124,7 @@ class DistributedContext:
                 missing.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
-        return cls(**vars(topology), chief_ip=_chief_ip(chief_ip) or os.environ.get("MASTER_ADDR"), timeout_s=timeout_s)
+        return cls(**vars(topology), chief_ip=find_chief_ip(chief_ip, "MASTER_ADDR"), timeout_s=timeout_s)
 
     @classmethod
     def from_horovod(
@@ -139,7 +137,7 @@ class DistributedContext:
             chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
             timeout_s: see the class, which also documents the errors.
         """
-        return cls(**vars(topology_from_horovod(hvd)), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
+        return cls(**vars(topology_from_horovod(hvd)), chief_ip=find_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod
     def from_deepspeed(
@@ -156,7 +154,7 @@ class DistributedContext:
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
         topology = topology_from_environment(need, DEEPSPEED_VARIABLES)
-        return cls(**vars(topology), chief_ip=_chief_ip(chief_ip), timeout_s=timeout_s)
+        return cls(**vars(topology), chief_ip=find_chief_ip(chief_ip), timeout_s=timeout_s)
 
     @classmethod
     def from_tf_config(cls) -> NoReturn:
@@ -267,11 +265,13 @@ class DistributedContext:
         if self._session is not None:
             self._session.activity.describe_progress = describe
 
-    def _meet(self, address: StoreAddress, timeout_s: float) -> None:
+    def _meet(self, chief_ip: str | None, port: int | None, port_offset: int, timeout_s: float) -> None:
         """Wait for the other ranks, and check that the topologies of all agree."""
         from det_lightning.ranks.exchange import Exchange  # imports torch, which a single process does not need
         from det_lightning.ranks.session import Session
+        from det_lightning.ranks.store import find_store
 
+        address = find_store(self.topology, chief_ip, port, port_offset)
         self._session = session = Session(address, self.rank, self.size, timeout_s)
         try:
             self._all = Exchange(session, "all", "", range(self.size))
@@ -282,9 +282,7 @@ class DistributedContext:
             session.leave(f"its context could not be made: {error}", failed=True)
             raise
         if self.local_size > 1:
-            on_this_node = (topology for topology in ranks if topology.cross_rank == self.cross_rank)
-            members = [topology.rank for topology in sorted(on_this_node, key=lambda topology: topology.local_rank)]
-            self._local = Exchange(session, f"node{self.cross_rank}", "_local", members)
+            self._local = Exchange(session, f"node{self.cross_rank}", "_local", find_members(ranks, self.cross_rank))
 
 
 class DummyDistributedContext(DistributedContext):
@@ -299,22 +297,3 @@ class DummyDistributedContext(DistributedContext):
 
     def __init__(self) -> None:
         super().__init__()
-
-
-def _store_address(
-    topology: ProcessTopology, chief_ip: str | None, pub_port: int | None, port_offset: int
-) -> StoreAddress:
-    from det_lightning.ranks.store import StoreAddress, agent_store  # imports torch
-
-    one_node = topology.cross_size == 1
-    if address := agent_store(topology.rank, topology.size, one_node):
-        return address
-    port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT)) if pub_port is None else pub_port
-    if not 0 < port + port_offset < 2**16:
-        raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum must be from 1 to {2**16 - 1}.")
-    host = "127.0.0.1" if one_node or topology.rank == 0 or chief_ip is None else chief_ip
-    return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
-
-
-def _chief_ip(given: str | None) -> str | None:
-    return given or os.environ.get("DET_CHIEF_IP") or None

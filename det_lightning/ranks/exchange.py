@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch.distributed import Work
 
+from det_lightning.ranks.contributions import Contribution, condense, expand, read_contributions
 from det_lightning.ranks.session import Session
 from det_lightning.ranks.store import Store, look, pauses
 from det_lightning.ranks.watch import name_ranks
@@ -29,15 +28,6 @@ _LOOK_AROUND_S = 1.0
 _ALARM = b"!"  # no pickle starts with it
 
 _T = TypeVar("_T")
-
-
-class Contribution(NamedTuple):
-    """What one rank contributes to a round: the operation that it calls, and its pickle, inline or in parts."""
-
-    member: int
-    operation: str
-    parts: int
-    inline: bytes
 
 
 class Exchange:
@@ -166,7 +156,7 @@ class Exchange:
             store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
         store.append(self._key("each"), pickle.dumps(tuple(own)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
-            store.set(self._key("all"), _condense(self._came()))
+            store.set(self._key("all"), condense(self._came()))
             # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
                 self._delete_round(self._kept_round)
@@ -176,7 +166,7 @@ class Exchange:
         look_around = functools.partial(self._look_for_deadlock, operation)
         found = self._poll(operation, published, look_around, timeout_s) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
-        return _expand(found)
+        return expand(found)
 
     def _poll(
         self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None], timeout_s: float
@@ -250,7 +240,7 @@ class Exchange:
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
     def _came(self) -> list[Contribution]:
-        return _read_contributions(look(self._store, self._key("each")) or b"")
+        return read_contributions(look(self._store, self._key("each")) or b"")
 
     def _raise_for_missing(self, operation: str) -> None:
         missing = self._missing()
@@ -289,25 +279,3 @@ class Exchange:
 
     def _part_keys(self, contribution: Contribution) -> list[str]:
         return [self._key(f"part/{contribution.member}/{number}") for number in range(contribution.parts)]
-
-
-def _read_contributions(appended: bytes) -> list[Contribution]:
-    """Read the contributions appended to one key; return them in the order of the group."""
-    stream = io.BytesIO(appended)
-    found = []
-    while stream.tell() < len(appended):
-        found.append(Contribution(*pickle.load(stream)))
-    return sorted(found)
-
-
-def _condense(contributions: list[Contribution]) -> bytes:
-    """Return contributions, in the order of the group, as a pickle that holds equal neighbours only once."""
-    # Contributions in parts are stored under keys of their own.
-    groups = itertools.groupby(contributions, lambda one: one if one.parts else one[1:])
-    runs = [[*members] for _, members in groups]
-    return pickle.dumps([(tuple(members[0]), len(members)) for members in runs], pickle.HIGHEST_PROTOCOL)
-
-
-def _expand(condensed: bytes) -> list[Contribution]:
-    runs = pickle.loads(condensed)
-    return [Contribution(member + offset, *rest) for (member, *rest), count in runs for offset in range(count)]

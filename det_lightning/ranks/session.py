@@ -15,16 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
 from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.ranks.watch import (
-    ENDED,
-    GAVE_UP,
-    LEFT,
-    SIGNALLED,
-    RankActivity,
-    RankWatch,
-    name_ranks,
-    notice_period_s,
-)
+from det_lightning.ranks.watch import GAVE_UP, KEYS, LEFT, RankActivity, RankWatch, name_ranks, notice_period_s
 
 # How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
 # failure so that they can read what happened.
@@ -250,7 +241,7 @@ def _record_for_torchrun(error: BaseException, after_s: float = 0.0) -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", LEFT, "met", "failed", SIGNALLED, GAVE_UP, ENDED):
+    for key in ("empty", "met", "failed", *KEYS):
         store.delete_key(key)
 
 

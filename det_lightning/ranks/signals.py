@@ -13,6 +13,7 @@ from typing import Any
 
 # GNU timeout and some launchers send a signal twice within this time, to a process and to its group.
 SAME_SIGNAL_S = 2.0
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _in_main_thread() -> bool:
@@ -83,7 +84,7 @@ class EndSignals:
 
 
 class SignalLog:
-    """The signals that were received, even while the main thread is in a call that lets no Python handler run.
+    """The first SIGTERM or SIGINT received, even while the main thread is in a call that lets no Python handler run.
 
     Only signals with a Python handler are seen. A process has one such log, as it has one ``signal.set_wakeup_fd``,
     which is left alone if something else uses it, such as an event loop.
@@ -91,9 +92,8 @@ class SignalLog:
 
     def __init__(self) -> None:
         self._users = 0
-        self._lock = threading.Lock()
         self._ends: tuple[int, int] | None = None
-        self._came: dict[int, float] = {}
+        self._first: tuple[int, float] | None = None
 
     def open(self) -> bool:
         """Start recording signals; outside of the main thread and on Windows, do nothing and return False.
@@ -109,8 +109,8 @@ class SignalLog:
             # Signals sent to a fork must not be seen here.
             os.register_at_fork(after_in_child=self._forget)
         if not self._users:
-            self._drain()
-            self._came.clear()
+            self.first()  # of those that came meanwhile, none counts
+            self._first = None
             if (before := signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)) != -1:
                 signal.set_wakeup_fd(before)
         self._users += 1
@@ -121,18 +121,13 @@ class SignalLog:
         if not self._users and _in_main_thread():
             self._forget()
 
-    def first_of(self, signums: tuple[int, ...]) -> tuple[int, float] | None:
-        """Return which of these signals came first, and ``time.monotonic()`` soon after that; None if none came."""
-        with self._lock:
-            for signum in self._drain():
-                self._came.setdefault(signum, time.monotonic())
-            came = [(signum, at) for signum, at in self._came.items() if signum in signums]
-        return min(came, key=lambda found: found[1]) if came else None
-
-    def _drain(self) -> bytes:
+    def first(self) -> tuple[int, float] | None:
+        """Return which signal came first, and ``time.monotonic()`` soon after that; None if none came."""
         with contextlib.suppress(BlockingIOError):
-            return b"" if self._ends is None else os.read(self._ends[0], 1024)
-        return b""
+            ending = [signum for signum in os.read(self._ends[0], 1024) if signum in _ENDING] if self._ends else []
+            if ending and self._first is None:
+                self._first = (ending[0], time.monotonic())
+        return self._first
 
     def _forget(self) -> None:
         if self._ends is not None and (found := signal.set_wakeup_fd(-1)) != self._ends[1]:

@@ -13,6 +13,10 @@ from typing import Protocol, cast
 
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from det_lightning.ranks.topology import ProcessTopology
+
+_PORT_VARIABLE = "INTER_TRAIN_PROCESS_COMM_PORT_1"
+_DEFAULT_PORT = 12360
 _SHORTEST_PAUSE_S = 0.00005
 LONGEST_PAUSE_S = 0.05
 _REQUEST_TIMEOUT = timedelta(seconds=30)
@@ -45,7 +49,24 @@ class StoreAddress:
         return f"{self.host}:{self.port}, which {'rank 0' if self.of_chief else 'the agent of torchrun'} runs"
 
 
-def agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
+def find_store(topology: ProcessTopology, chief_ip: str | None, port: int | None, port_offset: int) -> StoreAddress:
+    """Return the address of the store: that of ``torchrun``'s agent, or else the one that rank 0 runs.
+
+    Raises:
+        ValueError: the sum of the port and its offset is not a port.
+    """
+    one_node = topology.cross_size == 1
+    if address := _find_agent_store(topology.rank, topology.size, one_node):
+        return address
+    if port is None:
+        port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT))
+    if not 0 < port + port_offset < 2**16:
+        raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum must be from 1 to {2**16 - 1}.")
+    host = "127.0.0.1" if one_node or topology.rank == 0 or chief_ip is None else chief_ip
+    return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
+
+
+def _find_agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
     """Return the store of ``torchrun``'s agent, if that started this process as the given rank."""
     started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     host = os.environ.get("MASTER_ADDR")

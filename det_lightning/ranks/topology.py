@@ -93,6 +93,17 @@ def contradictions(ranks: list[ProcessTopology]) -> list[str]:
     return problems
 
 
+def find_members(ranks: list[ProcessTopology], node: int) -> list[int]:
+    """Return the ranks on a node, in the order of their local ranks."""
+    members = [topology for topology in ranks if topology.cross_rank == node]
+    return [topology.rank for topology in sorted(members, key=lambda topology: topology.local_rank)]
+
+
+def find_chief_ip(given: str | None, other_variable: str = "") -> str | None:
+    """Return the address of the chief: the given one, or else the one in the environment; None if there is none."""
+    return given or os.environ.get("DET_CHIEF_IP") or os.environ.get(other_variable) or None
+
+
 def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessTopology:
     """Read the numbers from variables, in the order of the fields; an error begins with ``need`` and names them."""
     missing = [name for name in variables if name not in os.environ]

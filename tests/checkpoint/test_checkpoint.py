@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
+from det_lightning.checkpoint.format.manifest import find_damage
 from tests.checkpoint.made_checkpoints import make_resume
 
 STATE: dict[str, Any] = {
@@ -178,6 +179,16 @@ def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
     assert not sentinel.exists()
     read_checkpoint(checkpoint, trusted=True)
     assert sentinel.exists()
+
+
+def test_a_manifest_that_another_library_computed_matches(tmp_path: Path) -> None:
+    (tmp_path / "digits").write_bytes(b"123456789")
+    listed = {"digits": {"bytes": 9, "crc32c": "e3069283"}}  # google_crc32c gave both
+    (tmp_path / "metadata.json").write_text(json.dumps({"files": listed, "metadata_crc32c": "ddee988b"}))
+    assert find_damage(tmp_path) == []
+    (tmp_path / "digits").write_bytes(b"123456780")
+    (damage,) = find_damage(tmp_path)
+    assert damage.startswith("digits has the checksum ")
 
 
 @pytest.mark.parametrize("name", PICKLES)

@@ -14,22 +14,22 @@ import pytest
 
 from det_lightning.core import DistributedContext
 from det_lightning.ranks.signals import signal_log
-from det_lightning.ranks.watch import NOTICE_VARIABLE, RankStatus, describe_wait
+from det_lightning.ranks.watch import NOTICE_VARIABLE
 from tests.ranks.ranks import on_ranks
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_long_is_reported_once_with_the_lines_of_all_ranks(
+def test_a_rank_that_does_not_move_logs_its_stack_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(NOTICE_VARIABLE, "1.5")
-    is_reported = threading.Event()
+    is_logged = threading.Event()
 
     def note(record: logging.LogRecord) -> bool:
-        if " s in " in record.getMessage():
-            is_reported.set()
+        if record.getMessage().startswith("Rank 1 has"):
+            is_logged.set()
         return True
 
     caplog.handler.addFilter(note)
@@ -37,19 +37,17 @@ def test_a_rank_that_waits_long_is_reported_once_with_the_lines_of_all_ranks(
     def do(context: DistributedContext) -> list[int]:
         context.name_progress(lambda: f"after {context.rank} batches")
         if context.rank == 1:
-            is_reported.wait(60)
-            time.sleep(2)  # a second report would be due
+            is_logged.wait(60)
+            time.sleep(2)  # elsewhere, so this is logged, too
         return context.allgather(context.rank)
 
     with caplog.at_level(logging.WARNING):
         assert on_ranks(1, 2, do) == [[0, 1]] * 2
-    (message,) = [record.message for record in caplog.records if " s in " in record.message]
-    here, there = message.split("; ")
-    assert re.match(r"Rank 0 has waited \d+ s in do \(", here)
-    assert "test_watch.py:" in here
-    assert here.endswith(") > allgather, after 0 batches, for rank 1")
-    assert there.startswith("rank 1 has been ")
-    assert there.endswith(") > wait, after 1 batches.")
+    waiting, first, second = sorted(record.message for record in caplog.records if record.message.startswith("Rank "))
+    assert re.match(r"Rank 0 has waited \d+ s for rank 1, after 0 batches:\n", waiting)
+    assert "return context.allgather(context.rank)" in waiting
+    assert re.match(r"Rank 1 has been here for \d+ s, after 1 batches:\n", first)
+    assert {"is_logged.wait(60)" in first, "is_logged.wait(60)" in second} == {True, False}
 
 
 def join_late(context: DistributedContext) -> None:
@@ -74,61 +72,32 @@ def test_a_period_that_is_not_a_number_of_seconds_is_refused(period: str, monkey
         DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
 
 
-def status(
-    rank: int, where: str, waits: bool = True, still_s: float = 60.0, awaited: list[int] | None = None
-) -> RankStatus:
-    return RankStatus(rank, 1, where, waits, still_s, stuck=False, awaited=awaited or [])
-
-
-@pytest.mark.parametrize(
-    ("statuses", "silent", "sentence"),
-    [
-        (
-            [status(0, "A > allgather", awaited=[2]), status(1, "A > allgather"), status(2, "B > gather")],
-            set(),
-            "Ranks 0, 1 have waited 60 s in A > allgather, for rank 2; rank 2 has waited 60 s in B > gather.",
-        ),
-        (
-            [status(0, "A > backward"), status(1, "B", waits=False, still_s=0.2), status(2, "B")],
-            {2},
-            "Rank 0 has waited 60 s in A > backward, for ranks 1, 2; rank 1 is in B; nothing is heard of rank 2.",
-        ),
-        (
-            [status(0, "A", waits=False), status(1, "A", waits=False)],
-            set(),
-            "Ranks 0, 1 have been 60 s in A, where all ranks are.",
-        ),
-    ],
-)
-def test_a_sentence_names_all_ranks_by_their_places(
-    statuses: list[RankStatus], silent: set[int], sentence: str
-) -> None:
-    assert describe_wait(statuses[0], statuses, silent) == sentence
-
-
 @pytest.fixture
 def handled() -> Iterator[None]:
-    """A handler in Python for SIGUSR1, and a log of signals."""
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    """Handlers in Python for SIGTERM and SIGUSR1, and a log of signals."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, lambda number, frame: None) for number in numbers]
     assert signal_log.open()
     yield
     signal_log.close()
-    signal.signal(signal.SIGUSR1, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @posix
-def test_a_signal_is_seen_and_that_of_a_fork_is_not(handled: None) -> None:
-    assert signal_log.first_of((signal.SIGUSR1,)) is None
+def test_the_first_signal_to_end_is_seen_and_that_of_a_fork_is_not(handled: None) -> None:
     if not (child := os.fork()):
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
     os.waitpid(child, 0)
-    assert signal_log.first_of((signal.SIGUSR1,)) is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    found = signal_log.first_of((signal.SIGTERM, signal.SIGUSR1))
+    assert signal_log.first() is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    found = signal_log.first()
     assert found is not None
-    assert found[0] == signal.SIGUSR1
-    assert signal_log.first_of((signal.SIGTERM,)) is None
+    assert found[0] == signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signal_log.first() == found
 
 
 @posix

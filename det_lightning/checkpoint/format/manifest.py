@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import google_crc32c
+from fastcrc.crc32 import iscsi as extend_crc32c
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
@@ -50,13 +50,13 @@ def describe_file(path: pathlib.Path) -> dict[str, Any]:
     checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            checksum = google_crc32c.extend(checksum, chunk)
+            checksum = extend_crc32c(chunk, checksum)
     return {"bytes": path.stat().st_size, "crc32c": f"{checksum:08x}"}
 
 
 def describe_content(content: bytes) -> dict[str, Any]:
     """Return size and CRC-32C of the content of a file."""
-    return {"bytes": len(content), "crc32c": f"{google_crc32c.value(content):08x}"}
+    return {"bytes": len(content), "crc32c": f"{extend_crc32c(content):08x}"}
 
 
 def _raise(error: OSError) -> None:
@@ -233,4 +233,4 @@ def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
 
 def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
     content = json.dumps(entries, sort_keys=True, separators=(",", ":"))
-    return f"{google_crc32c.value(content.encode('ascii')):08x}"
+    return f"{extend_crc32c(content.encode('ascii')):08x}"

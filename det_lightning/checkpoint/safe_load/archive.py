@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import IO, Any
 
-from zlib_ng import zlib_ng
+from fastcrc.crc32 import iso_hdlc as extend_crc32
 
 _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
@@ -84,15 +84,18 @@ class Section(_Stream):
         self.position += count
         return count
 
-    def fill(self, position: int, target: memoryview) -> int:
-        """Fill ``target`` from a position on; return the checksum. Raise an ``EOFError`` if the file ends before."""
+    def fill(self, position: int, target: memoryview, crc32: int = 0) -> int:
+        """Fill ``target`` from a position on; return the checksum ``crc32`` extended by the bytes read.
+
+        Raises:
+            EOFError: the file ends before.
+        """
         self.seek(position)
-        crc32 = 0
         while len(target):
             count = self.readinto(target[:_CHUNK_BYTES])
             if not count:
                 raise EOFError("it ends in the middle of an entry")
-            crc32 = zlib_ng.crc32(target[:count], crc32)
+            crc32 = extend_crc32(target[:count], crc32)
             target = target[count:]
         return crc32
 
@@ -101,8 +104,7 @@ class Section(_Stream):
         crc32 = 0
         buffer = memoryview(bytearray(min(entry.size, _CHUNK_BYTES)))
         for at in range(0, entry.size, _CHUNK_BYTES):
-            chunk = buffer[: entry.size - at]
-            crc32 = zlib_ng.crc32_combine(crc32, self.fill(entry.begin + at, chunk), len(chunk))
+            crc32 = self.fill(entry.begin + at, buffer[: entry.size - at], crc32)
         return crc32
 
 

@@ -172,7 +172,7 @@ def load_checkpoint(
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
 
     Example:
-        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage
         >>> from det_lightning.checkpoint import TrialState, load_checkpoint
         >>> storage = CheckpointStorage("checkpoints")
         >>> built_by = {"trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": {}}

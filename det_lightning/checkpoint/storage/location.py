@@ -18,16 +18,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
+from det_lightning.checkpoint.storage.storage_types import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
-
-# The extra of det-lightning that installs the library for a protocol.
-_EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
-}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -284,7 +278,7 @@ def _with_password(url: str, options: Mapping[str, Any]) -> str:
 
 def _explain(shown: str, error: Exception) -> str:
     if isinstance(error, ImportError):
-        extra = _EXTRAS.get(shown.partition("://")[0])
+        extra = EXTRAS.get(shown.partition("://")[0])
         install = how_to_install(extra) if extra else str(error)
         return f"{shown} needs a library that is not installed: {install}"
     if isinstance(error, ValueError):

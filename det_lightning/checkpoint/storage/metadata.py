@@ -44,7 +44,7 @@ class CheckpointInfo:
         foreign: whether it is that of a ``TFKerasTrial``, which det_lightning neither reads nor deletes.
 
     Example:
-        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter, TrialState
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
         >>> storage = CheckpointStorage("checkpoints")
         >>> _ = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))
         >>> [(info.complete, info.metadata["steps_completed"]) for info in storage.survey()]

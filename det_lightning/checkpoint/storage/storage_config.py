@@ -8,18 +8,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES, STORAGE_TYPES
 from det_lightning.masking import is_masked, mask, mask_text, short_text
 from det_lightning.secret_names import is_secret_name
-
-# The entries of each type: those that it requires, and the others.
-_TYPES: dict[str, tuple[list[str], list[str]]] = {
-    "shared_fs": (["host_path"], ["storage_path", "checkpoint_path", "tensorboard_path", "container_path"]),
-    "directory": (["container_path"], []),
-    "s3": (["bucket"], ["prefix", "endpoint_url", "access_key", "secret_key", "session_token"]),
-    "gcs": (["bucket"], ["prefix"]),
-    "azure": (["container"], ["connection_string", "account_url", "credential"]),
-}
-_PROTOCOLS = {"s3": "s3", "gcs": "gs", "azure": "az"}
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
 _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}
@@ -70,9 +61,10 @@ def storage_from_config(
     missing or unknown, but no value that may be a secret.
     """
     kind = config.get("type")
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(_TYPES)}; got {mask(kind)!r}.")
-    required, optional = _TYPES[kind]
+    if not isinstance(kind, str) or kind not in STORAGE_TYPES:
+        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(STORAGE_TYPES)}; got {mask(kind)!r}.")
+    required = STORAGE_TYPES[kind].required
+    optional = STORAGE_TYPES[kind].optional
     known = [*required, *optional]
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
@@ -152,10 +144,9 @@ def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, A
     if "account_host" in options:
         host = options["account_host"].partition("://")[2] or options["account_host"]
         options |= {"account_host": host.rstrip("/"), "account_name": host.partition(".")[0]}
-    if kind == "shared_fs":
-        return str(_inside_host_path(given)), options
-    if kind == "directory":
-        return str(given["container_path"]), options
+    place = given[STORAGE_TYPES[kind].required[0]]
+    if kind in LOCAL_TYPES:
+        return str(_inside_host_path(given) if kind == "shared_fs" else place), options
     parts = [part for part in os.fspath(given.get("prefix", "")).split("/") if part not in ("", ".")]
-    bucket = os.fspath(given["container" if kind == "azure" else "bucket"]).strip("/")
-    return "/".join([f"{_PROTOCOLS[kind]}://{bucket}", *parts]), options
+    protocol = STORAGE_TYPES[kind].protocols[0]
+    return "/".join([f"{protocol}://{os.fspath(place).strip('/')}", *parts]), options

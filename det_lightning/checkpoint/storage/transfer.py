@@ -227,7 +227,7 @@ def open_checkpoint(
         UnsafeCheckpointError: file names lead out of it, or a name is both a file's and a directory's.
 
     Example:
-        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, CheckpointWriter
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage
         >>> from det_lightning.checkpoint import TrialState, open_checkpoint
         >>> storage = CheckpointStorage("checkpoints")
         >>> _ = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.checkpoint.storage.storage_types import EXTRAS
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
 from tests.checkpoint.storage.backends import QUICK, new_bucket, write
@@ -59,6 +61,11 @@ KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
 )
 def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[str, Any]) -> None:
     assert storage_from_config(config) == (url, options)
+
+
+def test_every_type_that_needs_a_library_has_an_extra() -> None:
+    assert {"s3", "gcs", "azure"} == {*EXTRAS.values()}
+    assert {*EXTRAS.values()} <= {*metadata("det-lightning").get_all("Provides-Extra", [])}
 
 
 @pytest.mark.parametrize(
