@@ -91,7 +91,10 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
 
 @pytest.mark.parametrize(
     ("api", "further"),
-    [("determined", {"fastcrc", "pathspec", "platformdirs"}), ("lightning", {"fastcrc", "pathspec"})],
+    [
+        ("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}),
+        ("lightning", {"fastcrc", "filelock", "pathspec"}),
+    ],
 )
 def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(
     api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

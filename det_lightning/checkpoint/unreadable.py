@@ -6,7 +6,7 @@ import collections
 import logging
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,20 +96,20 @@ def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in pairs:
-            for one in (key, item):
-                kind = type(one)
-                # Nearly all are of these types: a call for each would take longer than the rest of a save.
-                if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
-                    continue
-                if (kind is int and one.bit_length() <= _MOST_BITS) or _is_plain_array(one):
-                    continue
-                inside = f"{place}[{key!r:.100}]" if place else str(key)
-                is_read = kind is not collections.defaultdict or one.default_factory in _FACTORIES
-                (left if kind in _CONTAINERS and is_read else found).append(
-                    (inside if one is item else f"the key of {inside}", one)
-                )
+        entries: list[tuple[Any, Any]] = [*(value.items() if isinstance(value, Mapping) else enumerate(value))]
+        if isinstance(value, Mapping):
+            entries += zip(value, value, strict=True)  # the keys themselves
+        for key, one in entries:
+            kind = type(one)
+            # Nearly all are of these types: a call for each would take longer than the rest of a save.
+            if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
+                continue
+            if (kind is int and one.bit_length() <= _MOST_BITS) or _is_plain_array(one):
+                continue
+            inside = f"{place}[{key!r:.100}]" if place else str(key)
+            is_read = kind is not collections.defaultdict or one.default_factory in _FACTORIES
+            others = left if kind in _CONTAINERS and is_read else found
+            others.append((f"the key of {inside}" if one is key else inside, one))
     return found
 
 

@@ -91,7 +91,8 @@ class RunCheckpoints:
         The chief calls this with the path or URL of the checkpoint that the run resumes from, and its content. Raise a
         ``StorageError`` if the storage cannot be written to, or a live run has the name that was given.
         """
-        storage, saving = self.storage, self._saving
+        storage = self.storage
+        saving = self._saving
         storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
         trial = self.claims.claim_trial(saving.experiment, saving.trial, inherited)

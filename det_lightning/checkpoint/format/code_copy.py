@@ -89,7 +89,8 @@ class CodeCopier:
 
         ``storage``, the directory of the checkpoints, is left out if the code directory contains it.
         """
-        self.previous_id, self.latest_id = self.latest_id, None
+        self.previous_id = self.latest_id
+        self.latest_id = None
         target.mkdir()
         self._copies_before = self._copies
         self._copies = {}

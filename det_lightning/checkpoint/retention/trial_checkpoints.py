@@ -145,22 +145,22 @@ def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> l
     complete.
     """
     root = storage.root
-    missing: list[str] = []
-    if storage.is_local:
-        with explain_errors("looking for checkpoints in", storage):
-            for name in checkpoint_ids:
-                try:
-                    os.stat(f"{root.path}/{name}/{METADATA_FILE}")  # noqa: PTH116 (of a string)
-                except (FileNotFoundError, NotADirectoryError):
-                    missing.append(name)
-                else:
-                    if os.path.islink(f"{root.path}/{name}"):  # noqa: PTH114
-                        missing.append(name)
-        return missing
 
     def find() -> list[str]:
         names = {*root.list_names()} if checkpoint_ids else set()
         torn = [name for name in checkpoint_ids[-1:] if not (root / name / METADATA_FILE).exists()]
         return [name for name in checkpoint_ids if name not in names or name in torn]
 
-    return storage.retry.call("looking for checkpoints in", find, where=storage)
+    if not storage.is_local:
+        return storage.retry.call("looking for checkpoints in", find, where=storage)
+    missing: list[str] = []
+    with explain_errors("looking for checkpoints in", storage):
+        for name in checkpoint_ids:
+            try:
+                os.stat(f"{root.path}/{name}/{METADATA_FILE}")  # noqa: PTH116 (of a string)
+                is_there = not os.path.islink(f"{root.path}/{name}")  # noqa: PTH114
+            except (FileNotFoundError, NotADirectoryError):
+                is_there = False
+            if not is_there:
+                missing.append(name)
+    return missing
