@@ -103,7 +103,7 @@ class RunCheckpoints:
             self._notes["job"] = saving.job
         self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id)
         if self.policy.retention is not None:
-            self._trial.learn(experiment)
+            self._trial.learn(experiment, parent)
         self._cleaning = BackgroundCleaning(storage)
 
     def attach(self, run: TrialRun) -> None:

@@ -52,8 +52,11 @@ class TrialCheckpoints:
         self._written: list[str] = []  # by this run, and not deleted
         self._vanished: list[str] = []
 
-    def learn(self, experiment: str) -> None:
-        """Find what earlier runs of the trial wrote, and delete what need not be kept."""
+    def learn(self, experiment: str, resumed_from: str | None = None) -> None:
+        """Find what earlier runs of the trial wrote, and delete what need not be kept.
+
+        The checkpoint that the run resumes from stays until the run has written one.
+        """
         storage = self._storage
         storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
         found = storage.retry.call("reading", storage.glance, where=storage)
@@ -63,7 +66,7 @@ class TrialCheckpoints:
             own = [info for info in own if info.id not in old] + storage.describe(old)
         self._records = {info.id: record_of(info, self._trial, self._policy.metric) for info in own}
         self._latest = max((record.order for record in self._records.values()), default=0.0)
-        self._delete_the_rest()
+        self._delete_the_rest(but=resumed_from)
 
     def next_order(self) -> float:
         """Return the time of the next checkpoint, in seconds since 1970; it grows even if the clock is set back."""
@@ -92,8 +95,10 @@ class TrialCheckpoints:
         policy = self._policy
         return {"name": policy.metric, "value": value, "smaller_is_better": policy.smaller_is_better}
 
-    def _delete_the_rest(self) -> None:
+    def _delete_the_rest(self, but: str | None = None) -> None:
         for checkpoint_id in self._policy.choose_to_delete(self._records.values()):
+            if checkpoint_id == but:
+                continue
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
                     logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
