@@ -15,7 +15,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.scanner import Scanner, ScannerError
 
 from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
@@ -38,11 +37,6 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # Keys count, too. A parser needs long for as many as fit into a megabyte, and aliases of aliases can stand
 # for any number of values.
 _MOST_VALUES = 25_000
-_DEEPEST = 100
-# The parser takes long for long ones.
-_LONGEST_TAG = 1000
-# A float cannot have more, and Python does not print integers with more than a few thousand.
-_MOST_DIGITS = 300
 
 
 class YamlDocument(Document):
@@ -55,7 +49,6 @@ class YamlDocument(Document):
         # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.Composer = _BoundedComposer
-        self._yaml.Scanner = _BoundedScanner
         self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
@@ -75,13 +68,13 @@ class YamlDocument(Document):
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
             message = (
-                f"more than {_MOST_VALUES:,} keys and values, or {_DEEPEST} levels; keep data in a file of their own"
+                f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a file of their own"
             )
             self.mistakes.append(ConfigMistake(None, "", message))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
         self._values += 1
-        if self._values > _MOST_VALUES or len(self._open) > _DEEPEST:
+        if self._values > _MOST_VALUES:
             raise _TooLarge
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -145,23 +138,21 @@ class YamlDocument(Document):
                 self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
                 return value
             return self._joined(node, path, text)
-        if node.tag == f"{_TAG}int" and len(text) > _MOST_DIGITS:
-            return self._wrong(node, path, f"a number of more than {_MOST_DIGITS} digits cannot be used")
-        if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and int(text) != int(text, 8):
-            meanings = (
-                f"is {int(text)} in YAML 1.2 and {int(text, 8)} before: write {int(text)} or 0o{text.lstrip('+-0')}"
-            )
-            if _is_secret(path):
-                meanings = "is another number before YAML 1.2: write it in quotes"
-            return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
         if node.tag not in _NUMBERS | _CONSTANTS:
             return self._wrong(
                 node, path, f"values of the type {_shown(node.tag, path)} cannot be used; quote it if it is text"
             )
         try:
             value = self._yaml.constructor.construct_object(node)
-        except (ValueError, KeyError, IndexError):
-            return self._wrong(node, path, f"not of the type {node.tag}")
+            if isinstance(value, int):
+                float(value)
+        except (ValueError, KeyError, IndexError, OverflowError):
+            return self._wrong(node, path, f"not of the type {node.tag}, or too large")
+        if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and value != int(text, 8):
+            meanings = f"is {value} in YAML 1.2 and {int(text, 8)} before: write {value} or 0o{text.lstrip('+-0')}"
+            if _is_secret(path):
+                meanings = "is another number before YAML 1.2: write it in quotes"
+            return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
         return as_passed_on(value) if isinstance(value, float) else value
@@ -204,11 +195,3 @@ class _BoundedComposer(Composer):
         if self._composed > _MOST_VALUES:
             raise _TooLarge
         return super().compose_node(parent, index)
-
-
-class _BoundedScanner(Scanner):
-    def scan_tag_uri(self, name: Any, start_mark: Any) -> Any:
-        found = super().scan_tag_uri(name, start_mark)
-        if len(found) > _LONGEST_TAG:
-            raise ScannerError(None, None, f"a tag of more than {_LONGEST_TAG:,} characters", start_mark)
-        return found
