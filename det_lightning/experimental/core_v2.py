@@ -88,24 +88,8 @@ class Config:
     external_trial_id: str | None = None
 
 
-class DefaultConfig(Config):
-    """The older name of :class:`Config`, for ``defaults``.
-
-    Example:
-        >>> from det_lightning.experimental import core_v2
-        >>> core_v2.DefaultConfig(hparams={"scale": 0.5}).hparams
-        {'scale': 0.5}
-    """
-
-
-class UnmanagedConfig(Config):
-    """The older name of :class:`Config`, for ``unmanaged``.
-
-    Example:
-        >>> from det_lightning.experimental import core_v2
-        >>> core_v2.UnmanagedConfig(project="noise").project
-        'noise'
-    """
+# The older names, for ``defaults`` and ``unmanaged``.
+DefaultConfig = UnmanagedConfig = Config
 
 
 def init_context(
@@ -158,17 +142,7 @@ def init_context(
     return context
 
 
-def init(
-    *,
-    config: Config | None = None,
-    defaults: Config | None = None,
-    unmanaged: Config | None = None,
-    client: Any = None,
-    distributed: DistributedContext | None = None,
-    checkpoint_storage: str | Mapping[str, Any] | None = None,
-    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
-    tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
-) -> None:
+def init(**arguments: Any) -> None:
     """Open the Core API for this module, until :func:`close` or the end of the process; one that is open is closed.
 
     The arguments and errors are those of :func:`init_context`.
@@ -182,16 +156,7 @@ def init(
     """
     global _opened
     close()
-    context = init_context(
-        config=config,
-        defaults=defaults,
-        unmanaged=unmanaged,
-        client=client,
-        distributed=distributed,
-        checkpoint_storage=checkpoint_storage,
-        preempt_mode=preempt_mode,
-        tensorboard_mode=tensorboard_mode,
-    )
+    context = init_context(**arguments)
     context.start()
     _opened = context
     atexit.unregister(close)
