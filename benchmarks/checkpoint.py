@@ -61,6 +61,7 @@ def measure(way: str, size: Size, directory: str) -> dict[str, float]:
     import torch
 
     from det_lightning import pytorch
+    from det_lightning.callbacks import DeterminedCheckpoint
 
     period = size.period
     rows = size.megabytes * 1024 * 1024 // (2 * 4 * 1024)
@@ -108,11 +109,13 @@ def measure(way: str, size: Size, directory: str) -> dict[str, float]:
         trial = Large(context)
         pytorch.Trainer(trial, context, enable_progress_bar=False, limit_val_batches=0).fit(
             max_length=pytorch.Batch(period * size.checkpoints + 1),
-            checkpoint_period=pytorch.Batch(period if way != "torch.save" else 10**9),
-            checkpoint_policy="none",
-            checkpoint_storage=directory,
-            code_dir=tempfile.mkdtemp(dir=directory),
-            async_write=way == "background",
+            checkpoints=DeterminedCheckpoint(
+                directory,
+                policy="none",
+                period=pytorch.Batch(period if way != "torch.save" else 10**9),
+                code_dir=tempfile.mkdtemp(dir=directory),
+                async_write=way == "background",
+            ),
         )
     pauses = [pause for pause in trial.pauses if way != "torch.save" or pause > 0.01]
     return {

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from det_lightning import core, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 
 AGGREGATION, COUNTED_BATCHES = 4, 12
 
@@ -87,9 +88,7 @@ def train(batches: int, width: int, frequency: int = 1) -> Trial:
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, limit_val_batches=0)
         trainer.fit(
             max_length=pytorch.Batch(batches),
-            checkpoint_policy="none",
-            checkpoint_storage=tempfile.mkdtemp(),
-            code_dir=tempfile.mkdtemp(),
+            checkpoints=DeterminedCheckpoint(tempfile.mkdtemp(), policy="none", code_dir=tempfile.mkdtemp()),
         )
         return trial
 

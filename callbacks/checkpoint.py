@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -30,7 +32,8 @@ class DeterminedCheckpoint(pl.Callback):
     Args:
         storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
             an experiment configuration, or a ``CheckpointStorage``; by default, or with a section that only says which
-            checkpoints to keep, Determined's own storage for local runs.
+            checkpoints to keep, Determined's own storage for local runs. Without a storage, ``fit(checkpoints=...)``
+            writes where the configuration says.
         policy: which validations are followed by a checkpoint: ``"all"``, ``"best"`` (those that improve ``metric``)
             or ``"none"``.
         period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``.
@@ -44,6 +47,8 @@ class DeterminedCheckpoint(pl.Callback):
         experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
         trial: name of the trial; by default a run that resumes from a checkpoint takes the name of the run that wrote
             it, unless that run, or another one resuming from it, is alive. Only one run at a time may use a name.
+        fall_back: if the newest checkpoint is damaged, let ``fit(latest_checkpoint="last")`` resume from the one before
+            it, with a warning; False makes that an error. A checkpoint that is named is never replaced by another one.
         best_elsewhere: called on the chief at each validation; returns the best value of ``metric`` outside the run,
             for example in other trials of the experiment, or None. ``"best"`` compares with it too.
         on_complete: called on the chief for each complete checkpoint, with its id and number of batches.
@@ -51,6 +56,8 @@ class DeterminedCheckpoint(pl.Callback):
 
     Attributes:
         storage: where the checkpoints are written.
+        policy: when, and which of them are kept.
+        fall_back: as given.
 
     Raises:
         ValueError: the policy is unknown, or ``"best"`` has no metric.
@@ -78,6 +85,7 @@ class DeterminedCheckpoint(pl.Callback):
         experiment: str | None = None,
         trial: str | None = None,
         job: str | None = None,
+        fall_back: bool = True,
         best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
@@ -88,24 +96,75 @@ class DeterminedCheckpoint(pl.Callback):
             smaller_is_better=smaller_is_better,
             code_with_secrets=code_with_secrets,
             async_write=async_write,
+            fall_back=fall_back,
         )
-        if retention is None and isinstance(storage, Mapping):
-            retention = Retention.from_config(storage)
+        self.fall_back = fall_back
+        self._make_policy = functools.partial(CheckpointPolicy, policy, period, metric, smaller_is_better)
+        self._own_retention = retention
+        self._own_storage: CheckpointStorage | None = None
+        self._async_write = async_write
+        self._code = code_dir, code_with_secrets
+        self._given = Saving(
+            experiment=experiment,
+            trial=trial,
+            job=job,
+            best_elsewhere=best_elsewhere,
+            on_complete=() if on_complete is None else (on_complete,),
+        )
+        self.fill_in(storage)
+        self._own_retention = self.policy.retention
+        self._own_storage = None if self._is_default else self.storage
+
+    def fill_in(self, storage: Any = None, on_complete: Callable[[str, int], None] | None = None, **names: Any) -> None:
+        """Prepare for another run, with a storage, names and a function for those that the callback was not given.
+
+        ``on_complete`` is called in addition to the callback's own.
+        """
+        missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
+        if on_complete is not None:
+            missing["on_complete"] = (*self._given.on_complete, on_complete)
+        storage = self._own_storage or storage
+        retention = self._own_retention
+        if isinstance(storage, Mapping):
+            retention = retention or Retention.from_config(storage)
             if all(name.startswith("save_") or value is None for name, value in storage.items()):
                 storage = None
-        self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
         self._is_default = storage is None
-        saving = Saving(
-            CodeCopier(code_dir, code_with_secrets),
-            not self.storage.is_local if async_write is None else async_write,
-            experiment,
-            trial,
-            job,
-            best_elsewhere,
-            on_complete,
-        )
-        rule = CheckpointPolicy(policy, period, metric, smaller_is_better, retention)
-        self._checkpoints = RunCheckpoints(self.storage, rule, saving)
+        self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
+        self.policy = self._make_policy(retention)
+        in_background = not self.storage.is_local if self._async_write is None else self._async_write
+        code = CodeCopier(*self._code)
+        self._saving = dataclasses.replace(self._given, code=code, in_background=in_background, **missing)
+        self._checkpoints = RunCheckpoints(self.storage, self.policy, self._saving)
+
+    def require_agreement(
+        self,
+        checkpoint_storage: object = None,
+        checkpoint_policy: str | None = None,
+        checkpoint_period: TrainUnit | None = None,
+    ) -> None:
+        """Raise a ValueError that names the arguments of ``fit`` that contradict this callback; None never does."""
+        said = {
+            "policy": (checkpoint_policy, self.policy.validations),
+            "period": (checkpoint_period, self.policy.period),
+        }
+        wrong = [
+            f"checkpoint_{name}={value!r}, but the callback has {name}={own!r}"
+            for name, (value, own) in said.items()
+            if value is not None and repr(value) != repr(own)
+        ]
+        if checkpoint_storage is not None:
+            wrong.append(f"checkpoint_storage=..., but the callback writes to {escape(self.storage)}")
+        if wrong:
+            raise ValueError(
+                f"fit(checkpoints=DeterminedCheckpoint(...)) was also given {'; and '.join(wrong)}. Say it once, "
+                "to the callback."
+            )
+
+    @property
+    def job(self) -> str | None:
+        """Name of the job that the checkpoints belong to."""
+        return self._saving.job
 
     @property
     def last_checkpoint_id(self) -> str | None:
@@ -138,7 +197,7 @@ class DeterminedCheckpoint(pl.Callback):
         if resumed_from is not None:
             shown = mask_url(resumed_from)
             return f"Nothing was saved since {escape(shown)}. To continue from there: fit(latest_checkpoint={shown!r})."
-        return "Nothing was saved; fit(save_on_interrupt=True) saves on Ctrl-C."
+        return "Nothing was saved; PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C."
 
     def _path_of(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
@@ -170,7 +229,7 @@ class DeterminedCheckpoint(pl.Callback):
             asked = module.stop_request is not None and module.stop_request.requested
             return asked or trainer.received_sigterm
 
-        self._checkpoints.limit_retries_when(is_ending)
+        self._checkpoints.queue.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
@@ -201,7 +260,7 @@ def _refuse_wrong_kinds(**given: Any) -> None:
         "retention": (Retention, "a Retention, such as Retention(trial_latest=3)"),
         "code_dir": ((str, os.PathLike), "the path of a directory"),
         "metric": (str, "the name of a metric"),
-        **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write"), flag),
+        **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write", "fall_back"), flag),
     }
     mistakes = [
         wrong_argument(f"DeterminedCheckpoint({name}=...)", kinds[name][1], value)

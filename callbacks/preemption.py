@@ -117,7 +117,7 @@ class PreemptionHandler(pl.Callback):
 def interrupts_in_one_line(
     module: TrialModule,
     checkpoints: DeterminedCheckpoint,
-    preemption: PreemptionHandler | None,
+    preemption: PreemptionHandler,
     resumed_from: str | None,
 ) -> Iterator[None]:
     """Raise a ``KeyboardInterrupt`` after Ctrl-C, even if the run is saved; say in one line what was saved."""
@@ -127,7 +127,7 @@ def interrupts_in_one_line(
     except KeyboardInterrupt as caught:
         interrupt = caught
     except Preempted:
-        if preemption is None or not preemption.interrupted:
+        if not preemption.interrupted:
             raise
         interrupt = KeyboardInterrupt()
     else:
@@ -154,6 +154,6 @@ def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
     if wrong:
         raise ValueError(
             f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once unless "
-            "save_on_interrupt=True, and SIGKILL and SIGSTOP reach no process."
+            "PreemptionHandler(save_on_interrupt=True), and SIGKILL and SIGSTOP reach no process."
         )
     return numbers

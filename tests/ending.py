@@ -131,7 +131,8 @@ def run_determined(options: argparse.Namespace) -> SmallTrial:
     distributed = core.DistributedContext.from_torch_distributed() if several else None
     with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
         trial = trial_class(options)(context)
-        callbacks = [SignalAtStart()] if options.signal_at_start else []
+        callbacks: list[pl.Callback] = [SignalAtStart()] if options.signal_at_start else []
+        callbacks.append(PreemptionHandler(save_on_interrupt=options.save_on_interrupt))
         pytorch.Trainer(trial, context, enable_progress_bar=False, callbacks=callbacks).fit(
             max_length=pytorch.Batch(LENGTH),
             reporting_period=pytorch.Batch(4),
@@ -139,7 +140,6 @@ def run_determined(options: argparse.Namespace) -> SmallTrial:
             checkpoint_policy="none",
             checkpoint_storage=options.folder / "checkpoints",
             latest_checkpoint=options.latest,
-            save_on_interrupt=options.save_on_interrupt,
         )
     return trial
 

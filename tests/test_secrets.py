@@ -170,7 +170,7 @@ def train(storage: Any, config: dict[str, Any] = CONFIG, hparams: dict[str, Any]
         trial = ReadingTrial(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
         fit = {"max_length": pytorch.Batch(2), **fit}
-        trainer.fit(checkpoint_storage=storage, code_dir=Path(__file__).parents[1] / "examples/resume", **fit)
+        trainer.fit(checkpoint_storage=storage, **fit)
     return trial
 
 

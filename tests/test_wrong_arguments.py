@@ -106,6 +106,16 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: api.Trainer(SmallTrial(c), c, callbacks={"a": pl.Callback()}), "callbacks of Lightning; got {'a'"),
     (lambda c: fit(c, trusted="no"), r"fit\(\) takes True or False; got trusted='no'"),
     (lambda c: fit(c, latest_checkpoint=5), "latest_checkpoint= takes.*got 5 of type int"),
+    (
+        lambda c: fit(c, checkpoints="dir"),
+        r"fit\(checkpoints=...\) takes a DeterminedCheckpoint; got 'dir' of type str",
+    ),
+    (lambda c: fit(c, checkpoints=callbacks.DeterminedCheckpoint), "got the class DeterminedCheckpoint, not an object"),
+    (lambda c: fit(c, checkpoints=callbacks.PreemptionHandler()), "got an object of type PreemptionHandler"),
+    (
+        lambda c: api.Trainer(SmallTrial(c), c, callbacks=[checkpoints("c", policy="all")]),
+        r"of type DeterminedCheckpoint. Give the callback that writes the checkpoints to fit\(checkpoints=...\)",
+    ),
     (lambda c: trial_module(SmallTrial, context={}), r"TrialModule\(context=...\) takes the context of"),
 ]
 
@@ -227,6 +237,7 @@ def test_a_missing_with_statement_is_named(
         (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of it"),
         (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
         (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
+        (lambda: checkpoints("c", fall_back="no"), r"fall_back=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
         (
             lambda: callbacks.DeterminedTensorBoard("runs"),

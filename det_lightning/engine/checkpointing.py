@@ -45,20 +45,20 @@ class Saving:
     trial: str | None = None
     job: str | None = None
     best_elsewhere: Callable[[], float | None] | None = None
-    on_complete: Callable[[str, int], None] | None = None
+    on_complete: tuple[Callable[[str, int], None], ...] = ()
 
 
 class RunCheckpoints:
     """The checkpoints of one run: those that its policy asks for, those that were written, the best and the latest.
 
-    All ranks call the same methods, and only the chief writes, one checkpoint after another. The next run begins with
-    :meth:`begin`.
+    All ranks call the same methods, and only the chief writes. The next run begins with :meth:`begin`.
 
     Attributes:
         best_value: the best value of the policy's metric so far.
         best_id: id of the checkpoint written after the best validation.
         last_id: id of the checkpoint begun last.
         complete: id of the latest complete checkpoint, and its number of batches.
+        queue: writes the checkpoints.
         digests: if not None, gets the SHA-256 of state files with objects, by the ids of their checkpoints.
     """
 
@@ -68,7 +68,7 @@ class RunCheckpoints:
         self.claims = RunClaims(storage)
         self.digests: dict[str, list[str]] | None = None
         self._saving = saving or Saving()
-        self._queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
+        self.queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
         self._cleaning: BackgroundCleaning | None = None
         self.begin(None)
 
@@ -114,17 +114,11 @@ class RunCheckpoints:
         if self._distributed.rank == 0:
             run.exchange.has_completed_checkpoint = self._has_news
 
-    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
-        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
-        self._queue.limit_retries_when(is_ending)
-
     def reserve_memory(self) -> None:
         """Reserve memory for copies of the states of models, and of optimizers once they have stepped."""
         context = self._run.context
         if not context.backend.states.is_sharded:
-            self._queue.reserve_memory(context.models, context.optimizers)
-
-    # Saving, on all ranks
+            self.queue.reserve_memory(context.models, context.optimizers)
 
     def save(self) -> None:
         """Write a checkpoint, or begin to, once the previous one is written."""
@@ -155,7 +149,7 @@ class RunCheckpoints:
 
     def save_unless_current(self) -> None:
         """Write a checkpoint if any batch was trained since the latest one."""
-        if not self._is_current():
+        if self._run.state.last_ckpt != self._run.state.batches_trained:
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
@@ -173,10 +167,11 @@ class RunCheckpoints:
         if policy.validations == "best" and elsewhere is not None:
             self._improve(self._distributed.broadcast(elsewhere() if self._distributed.rank == 0 else None))
         improved = policy.validations == "best" and self._improve(value)
-        if (improved or policy.validations == "all") and not self._is_current():
+        is_current = self._run.state.last_ckpt == self._run.state.batches_trained
+        if (improved or policy.validations == "all") and not is_current:
             self.save()
         elif value is not None and self._distributed.rank == 0:
-            self._queue.wait()
+            self.queue.wait()
             with signal_deferred(WORKER_DIED):
                 self._trial.note_metric(self._run.state.batches_trained, value)
         if improved:
@@ -185,13 +180,8 @@ class RunCheckpoints:
     def _refuse(self, metrics: dict[str, Any]) -> None:
         self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
         self.save_unless_current()
-        metric = self.policy.metric or ""
-        given = f", and {metric!r} is {metrics[metric]!r}" if metrics.get(metric) is not None else ""
         saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
-        raise ValueError(
-            f"checkpoint policy 'best' compares the validation metric {metric!r}, which must be a number; the "
-            f"validation returned {sorted(metrics)}{given}.{saved}"
-        )
+        raise ValueError(f"{self.policy.describe_missing(metrics)}{saved}")
 
     def _improve(self, value: float | None) -> bool:
         """Return whether a value is the best so far; if so, remember it."""
@@ -199,9 +189,6 @@ class RunCheckpoints:
         if is_better:
             self.best_value = value
         return is_better
-
-    def _is_current(self) -> bool:
-        return self._run.state.last_ckpt == self._run.state.batches_trained
 
     def report_complete(self) -> None:
         """Notify the trial of newly completed checkpoints; raise on every rank if one has failed.
@@ -215,7 +202,7 @@ class RunCheckpoints:
             self._report_complete()
 
     def _has_news(self) -> bool:
-        return (bool(self._unreported) and not self._queue.is_under_way()) or self._must_renew()
+        return (bool(self._unreported) and not self.queue.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:
         # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
@@ -228,7 +215,7 @@ class RunCheckpoints:
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
             return
-        complete: list[str] = _on_chief(self._distributed, self._queue.take_complete, wait)
+        complete: list[str] = _on_chief(self._distributed, self.queue.take_complete, wait)
         self._unreported -= len(complete)
         if complete and self._distributed.size > 1:
             self._run.early_end.forget()  # on_checkpoint_upload_end may ask to stop
@@ -238,8 +225,8 @@ class RunCheckpoints:
         for checkpoint_id in complete:
             batches_trained = self._batches_of.pop(checkpoint_id)
             self.complete = (checkpoint_id, batches_trained)
-            if self._saving.on_complete is not None and self._distributed.rank == 0:
-                self._saving.on_complete(checkpoint_id, batches_trained)
+            for notify in self._saving.on_complete if self._distributed.rank == 0 else ():
+                notify(checkpoint_id, batches_trained)
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def finish(self) -> None:
@@ -251,7 +238,7 @@ class RunCheckpoints:
         """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
         self._unreported = 0
         try:
-            self._report(self._queue.finish_in_a_hurry())
+            self._report(self.queue.finish_in_a_hurry())
         except errors.CheckpointError as e:
             # This failure must not hide the error that ended the run.
             if e is not exception:
@@ -263,8 +250,6 @@ class RunCheckpoints:
             self._cleaning.end()
             self._cleaning = None
         self.claims.release()
-
-    # Writing, on the chief
 
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
@@ -292,7 +277,7 @@ class RunCheckpoints:
             self._trial.add(checkpoint_id, batches_trained, order, metric)
             return checkpoint_id
 
-        self._queue.write(content, checkpoint_id, report_written, commit)
+        self.queue.write(content, checkpoint_id, report_written, commit)
 
 
 def _on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:

@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -52,6 +51,9 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
         is_callback = hasattr(callback, "state_key") and not isinstance(callback, type)
         advice = "Callbacks of a trial are returned by its build_callbacks()."
         require(is_callback, "Trainer(callbacks=...)", "callbacks of Lightning", callback, advice)
+        is_writer = isinstance(callback, DeterminedCheckpoint)
+        advice = "Give the callback that writes the checkpoints to fit(checkpoints=...)."
+        require(not is_writer, "Trainer(callbacks=...)", "other callbacks", callback, advice)
 
 
 def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
@@ -60,21 +62,47 @@ def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
     return list(given) if isinstance(given, list) else [given]
 
 
-def choose_preemption(
-    callbacks: list[pl.Callback], preemption: bool, save_on_interrupt: bool
-) -> PreemptionHandler | None:
-    """Return the handler of a run: the one among the callbacks, or a new one; None if no signal is to be handled."""
-    for callback in callbacks:
-        if isinstance(callback, PreemptionHandler):
-            if save_on_interrupt and signal.SIGINT not in callback.signals:
-                raise ValueError(
-                    "fit(save_on_interrupt=True) with a PreemptionHandler among the callbacks that does not handle "
-                    "Ctrl-C: give it PreemptionHandler(save_on_interrupt=True)."
-                )
-            return callback
-    if not (preemption or save_on_interrupt):
-        return None
-    return PreemptionHandler(None if preemption else (), save_on_interrupt=save_on_interrupt)
+def choose_preemption(callbacks: list[pl.Callback]) -> PreemptionHandler:
+    """Return the handler of signals among the callbacks, or a new one."""
+    given = [callback for callback in callbacks if isinstance(callback, PreemptionHandler)]
+    return given[0] if given else PreemptionHandler()
+
+
+def choose_callback(
+    context: PyTorchTrialContext, given: DeterminedCheckpoint | None, names: Mapping[str, Any], **call: Any
+) -> DeterminedCheckpoint:
+    """Return the callback that writes the checkpoints: ``given``, or a new one by the call and the configuration.
+
+    The configuration's storage and ``names``, those of the experiment and the job, complete what was given.
+    """
+    arguments = context.settings.configuration.complete(**call)
+    if given is None:
+        given = _make_callback(context, arguments)
+    else:
+        require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
+        given.require_agreement(**call)
+    given.fill_in(arguments.get("checkpoint_storage"), **names)
+    return given
+
+
+def _make_callback(context: PyTorchTrialContext, arguments: Mapping[str, Any]) -> DeterminedCheckpoint:
+    policy = arguments.get("checkpoint_policy", "best")
+    searcher = context.settings.section("searcher")
+    metric = searcher.get("metric")
+    if policy == "best" and metric is None:
+        if context.distributed.rank == 0:
+            logger.warning(
+                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
+                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
+            )
+        policy = "all"
+    return DeterminedCheckpoint(
+        arguments.get("checkpoint_storage"),
+        policy=policy,
+        period=arguments.get("checkpoint_period"),
+        metric=metric,
+        smaller_is_better=searcher.get("smaller_is_better", True),
+    )
 
 
 def make_lightning_trainer(
@@ -82,7 +110,7 @@ def make_lightning_trainer(
     experiment: ExperimentReporter | None,
     arguments: Mapping[str, Any],
     checkpoint: DeterminedCheckpoint,
-    preemption: PreemptionHandler | None,
+    preemption: PreemptionHandler,
 ) -> pl.Trainer:
     """Return the trainer of a run, with the ``arguments`` of ``Trainer``, its callbacks, and defaults for the rest.
 
@@ -114,7 +142,7 @@ def make_lightning_trainer(
         callbacks.append(TorchProfiler(context.profiler))
     given.pop("callbacks", None)
     callbacks += callbacks_in(arguments)
-    if preemption is not None and preemption not in callbacks:
+    if preemption not in callbacks:
         callbacks.append(preemption)
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     shows_bar = given.get("enable_progress_bar", has_bar or _is_watched())
@@ -134,8 +162,6 @@ def choose_checkpoints(
     distributed: DistributedContext,
     checkpoints: DeterminedCheckpoint,
     latest: str | os.PathLike[str] | None,
-    job: str | None,
-    fall_back: bool,
 ) -> list[str]:
     """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
     if not (latest is None or isinstance(latest, str | os.PathLike)):
@@ -143,7 +169,8 @@ def choose_checkpoints(
     found: list[str] = []
     if distributed.rank == 0:
         storage = checkpoints.storage
-        find = functools.partial(_find_latest, storage, latest, job, most=_MOST_FALLBACKS if fall_back else 1)
+        most = _MOST_FALLBACKS if checkpoints.fall_back else 1
+        find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
         for _ in range(_MOST_TRIES):
             found = storage.retry.call("looking for a checkpoint in", find, where=storage)
             # Another run may have found a newer one in the meantime, and be deleting this one.

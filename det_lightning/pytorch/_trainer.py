@@ -19,12 +19,12 @@ from det_lightning.arguments import refuse_texts
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp, report_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
-from det_lightning.checkpoint.retention.policy import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import current_task
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
+    choose_callback,
     choose_checkpoints,
     choose_preemption,
     make_lightning_trainer,
@@ -191,20 +191,17 @@ class Trainer:
         profiling_enabled: bool = False,
         *,
         checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
-        code_dir: str | os.PathLike[str] | None = None,
-        code_with_secrets: bool = False,
+        checkpoints: DeterminedCheckpoint | None = None,
         trusted: bool = False,
-        async_write: bool | None = None,
-        retention: Retention | None = None,
-        preemption: bool = True,
-        fall_back: bool = True,
-        save_on_interrupt: bool = False,
     ) -> None:
         """Train, validate and checkpoint.
 
         If torchrun has restarted the script, the run resumes from the newest checkpoint that it wrote.
 
         Arguments that are None come from the experiment configuration that :func:`init` was given, if it has them.
+
+        ``SIGTERM`` and ``SIGUSR1`` save the run and end the process; a ``PreemptionHandler`` among the ``callbacks`` of
+        the trainer takes other signals, also Ctrl-C, or none.
 
         Args:
             checkpoint_period: when checkpoints are due, in addition to those by policy and the one at the end.
@@ -222,18 +219,13 @@ class Trainer:
             checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
                 experiment configuration, or a ``CheckpointStorage``; by default as in the configuration, otherwise
                 Determined's own directory for local runs.
-            code_dir, code_with_secrets, async_write, retention: which code checkpoints contain, when they are written,
-                and which are kept; see ``DeterminedCheckpoint``.
+            checkpoints: the callback that writes the checkpoints, in place of ``checkpoint_storage`` and the like: it
+                says where (by default as in the configuration), when and how they are written, and which are kept.
             trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
-            preemption: save the run and end on ``SIGTERM`` or ``SIGUSR1``; see ``PreemptionHandler``. A handler among
-                the ``callbacks`` of the trainer is used in any case.
-            fall_back: if the newest checkpoint is damaged, resume from the one before, with a warning that names both;
-                False makes that an error. A checkpoint that ``latest_checkpoint`` names is never replaced.
-            save_on_interrupt: save the run on Ctrl-C, after the current batch, or at the next boundary if there are
-                several ranks; a second Ctrl-C ends the process at once. By default Ctrl-C saves nothing.
 
         Raises:
-            ValueError: ``max_length`` is missing, or ``checkpoint_policy`` is unknown.
+            ValueError: ``max_length`` is missing, ``checkpoint_policy`` is unknown, or another argument contradicts
+                ``checkpoints``.
             TypeError: a period is not a ``Batch`` or ``Epoch``, or ``max_length`` is not one with an int.
             InvalidExperimentException: the trial cannot be trained. The message says why.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or from another trial; or a checkpoint
@@ -241,13 +233,7 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
-        flags: dict[str, Any] = {
-            "test_mode": test_mode,
-            "trusted": trusted,
-            "preemption": preemption,
-            "fall_back": fall_back,
-        }
-        flags |= {"step_zero_validation": step_zero_validation, "save_on_interrupt": save_on_interrupt}
+        flags = {"test_mode": test_mode, "trusted": trusted, "step_zero_validation": step_zero_validation}
         if any(isinstance(flag, str) for flag in flags.values()):
             refuse_texts("fit()", **flags)
         configuration = self._context.settings.configuration
@@ -269,24 +255,20 @@ class Trainer:
             logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
         self._context.wrapped.require_same_on_all_ranks()
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
-        checkpoints = configuration.complete(
+        names = {} if self._experiment is None else self._experiment.checkpoint_arguments()
+        self.checkpoints = choose_callback(
+            self._context,
+            checkpoints,
+            {"job": job, **names},
             checkpoint_policy=checkpoint_policy,
             checkpoint_period=checkpoint_period,
             checkpoint_storage=checkpoint_storage,
         )
-        self.checkpoints = self._checkpoint_callback(
-            checkpoints,
-            job=job,
-            code_dir=code_dir,
-            code_with_secrets=code_with_secrets,
-            async_write=async_write,
-            retention=retention,
-        )
         try:
             self._fit(
                 self.checkpoints,
-                choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
-                choose_preemption(callbacks_in(self._lightning), preemption, save_on_interrupt),
+                choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint),
+                choose_preemption(callbacks_in(self._lightning)),
                 test_mode=test_mode,
                 **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
@@ -295,7 +277,7 @@ class Trainer:
             self.checkpoints.close()
 
     def _fit(
-        self, checkpoints: DeterminedCheckpoint, newest: list[str], preemption: PreemptionHandler | None, **options: Any
+        self, checkpoints: DeterminedCheckpoint, newest: list[str], preemption: PreemptionHandler, **options: Any
     ) -> None:
         storage_options = checkpoints.storage.options
         module = TrialModule(
@@ -312,24 +294,3 @@ class Trainer:
         except errors.ShouldExit as ended:
             if isinstance(ended.__cause__, errors.InvalidHP):
                 report_invalid_hp(current_task())
-
-    def _checkpoint_callback(self, configured: dict[str, Any], **others: Any) -> DeterminedCheckpoint:
-        policy = configured.get("checkpoint_policy", "best")
-        searcher = self._context.settings.section("searcher")
-        metric = searcher.get("metric")
-        if policy == "best" and metric is None:
-            if self._context.distributed.rank == 0:
-                logger.warning(
-                    "checkpoint_policy='best' has no metric to compare, so every validation is followed by a "
-                    'checkpoint. Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
-                )
-            policy = "all"
-        return DeterminedCheckpoint(
-            configured.get("checkpoint_storage"),
-            policy=policy,
-            period=configured.get("checkpoint_period"),
-            metric=metric,
-            smaller_is_better=searcher.get("smaller_is_better", True),
-            **others,
-            **({} if self._experiment is None else self._experiment.checkpoint_arguments()),
-        )

@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 import det_lightning as det
+from det_lightning.callbacks import PreemptionHandler
 
 
 def train_on_worker(config: dict[str, Any]) -> None:
@@ -29,12 +30,12 @@ def train_on_worker(config: dict[str, Any]) -> None:
     with det.pytorch.init(hparams=config["hparams"], distributed=distributed) as context:
         # Ray runs this in a thread, where signals cannot be handled. It restarts lost workers, and the run resumes
         # from the newest checkpoint.
-        det.pytorch.Trainer(MyTrial(context), context).fit(
+        trainer = det.pytorch.Trainer(MyTrial(context), context, callbacks=[PreemptionHandler(signals=[])])
+        trainer.fit(
             max_length=det.pytorch.Epoch(config["epochs"]),
             checkpoint_period=det.pytorch.Epoch(1),
             checkpoint_storage=config["storage"],
             latest_checkpoint="last",
-            preemption=False,
         )
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 import det_lightning as det
+from det_lightning.callbacks import DeterminedCheckpoint
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS = 2
@@ -64,10 +65,13 @@ def main() -> None:
     output = arguments.output.resolve()
     max_length = None if arguments.epochs is None else det.pytorch.Epoch(arguments.epochs)
 
+    checkpoints = DeterminedCheckpoint(
+        output / "checkpoints", metric="accuracy", smaller_is_better=False, code_dir=HERE
+    )
     with det.pytorch.init(exp_conf=read_configuration(arguments.source), tensorboard_path=output / "runs") as context:
         trial = CifarTrial(context)
         trainer = det.pytorch.Trainer(trial, context)
-        trainer.fit(max_length=max_length, checkpoint_storage=output / "checkpoints", code_dir=HERE)
+        trainer.fit(max_length=max_length, checkpoints=checkpoints)
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path

@@ -15,6 +15,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 import det_lightning as det
+from det_lightning.callbacks import DeterminedCheckpoint
 
 HERE = pathlib.Path(__file__).resolve().parent
 COLUMNS = 5
@@ -70,10 +71,13 @@ def main() -> None:
     max_length = None if arguments.epochs is None else det.pytorch.Epoch(arguments.epochs)
 
     config = read_configuration(arguments.source, arguments.size)
+    checkpoints = DeterminedCheckpoint(
+        output / "checkpoints", metric="average_precision", smaller_is_better=False, code_dir=HERE
+    )
     with det.pytorch.init(exp_conf=config, tensorboard_path=output / "runs") as context:
         trial = DetectionTrial(context)
         trainer = det.pytorch.Trainer(trial, context)
-        trainer.fit(max_length=max_length, checkpoint_storage=output / "checkpoints", code_dir=HERE)
+        trainer.fit(max_length=max_length, checkpoints=checkpoints)
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path

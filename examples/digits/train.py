@@ -12,6 +12,7 @@ from history import new_directory
 from model_def import DigitsTrial, accuracy
 
 import det_lightning as det
+from det_lightning.callbacks import DeterminedCheckpoint
 
 HERE = pathlib.Path(__file__).resolve().parent
 HPARAMS = {"lr": 0.002, "lr_decay": 0.9, "dropout": 0.3, "global_batch_size": 32}
@@ -39,20 +40,15 @@ def main() -> None:
     picture = output / "curves.png"
     torch.set_num_threads(1)  # more threads do not speed up a network this small
 
-    with det.pytorch.init(
-        hparams=HPARAMS,
-        exp_conf={"searcher": {"metric": "validation_loss", "smaller_is_better": True}},
-        trial_seed=1,
-        tensorboard_path=output / "runs",
-    ) as context:
+    # A checkpoint holds a copy of the code.
+    checkpoints = DeterminedCheckpoint(output / "checkpoints", policy="best", metric="validation_loss", code_dir=HERE)
+    with det.pytorch.init(hparams=HPARAMS, trial_seed=1, tensorboard_path=output / "runs") as context:
         trial = DigitsTrial(context)
         trainer = det.pytorch.Trainer(trial, context)
         trainer.fit(
             max_length=det.pytorch.Epoch(arguments.epochs),
             validation_period=det.pytorch.Epoch(1),
-            checkpoint_policy="best",
-            checkpoint_storage=output / "checkpoints",
-            code_dir=HERE,  # a checkpoint holds a copy of the code
+            checkpoints=checkpoints,
         )
 
     if context.distributed.rank > 0:  # all ranks have the same results

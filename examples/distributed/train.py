@@ -10,6 +10,7 @@ import pathlib
 from model_def import WaveTrial
 
 import det_lightning as det
+from det_lightning.callbacks import DeterminedCheckpoint
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -26,11 +27,10 @@ def main() -> None:
     output = arguments.output.resolve()
     max_length = None if arguments.epochs is None else det.pytorch.Epoch(arguments.epochs)
 
+    checkpoints = DeterminedCheckpoint(output / "checkpoints", metric="validation_loss", code_dir=HERE)
     with det.pytorch.init(exp_conf=HERE / "const.yaml", tensorboard_path=output / "runs") as context:
         trial = WaveTrial(context)
-        det.pytorch.Trainer(trial, context).fit(
-            max_length=max_length, checkpoint_storage=output / "checkpoints", code_dir=HERE
-        )
+        det.pytorch.Trainer(trial, context).fit(max_length=max_length, checkpoints=checkpoints)
         digests = context.distributed.allgather(trial.weights_digest())
 
     if context.distributed.rank == 0:

@@ -116,7 +116,8 @@ def test_handlers_of_the_user_are_called_and_restored(tmp_path: Path, monkeypatc
 
 def test_preemption_can_be_switched_off(tmp_path: Path) -> None:
     handlers: list[Any] = []
-    train(tmp_path, trial_that(lambda: handlers.append(signal.getsignal(signal.SIGUSR1))), preemption=False)
+    looks = trial_that(lambda: handlers.append(signal.getsignal(signal.SIGUSR1)))
+    train(tmp_path, looks, callbacks=[PreemptionHandler(signals=[])])
     assert handlers == [signal.getsignal(signal.SIGUSR1)]
 
 

@@ -20,6 +20,7 @@ import fsspec
 import pytest
 
 from det_lightning import errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, all_signals_deferred
@@ -144,23 +145,17 @@ class CheckpointHook(pytorch.PyTorchCallback):
         checkpoint["item"] = self.item
 
 
-def train(storage: CheckpointStorage | Path, item: Any = None, workers: int = 0, **fit: Any) -> None:
+def train(storage: CheckpointStorage | Path, item: Any = None, workers: int = 0, async_write: bool = False) -> None:
     class Trial(SmallTrial):
         num_workers = workers
 
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             return {"hook": CheckpointHook(item)}
 
-    code = Path(str(storage if isinstance(storage, Path) else fit.pop("code"))).with_name("code")
-    code.mkdir(exist_ok=True)
     with pytorch.init(enable_tensorboard_logging=False) as context:
         pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(6),
-            checkpoint_period=pytorch.Batch(4),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
-            code_dir=code,
-            **fit,
+            checkpoints=DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(4), async_write=async_write),
         )
 
 
@@ -194,7 +189,7 @@ def train_on_a_failing_storage(folder: Path, number: int, async_write: bool) -> 
 
     threading.Thread(target=send_when_it_pauses).start()
     storage = CheckpointStorage("flaky://bucket", retry=RetryPolicy(first_wait_s=600, longest_wait_s=600))
-    train(storage, code=folder / "storage", async_write=async_write)
+    train(storage, async_write=async_write)
 
 
 @pytest.mark.parametrize("async_write", [False, True])

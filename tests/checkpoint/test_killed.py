@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, Retention, TrialState
 from tests.trials import SmallTrial, seed_everything
 
@@ -50,11 +51,10 @@ def train(storage: Path, length: int, latest: str = "last") -> None:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(length),
-            checkpoint_period=pytorch.Batch(1),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
+            checkpoints=DeterminedCheckpoint(
+                storage, policy="none", period=pytorch.Batch(1), retention=Retention(0, 0, 1)
+            ),
             latest_checkpoint=latest,
-            retention=Retention(0, 0, 1),
         )
 
 

@@ -11,23 +11,21 @@ from typing import Any
 import pytest
 
 from det_lightning import errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.storage.ancestry import Ancestry, newest_first
 from tests.checkpoint.storage.backends import write
 from tests.trials import SmallTrial, seed_everything
 
 
-def train(storage: Path, length: int, latest: str | None = None, **fit: Any) -> int:
+def train(storage: Path, length: int, latest: str | None = None, fall_back: bool = True) -> int:
     """Train with a checkpoint after each second batch; return the batch at which the run began."""
     seed_everything()
     with pytorch.init(enable_tensorboard_logging=False) as context:
         pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(length),
-            checkpoint_period=pytorch.Batch(2),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
+            checkpoints=DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(2), fall_back=fall_back),
             latest_checkpoint=latest,
-            **fit,
         )
         return context.get_initial_batch()
 

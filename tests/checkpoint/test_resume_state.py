@@ -34,7 +34,7 @@ def fit(storage: Path, batches: int, **kwargs: Any) -> torch.Tensor:
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """Return a checkpoint that a run of 3 batches wrote, without checksums."""
-    fit(tmp_path / "storage", 3, code_dir=tmp_path)
+    fit(tmp_path / "storage", 3)
     (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
     forget_checksums(tmp_path / "storage" / name)
     return tmp_path / "storage" / name
@@ -77,12 +77,12 @@ def test_what_is_read_is_what_was_written() -> None:
 
 
 def test_a_file_without_a_version_resumes_exactly(trained: Path, tmp_path: Path) -> None:
-    straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name, code_dir=tmp_path)
+    straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name)
     torch.save(as_first_version(read_state(trained / "resume.pth")), trained / "resume.pth")
     content = read_checkpoint(trained)
     assert content.resume is not None
     assert content.resume.settings == {"hparams": {"lr": 0.1}, "experiment_config": None}
-    assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name, code_dir=tmp_path), straight_on)
+    assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name), straight_on)
 
 
 def test_a_lightning_file_of_an_earlier_release_resumes_exactly(tmp_path: Path) -> None:

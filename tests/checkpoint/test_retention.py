@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import (
     CheckpointContent,
     CheckpointPolicy,
@@ -267,7 +268,7 @@ class Run:
     storage: Path
     metrics: dict[int, float | None]
 
-    def fit(self, max_length: int, latest: str | None = None, **arguments: Any) -> None:
+    def fit(self, max_length: int, latest: str | None = None, **rules: Any) -> None:
         metrics = self.metrics
 
         class Trial(SmallTrial):
@@ -275,14 +276,12 @@ class Run:
                 return {"loss": metrics[self.context.current_train_batch() + 1]}
 
         seed_everything()
-        searcher = {"metric": "loss", "smaller_is_better": arguments.pop("smaller_is_better", True)}
-        with pytorch.init(hparams={}, exp_conf={"searcher": searcher}, enable_tensorboard_logging=False) as context:
+        with pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:
             pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(
                 max_length=pytorch.Batch(max_length),
                 validation_period=pytorch.Batch(2),
-                checkpoint_storage=self.storage,
+                checkpoints=DeterminedCheckpoint(self.storage, **{"policy": "all", "metric": "loss", **rules}),
                 latest_checkpoint=latest,
-                **{"checkpoint_policy": "all", **arguments},
             )
 
     def kept(self) -> list[int]:
@@ -370,13 +369,7 @@ def test_a_metric_of_a_validation_after_the_checkpoint_of_its_batch_counts(
 ) -> None:
     metrics = {**METRICS_OF_RUN, 12: last}
     run, retention = Run(tmp_path, metrics), Retention(0, 1, 1)
-    run.fit(
-        12,
-        checkpoint_period=pytorch.Batch(2),
-        checkpoint_policy="none",
-        retention=retention,
-        async_write=async_write,
-    )
+    run.fit(12, period=pytorch.Batch(2), policy="none", retention=retention, async_write=async_write)
     assert run.kept() == ([12] if last == 1.0 else [4, 12])
     noted = [info.metadata for info in CheckpointStorage(tmp_path).survey()]
     assert {one["steps_completed"]: one["metric"]["value"] for one in noted} == {s: metrics[s] for s in run.kept()}
@@ -384,7 +377,7 @@ def test_a_metric_of_a_validation_after_the_checkpoint_of_its_batch_counts(
 
 def test_checkpoints_without_a_metric_are_kept_only_while_they_are_the_latest(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
-    run.fit(12, checkpoint_period=pytorch.Batch(3), checkpoint_policy="all", retention=Retention(0, 1, 2))
+    run.fit(12, period=pytorch.Batch(3), retention=Retention(0, 1, 2))
     by_step: dict[int, float | None] = {steps: METRICS_OF_RUN.get(steps) for steps in (2, 3, 4, 6, 8, 9, 10, 12)}
     assert run.kept() == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
 

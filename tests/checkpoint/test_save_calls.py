@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.engine.checkpointing import RunCheckpoints
 from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profiled
@@ -57,16 +58,10 @@ def train(directory: Path, batches: int, latest: str | None = None) -> SaveRecor
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(PlainTrial(context, recorder), context, enable_progress_bar=False)
         length, period = pytorch.Batch(batches), pytorch.Batch(4)
+        checkpoints = DeterminedCheckpoint(directory / "checkpoints", policy="none", period=period, code_dir=code)
         profiled(
             recorder,
-            lambda: trainer.fit(
-                max_length=length,
-                checkpoint_period=period,
-                checkpoint_policy="none",
-                checkpoint_storage=directory / "checkpoints",
-                code_dir=code,
-                latest_checkpoint=latest,
-            ),
+            lambda: trainer.fit(max_length=length, checkpoints=checkpoints, latest_checkpoint=latest),
         )
     return recorder
 

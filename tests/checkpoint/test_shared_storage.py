@@ -17,6 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from det_lightning import errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, remove_dead_claims
@@ -29,7 +30,11 @@ LATEST = Retention(0, 0, 1)
 
 
 def train(
-    storage: Path, length: int, latest: str | None = None, callback: pytorch.PyTorchCallback | None = None, **fit: Any
+    storage: Path,
+    length: int,
+    latest: str | None = None,
+    callback: pytorch.PyTorchCallback | None = None,
+    **writing: Any,
 ) -> None:
     class Trial(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
@@ -39,11 +44,8 @@ def train(
     with pytorch.init(enable_tensorboard_logging=False) as context:
         pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(length),
-            checkpoint_period=pytorch.Batch(2),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
+            checkpoints=DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(2), **writing),
             latest_checkpoint=latest,
-            **fit,
         )
 
 

@@ -32,7 +32,7 @@ def fit(storage: Path, batches: int, **kwargs: Any) -> None:
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """Return a checkpoint that a run of 3 batches wrote, without checksums."""
-    fit(tmp_path / "storage", 3, code_dir=tmp_path)
+    fit(tmp_path / "storage", 3)
     (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
     forget_checksums(tmp_path / "storage" / name)
     return tmp_path / "storage" / name

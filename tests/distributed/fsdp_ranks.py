@@ -19,6 +19,7 @@ import torch.distributed as dist
 from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.pytorch._weights import collect_weights, load_models, load_state
 from tests.distributed import ranks
@@ -69,7 +70,7 @@ def context_of(strategy: Any, frequency: int = 1) -> Iterator[pytorch.PyTorchTri
 
 
 def train(
-    kind: type[Plain], storage: Path, strategy: Any, batches: int = BATCHES, frequency: int = 1, **fit: Any
+    kind: type[Plain], storage: Path | None, strategy: Any, batches: int = BATCHES, frequency: int = 1, **fit: Any
 ) -> Any:
     with context_of(strategy, frequency) as context:
         trial = kind(context)
@@ -105,7 +106,8 @@ def two(output: Path) -> None:
         storage = output / f"{name}-storage"
         train(kind, storage, before, batches=5, frequency=frequency)
         save(train(kind, storage, after, frequency=frequency, latest_checkpoint="last"), output, name)
-    large = train(Large, output / "large-storage", "trial_fsdp", batches=2, async_write=True)
+    background = DeterminedCheckpoint(output / "large-storage", policy="none", async_write=True)
+    large = train(Large, None, "trial_fsdp", batches=2, checkpoints=background)
     checks = {"before": large.before, "peak": large.peak, "refused": refused(), "scale": scale_after_overflow()}
     torch.save(checks, output / f"checks-{dist.get_rank()}.pt")
 

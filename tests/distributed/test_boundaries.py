@@ -64,7 +64,6 @@ def train(
             max_length=pytorch.Batch(LENGTH),
             reporting_period=pytorch.Batch(PERIOD),
             checkpoint_policy="none",
-            code_dir=own,
             **{"checkpoint_storage": folder / "checkpoints", **fit},
         )
         return trial

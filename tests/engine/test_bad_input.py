@@ -260,15 +260,14 @@ def test_best_needs_the_metric_that_it_compares() -> None:
 @pytest.mark.parametrize("async_write", [False, True])
 def test_what_was_trained_before_a_validation_without_that_metric_is_saved(async_write: bool, tmp_path: Path) -> None:
     with (
-        pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}, enable_tensorboard_logging=False) as context,
+        pytorch.init(enable_tensorboard_logging=False) as context,
         pytest.raises(ValueError, match=r"What was trained is saved in checkpoint [0-9a-f-]{36}\.") as raised,
     ):
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(
             max_length=pytorch.Batch(9),
             validation_period=pytorch.Batch(5),
-            checkpoint_storage=tmp_path,
-            async_write=async_write,
+            checkpoints=DeterminedCheckpoint(tmp_path, metric="accuracy", async_write=async_write),
         )
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     assert checkpoint in str(raised.value)

@@ -102,7 +102,6 @@ def calls_of_each_batch(trial: type[PlainTrial], tmp_path: Path, batches: int = 
                 reporting_period=period,
                 checkpoint_policy="none",
                 checkpoint_storage=tmp_path / "checkpoints",
-                code_dir=tmp_path,
             ),
         )
     return recorder.finished
@@ -205,6 +204,6 @@ def test_a_batch_makes_fewer_calls_than_in_a_plain_loop_those_of_torch_included(
             trainer = pytorch.Trainer(MarkingTrial(context, CallRecorder()), context, enable_progress_bar=False)
             storage = tmp_path / "checkpoints"
             length = pytorch.Batch(8)
-            trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, code_dir=tmp_path)
+            trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage)
 
     assert fewest_calls_of_a_batch(train_trial) < fewest_calls_of_a_batch(train_plainly)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 
@@ -54,18 +55,14 @@ class Counter(SelfSavingTrial):
         return {"number": self.number}
 
 
-def fit(storage: pathlib.Path, batches: int, **options: Any) -> Counter:
-    code = storage / "code"
-    code.mkdir(parents=True, exist_ok=True)
+def fit(folder: pathlib.Path, batches: int, latest: str | None = None, async_write: bool = False) -> Counter:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = Counter(context)
         trainer = pytorch.Trainer(trial, context)
         trainer.fit(
             max_length=pytorch.Batch(batches),
-            checkpoint_storage=storage / "checkpoints",
-            checkpoint_policy="none",
-            code_dir=code,
-            **options,
+            checkpoints=DeterminedCheckpoint(folder / "checkpoints", policy="none", async_write=async_write),
+            latest_checkpoint=latest,
         )
     return trial
 
@@ -85,6 +82,6 @@ def test_a_checkpoint_holds_the_files_of_the_trial_and_says_what_they_are(
 
 def test_a_resumed_run_begins_with_the_files_of_its_checkpoint(tmp_path: pathlib.Path) -> None:
     fit(tmp_path, 3)
-    resumed = fit(tmp_path, 5, latest_checkpoint="last")
+    resumed = fit(tmp_path, 5, latest="last")
     assert resumed.began_with == [3, True]
     assert resumed.number == 5

@@ -161,19 +161,12 @@ class Trained:
 
     def __init__(self, trial_class: type[Any], folder: Path, batches: int, init: Any = None, **options: Any) -> None:
         self.reports = Reports()
-        code = folder / "code"
-        code.mkdir(parents=True, exist_ok=True)
         with estimator.init(**{"hparams": {}, "enable_tensorboard_logging": False, **(init or {})}) as context:
             self.context = context
             trainer = estimator.Trainer(trial_class(context), context, callbacks=[self.reports])
             trainer.fit(
                 max_length=Batch(batches),
-                **{
-                    "checkpoint_storage": folder / "checkpoints",
-                    "checkpoint_policy": "none",
-                    "code_dir": code,
-                    **options,
-                },
+                **{"checkpoint_storage": folder / "checkpoints", "checkpoint_policy": "none", **options},
             )
             assert trainer.checkpoints is not None
             self.checkpoint = Path(trainer.checkpoints.last_checkpoint_path or "")

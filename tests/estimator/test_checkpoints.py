@@ -183,10 +183,12 @@ def test_a_checkpoint_without_its_model_is_named(tmp_path: Path) -> None:
 
 
 def test_checkpoints_written_in_the_background_are_those_of_their_batch(tmp_path: Path) -> None:
+    from det_lightning.callbacks import DeterminedCheckpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.pytorch import Batch
 
-    Trained(SmallTrial, tmp_path, 6, async_write=True, checkpoint_period=Batch(2))
+    background = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", period=Batch(2), async_write=True)
+    Trained(SmallTrial, tmp_path, 6, checkpoint_storage=None, checkpoints=background)
     found = sorted(
         int(tf.train.load_variable(path, "global_step"))
         for path in CheckpointStorage(tmp_path / "checkpoints").newest_first()

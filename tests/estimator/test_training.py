@@ -206,7 +206,7 @@ def test_a_module_is_trained_by_a_trainer_of_lightning_and_resumes_from_both_kin
 ) -> None:
     whole, _ = fit_module(tmp_path, max_length=Batch(9), enable_checkpointing=False)
     assert whole.losses == Trained(SmallTrial, tmp_path / "ours", 9).reports.losses
-    checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", code_dir=tmp_path / "ours" / "code")
+    checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none")
     first, trainer = fit_module(tmp_path, max_length=Batch(4), callbacks=[checkpoints])
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     for path in (checkpoints.last_checkpoint_path, str(tmp_path / "last.ckpt")):

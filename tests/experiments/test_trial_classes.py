@@ -65,7 +65,7 @@ def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[st
 
         with pytorch.init(trial_seed=created["seed"], **call["init"]) as context:
             trainer = pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False)
-            trainer.fit(checkpoint_storage=tmp_path / "fit", code_dir=tmp_path / "project", **call["fit"])
+            trainer.fit(checkpoint_storage=tmp_path / "fit", **call["fit"])
     expected = weights_in(CheckpointStorage(tmp_path / "fit").newest() or "")
     actual = weights_in(CheckpointStorage(experiment / "checkpoints").newest() or "")
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -95,6 +95,30 @@ with pytorch.init() as context:
 def test_a_script_takes_from_the_configuration_what_it_does_not_say(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT])
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+
+
+SCRIPT_WITH_A_CALLBACK = """
+from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from linear_trial import LinearTrial
+
+told = []
+checkpoints = DeterminedCheckpoint(policy="none", period=pytorch.Batch(4), on_complete=lambda *args: told.append(args))
+with pytorch.init() as context:
+    pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False).fit(checkpoints=checkpoints)
+assert [batches for _, batches in told] == [4, 8, 10]
+"""
+
+
+def test_a_script_with_a_callback_of_its_own_writes_to_the_experiment_and_tells_it(tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT_WITH_A_CALLBACK])
+    assert [event["status"] for event in events_of(experiment, "run_ended")] == [0]
+    reported = events_of(experiment, "checkpoint")
+    assert [event["steps_completed"] for event in reported] == [4, 8, 10]
+    storage = CheckpointStorage(experiment / "checkpoints")
+    (kept,) = storage.list_ids()  # which the experiment chooses at its end
+    assert kept == reported[-1]["checkpoint_id"]
+    assert storage.read_metadata(kept)["trial"] == "1.1"
 
 
 def test_a_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:

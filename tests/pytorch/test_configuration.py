@@ -88,8 +88,7 @@ def fitted(exp_conf: Any, init: dict[str, Any] | None = None, **fit: Any) -> Cou
     """Train with Determined's API; return the trial."""
     with pytorch.init(exp_conf=exp_conf, enable_tensorboard_logging=False, **(init or {})) as context:
         trial = CountedTrial(context)
-        Path("code").mkdir(exist_ok=True)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(code_dir="code", **fit)
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(**fit)
     return trial
 
 

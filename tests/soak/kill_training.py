@@ -27,6 +27,7 @@ if __package__ in (None, ""):
 import torch
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 
@@ -124,20 +125,23 @@ def train(folder: Path, variant: Variant, seed: int, trial_class: type[RecordedT
     # A checkpoint brings its random state with it; only the beginning needs the seed.
     seed_everything(3 if storage.newest() is None else seed)
     trial_class.record = folder / "record"
-    searcher = {"searcher": {"metric": "validation_loss", "smaller_is_better": True}}
-    with init(exp_conf=searcher, enable_tensorboard_logging=False) as context:
+    checkpoints = DeterminedCheckpoint(
+        storage,
+        policy="none",
+        period=pytorch.Batch(variant.period),
+        metric="validation_loss",
+        code_dir=folder / "code",
+        async_write=variant.async_write,
+        retention=Retention(0, 1, 1) if variant.retention else None,
+    )
+    with init(enable_tensorboard_logging=False) as context:
         trial = trial_class(context)
         Trainer(trial, context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(LENGTH),
             validation_period=pytorch.Batch(5),
-            checkpoint_period=pytorch.Batch(variant.period),
             reporting_period=pytorch.Batch(1),
-            checkpoint_policy="none",
             latest_checkpoint="last",
-            checkpoint_storage=storage,
-            code_dir=folder / "code",
-            async_write=variant.async_write,
-            retention=Retention(0, 1, 1) if variant.retention else None,
+            checkpoints=checkpoints,
         )
     parts: list[Any] = [*context.models, *context.optimizers]
     states = [part.state_dict() for part in parts]

@@ -29,6 +29,7 @@ if __package__ in (None, ""):
 import torch
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
@@ -66,18 +67,21 @@ class Outcome:
 def train(folder: Path, name: str, length: int, latest: str | None, async_write: bool) -> None:
     """Train, and write down the weights at the end."""
     seed_everything(3 if latest is None else 99)
+    checkpoints = DeterminedCheckpoint(
+        folder / "storage",
+        policy="none",
+        period=pytorch.Batch(1),
+        code_dir=folder / "code",
+        async_write=async_write,
+        retention=KEEP_ONE,
+    )
     with init(enable_tensorboard_logging=False) as context:
         trial = SmallTrial(context)
         Trainer(trial, context, enable_progress_bar=False).fit(
             max_length=pytorch.Batch(length),
-            checkpoint_period=pytorch.Batch(1),
             validation_period=pytorch.Batch(5),
-            checkpoint_policy="none",
             latest_checkpoint=latest,
-            checkpoint_storage=folder / "storage",
-            code_dir=folder / "code",
-            async_write=async_write,
-            retention=KEEP_ONE,
+            checkpoints=checkpoints,
         )
     (folder / f"end-{name}").write_text(repr(weights_of(trial).tolist()))
 

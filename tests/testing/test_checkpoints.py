@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch, Trainer, init
 from det_lightning.testing.checks import CheckFailed, NotChecked
 from det_lightning.testing.checks import old_checkpoints as checks
@@ -32,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old(folder: Path) -> Path:
     """A checkpoint that was written with the metric of its validation."""
     storage = folder / "checkpoints"
-    searcher = {"searcher": {"metric": "validation_loss"}}
+    checkpoints = DeterminedCheckpoint(storage, metric="validation_loss", code_dir=folder)
     with (
         ImportedTrial("model_def:MyTrial", folder).imported() as trial_class,
-        init(hparams=HPARAMS, exp_conf=searcher, enable_tensorboard_logging=False) as context,
+        init(hparams=HPARAMS, enable_tensorboard_logging=False) as context,
     ):
         trainer = Trainer(trial_class(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=Batch(4), checkpoint_storage=storage, code_dir=folder)
+        trainer.fit(max_length=Batch(4), checkpoints=checkpoints)
     (metadata,) = storage.glob("*/metadata.json")
     return metadata.parent
 

@@ -145,8 +145,7 @@ class AddsMetric(Regression):
 def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) -> None:
     log = recorder.TrainingLog()
     settings = dataclasses.asdict(SETTINGS)
-    (tmp_path / "code").mkdir()
-    fit = {"checkpoint_storage": tmp_path / "checkpoints", "code_dir": tmp_path / "code", "preemption": False}
+    fit = {"checkpoint_storage": tmp_path / "checkpoints"}
     arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
     training = functools.partial(recorder.train, *arguments, {"Trainer": {"enable_progress_bar": False}, "fit": fit})
     alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)

@@ -161,7 +161,8 @@ class CodeCopier:
             logger.warning(
                 "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
                 "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
-                ".detignore there, with the syntax of .gitignore, or choose another directory with code_dir=.",
+                ".detignore there, with the syntax of .gitignore, or choose another directory: "
+                "DeterminedCheckpoint(code_dir=...).",
                 *(source, selection.partial_because, largest or "nothing"),
             )
         for problem in filter(self._is_news, selection.rules.problems):

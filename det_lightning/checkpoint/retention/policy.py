@@ -153,6 +153,15 @@ class CheckpointPolicy:
         sign = 1 if self.smaller_is_better else -1
         return best is None or math.isnan(best) or sign * value < sign * best
 
+    def describe_missing(self, metrics: Mapping[str, Any]) -> str:
+        """Return how the metrics of a validation lack the one that ``"best"`` compares."""
+        value = metrics.get(self.metric or "")
+        given = "" if value is None else f", and {self.metric!r} is {value!r}"
+        return (
+            f"checkpoint policy 'best' compares the validation metric {self.metric!r}, which must be a number; the "
+            f"validation returned {sorted(metrics)}{given}."
+        )
+
     def choose_to_delete(self, records: Iterable[CheckpointRecord]) -> list[str]:
         """Return the ids of those checkpoints of one trial that need not be kept while it runs, oldest first.
 

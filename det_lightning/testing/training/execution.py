@@ -20,7 +20,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_internals import interrupts_come_through
-from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
@@ -105,14 +105,12 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     settings = dict(vars(plan.settings))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
-    trainer = {**_QUIET, **plan.limits}
+    trainer = {**_QUIET, **plan.limits, "callbacks": [PreemptionHandler(signals=[])]}
+    period = _schedule(plan.checkpoint_after)
     fit: dict[str, Any] = {
-        "checkpoint_period": _schedule(plan.checkpoint_after),
-        "checkpoint_storage": plan.storage,
-        "code_dir": plan.no_code,
+        "checkpoints": DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code),
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
-        "preemption": False,
         "step_zero_validation": False,
     }
     if plan.validate_after is not None:

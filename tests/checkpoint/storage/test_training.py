@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention, RetryPolicy, load_checkpoint
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, equal, new_bucket
 from tests.trials import SmallTrial, seed_everything, weights_of
@@ -44,9 +45,10 @@ def train(
     recorder: UploadRecorder | None = None,
     max_length: int = LENGTH,
     fail_at: int | None = None,
-    searcher: dict[str, Any] | None = None,
+    latest_checkpoint: str | None = None,
     seed: int = 3,
-    **fit: Any,
+    period: int = 3,
+    **writing: Any,
 ) -> SmallTrial:
     class Trial(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
@@ -58,17 +60,13 @@ def train(
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     seed_everything(seed)
-    exp_conf = {"searcher": searcher} if searcher else None
-    with pytorch.init(hparams={}, exp_conf=exp_conf, enable_tensorboard_logging=False) as context:
+    with pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:
         trial = Trial(context)
-        arguments = {
-            "checkpoint_period": pytorch.Batch(3),
-            "checkpoint_policy": "none",
-            "reporting_period": pytorch.Batch(2),
-            **fit,
-        }
         pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(max_length), checkpoint_storage=storage, **arguments
+            max_length=pytorch.Batch(max_length),
+            reporting_period=pytorch.Batch(2),
+            latest_checkpoint=latest_checkpoint,
+            checkpoints=DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(period), **writing),
         )
     return trial
 
@@ -133,7 +131,7 @@ def test_a_run_resumes_from_a_remote_storage_as_if_it_had_not_stopped(
 ) -> None:
     straight = train(tmp_path)
     storage = remote.storage()
-    train(storage, max_length=7, checkpoint_period=None)
+    train(storage, max_length=7, period=LENGTH)
     (checkpoint_id,) = storage.list_ids()
     names = {"last": "last", "id": checkpoint_id, "URL": f"{remote.url}/{checkpoint_id}"}
     resumed = train(storage, latest_checkpoint=names[latest], seed=99)
@@ -203,7 +201,7 @@ def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int)
 
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
     with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
-        train(storage, recorder, checkpoint_period=pytorch.Batch(period))
+        train(storage, recorder, period=period)
     assert recorder.uploaded == storage.list_ids() == []
     assert writing_threads() == []
 

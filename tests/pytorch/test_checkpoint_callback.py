@@ -1,0 +1,201 @@
+"""``fit(checkpoints=DeterminedCheckpoint(...))``: the callback says all about the checkpoints of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention
+from tests.trials import SmallTrial, seed_everything, weights_of
+
+
+class Fails(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 5:
+            raise ZeroDivisionError
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def fit(
+    length: int,
+    trial_class: Callable[..., SmallTrial] = SmallTrial,
+    exp_conf: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> SmallTrial:
+    """Train up to a number of batches; return the trial."""
+    seed_everything()
+    with pytorch.init(hparams={}, exp_conf=exp_conf, enable_tensorboard_logging=False) as context:
+        trial = trial_class(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(length), **arguments)
+    return trial
+
+
+def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
+    """Return the metadata of the checkpoints, by the number of batches."""
+    found = [json.loads(file.read_text()) for file in storage.glob("*/metadata.json")]
+    return {metadata["steps_completed"]: metadata for metadata in found}
+
+
+# What is said twice
+
+
+def test_a_storage_and_the_callback_are_one_too_many(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path / "callbacks", policy="none")
+    with pytest.raises(ValueError, match=r"checkpoint_storage=\.\.\., but the callback writes to .*callbacks.*once"):
+        fit(2, checkpoints=checkpoints, checkpoint_storage=tmp_path / "calls")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"checkpoint_policy": "best"}, "checkpoint_policy='best', but the callback has policy='all'"),
+        (
+            {"checkpoint_period": pytorch.Batch(2)},
+            r"checkpoint_period=Batch\(2\), but the callback has period=Batch\(4\)",
+        ),
+        (
+            {"checkpoint_period": pytorch.Epoch(4)},
+            r"checkpoint_period=Epoch\(4\), but the callback has period=Batch\(4\)",
+        ),
+    ],
+)
+def test_a_rule_that_the_callback_contradicts_is_an_error_with_both(
+    said: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="all", period=pytorch.Batch(4))
+    with pytest.raises(ValueError, match=message):
+        fit(2, checkpoints=checkpoints, **said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_contradictions_are_named_at_once(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
+    with pytest.raises(ValueError, match=r"policy='none'; and .*period=None; and checkpoint_storage"):
+        fit(
+            2,
+            checkpoints=checkpoints,
+            checkpoint_policy="all",
+            checkpoint_period=pytorch.Batch(2),
+            checkpoint_storage=tmp_path,
+        )
+
+
+def test_a_rule_may_be_repeated(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2))
+    fit(4, checkpoints=checkpoints, checkpoint_policy="none", checkpoint_period=pytorch.Batch(2))
+    assert sorted(saved_in(tmp_path)) == [2, 4]
+
+
+# What the callback says
+
+
+def test_the_callback_says_which_checkpoints_are_kept(tmp_path: Path) -> None:
+    rule = Retention(trial_best=0, trial_latest=1)
+    fit(5, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), retention=rule))
+    assert sorted(saved_in(tmp_path)) == [5]
+
+
+def test_the_callback_says_which_code_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "model.py").write_text("LAYERS = 1\n")
+    (tmp_path / "project" / ".env").write_text("TOKEN=1\n")
+    for with_secrets, copied in ((False, ["model.py"]), (True, [".env", "model.py"])):
+        storage = tmp_path / str(with_secrets)
+        checkpoints = DeterminedCheckpoint(
+            storage, policy="none", code_dir=tmp_path / "project", code_with_secrets=with_secrets
+        )
+        fit(1, checkpoints=checkpoints)
+        (code,) = storage.glob("*/code")
+        assert sorted(file.name for file in code.iterdir()) == copied
+
+
+def test_the_trainer_has_the_callback_that_it_was_given(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(2), checkpoints=checkpoints)
+    assert trainer.checkpoints is checkpoints
+    assert checkpoints.best_checkpoint_path == checkpoints.last_checkpoint_path
+    assert Path(checkpoints.best_checkpoint_path or "").parent == tmp_path
+
+
+def test_a_restarted_job_resumes_by_the_name_that_the_callback_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchruns")
+    fit(2, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
+    fit(4, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="another"))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    resumed = fit(6, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
+    assert resumed.context.get_initial_batch() == 2
+
+
+# The storage of the configuration
+
+
+def test_a_callback_without_a_storage_writes_to_that_of_the_configuration(tmp_path: Path) -> None:
+    section = {
+        "type": "directory",
+        "container_path": str(tmp_path / "configured"),
+        "save_trial_best": 0,
+        "save_trial_latest": 1,
+    }
+    without = DeterminedCheckpoint(policy="none", period=pytorch.Batch(2))
+    fit(6, exp_conf={"checkpoint_storage": section}, checkpoints=without)
+    assert sorted(saved_in(tmp_path / "configured")) == [6]
+    with_own = DeterminedCheckpoint(tmp_path / "own", policy="none", period=pytorch.Batch(2))
+    fit(6, exp_conf={"checkpoint_storage": section}, checkpoints=with_own)
+    assert sorted(saved_in(tmp_path / "own")) == [2, 4, 6]
+
+
+def test_each_fit_writes_to_the_storage_of_its_own_configuration(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(policy="none")
+    for name in ("first", "second"):
+        section = {"type": "directory", "container_path": str(tmp_path / name)}
+        fit(2, exp_conf={"checkpoint_storage": section}, checkpoints=checkpoints)
+    fit(3, checkpoints=checkpoints)
+    assert [sorted(saved_in(tmp_path / name)) for name in ("first", "second")] == [[2], [2]]
+    assert sorted(saved_in(CheckpointStorage().root.local_path)) == [3]
+
+
+# One callback, several runs
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+def test_a_second_fit_with_the_same_callback_resumes_bit_equal(tmp_path: Path, async_write: bool) -> None:
+    straight = fit(9, checkpoint_storage=tmp_path / "straight", checkpoint_policy="none")
+    rule = Retention(trial_best=0, trial_latest=1)
+    checkpoints = DeterminedCheckpoint(tmp_path / "parts", policy="none", retention=rule, async_write=async_write)
+    fit(4, checkpoints=checkpoints)
+    first = checkpoints.last_checkpoint_id
+    (metadata,) = saved_in(tmp_path / "parts").values()
+    resumed = fit(9, checkpoints=checkpoints, latest_checkpoint=first)
+    assert torch.equal(weights_of(resumed), weights_of(straight))
+    assert checkpoints.last_checkpoint_id != first
+    assert {steps: found["trial"] for steps, found in saved_in(tmp_path / "parts").items()} == {9: metadata["trial"]}
+
+
+def test_a_second_fit_from_scratch_is_another_trial(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
+    fit(3, checkpoints=checkpoints)
+    assert checkpoints.best_value is not None
+    fit(4, checkpoints=checkpoints)
+    assert len({metadata["trial"] for metadata in saved_in(tmp_path).values()}) == 2
+
+
+def test_a_fit_after_one_that_failed_works(tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), async_write=True)
+    with pytest.raises(ZeroDivisionError):
+        fit(8, Fails, checkpoints=checkpoints)
+    resumed = fit(8, checkpoints=checkpoints, latest_checkpoint="last")
+    assert resumed.context.get_initial_batch() == 4
+    assert sorted(saved_in(tmp_path)) == [2, 4, 6, 8]
