@@ -74,6 +74,7 @@ class RunCheckpoints:
 
     def begin(self, best_value: float | None) -> None:
         """Forget an earlier run; ``best_value`` comes from the checkpoint that this run resumes from."""
+        self.queue.forget()
         self.best_value = best_value
         self.best_id: str | None = None
         self.last_id: str | None = None
@@ -170,12 +171,15 @@ class RunCheckpoints:
         is_current = self._run.state.last_ckpt == self._run.state.batches_trained
         if (improved or policy.validations == "all") and not is_current:
             self.save()
-        elif value is not None and self._distributed.rank == 0:
-            self.queue.wait()
-            with signal_deferred(WORKER_DIED):
-                self._trial.note_metric(self._run.state.batches_trained, value)
+        elif value is not None and is_current:
+            _on_chief(self._distributed, self._note_metric, value)
         if improved:
             self.best_id = self.last_id
+
+    def _note_metric(self, value: float) -> None:
+        self.queue.wait()
+        with signal_deferred(WORKER_DIED):
+            self._trial.note_metric(self._run.state.batches_trained, value)
 
     def _refuse(self, metrics: dict[str, Any]) -> None:
         self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
@@ -232,7 +236,7 @@ class RunCheckpoints:
     def finish(self) -> None:
         """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
-        _on_chief(self._distributed, self._trial.require_all)
+        _on_chief(self._distributed, self._trial.finish)
 
     def abandon(self, exception: BaseException) -> None:
         """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_lightning import pytorch
+from det_lightning import errors, pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import (
     CheckpointContent,
@@ -195,7 +195,7 @@ def test_values_of_another_metric_do_not_count(tmp_path: Path) -> None:
     accuracy = {"name": "accuracy", "value": 0.1}
     for steps, metric in ((1, accuracy), (2, {"name": "loss", "value": 0.5}), (3, accuracy)):
         storage.write(files_of(steps, {"experiment": "experiment", "trial": "trial", "metric": metric}))
-    checkpoints_of(storage, "trial", Retention(0, 2, 0))
+    checkpoints_of(storage, "trial", Retention(0, 2, 0)).finish()
     assert steps_of(storage) == [2]
     storage.write(files_of(4, {"experiment": "experiment", "trial": "other", "metric": accuracy}))
     with pytest.raises(ValueError, match=r"do not agree .*: 'accuracy', smaller"):
@@ -225,7 +225,7 @@ def test_metrics_that_only_an_old_index_has_move_into_the_metadata(tmp_path: Pat
     file = write_index(storage, "trial", dict(zip([*ids, "gone"], [3.0, 1.0, None, 0.5], strict=True)))
     assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == [ids[0], ids[2]]
     assert file.exists()
-    checkpoints_of(storage, "trial", Retention(0, 1, 1))
+    checkpoints_of(storage, "trial", Retention(0, 1, 1)).finish()
     assert not (tmp_path / ".det_lightning").exists()
     assert steps_of(storage) == [2, 3]
     assert storage.read_metadata(ids[1])["metric"] == {"name": "loss", "value": 1.0, "smaller_is_better": True}
@@ -336,15 +336,44 @@ def test_a_run_that_resumes_from_a_link_counts_its_target(tmp_path: Path) -> Non
     assert (tmp_path / "latest").readlink() == Path(first)
 
 
-def test_the_checkpoint_that_a_run_resumes_from_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
+def test_nothing_is_deleted_before_the_run_has_written_a_checkpoint(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     notes = {"experiment": "experiment", "trial": "trial"}
     ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
     checkpoints = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "trial", "run")
-    checkpoints.learn("experiment", resumed_from=ids[0])
-    assert steps_of(storage) == [1, 3]
+    checkpoints.learn("experiment", resumed_from=ids[2])
+    checkpoints.note_metric(3, 1.0)
+    assert steps_of(storage) == [1, 2, 3]
     write(storage, checkpoints, 4)
     assert steps_of(storage) == [4]
+
+
+def test_a_metric_is_not_noted_for_a_checkpoint_that_is_gone_or_damaged(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 9))
+    gone, damaged = write(storage, checkpoints, 1), write(storage, checkpoints, 2)
+    metadata = tmp_path / damaged / "metadata.json"
+    metadata.write_text(metadata.read_text().replace("torch-", "other-"))
+    before = metadata.read_text()
+    checkpoints.note_metric(2, 0.5)
+    assert metadata.read_text() == before
+    storage.delete(damaged)
+    storage.delete(gone)
+    checkpoints.note_metric(2, 0.5)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(errors.StorageError, match="2 checkpoints that this run has written"):
+        checkpoints.finish()
+
+
+def test_a_trial_that_changed_its_metric_is_pruned_by_the_latest(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    notes = {"experiment": "experiment", "trial": "trial"}
+    metrics = {1: ("accuracy", 0.1), 2: ("loss", 0.5), 3: ("loss", 0.2), 4: ("loss", 0.4)}
+    for steps, (name, value) in metrics.items():
+        metric = {"name": name, "value": value}
+        storage.write(files_of(steps, {**notes, "time": float(steps), "metric": metric}))
+    carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
+    assert steps_of(storage) == [3, 4]
 
 
 @pytest.mark.slow

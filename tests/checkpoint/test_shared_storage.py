@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,12 @@ from det_lightning import errors, pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, remove_dead_claims
+from det_lightning.checkpoint.retention.run_claims import (
+    RunClaims,
+    delete_unless_used,
+    remove_dead_claims,
+    trial_claimed,
+)
 from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
 from tests.trials import SmallTrial, seed_everything
@@ -104,6 +110,32 @@ def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, 8, "last", Fails())
     assert not (tmp_path / ".det_lightning").exists()
+
+
+def test_a_run_waits_while_its_trial_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = CheckpointStorage(tmp_path)
+    with contextlib.ExitStack() as pruning:
+        assert pruning.enter_context(trial_claimed(storage, "digits", "a"))
+        monkeypatch.setattr("det_lightning.checkpoint.retention.run_claims.time.sleep", lambda _: pruning.close())
+        assert RunClaims(storage).claim_trial("digits", "a", None) == "a"
+
+
+def test_the_claim_of_another_user_does_not_stop_the_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = CheckpointStorage(tmp_path)
+    folder = tmp_path / ".det_lightning/runs"
+    folder.mkdir(parents=True)
+    for name in ("a.json", "b.json"):
+        (folder / name).write_text("{}")
+    take = Claim.take
+
+    def refuse_first(file: Any) -> Claim | None:
+        if file.name == "a.json":
+            raise PermissionError(file.path)
+        return take(file)
+
+    monkeypatch.setattr(Claim, "take", refuse_first)
+    remove_dead_claims(storage.root)
+    assert [path.name for path in folder.iterdir()] == ["a.json"]
 
 
 # Checkpoints that a run resumes

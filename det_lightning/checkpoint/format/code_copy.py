@@ -64,8 +64,8 @@ class CodeCopier:
     run. ``source`` is by default the working directory when copying.
 
     ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths that the manifest lists.
-    ``latest_id`` is the id of the checkpoint that holds the latest copy, once it is complete, and ``previous_id`` that
-    of the copy before.
+    ``latest`` is the storage and the id of the checkpoint that holds the latest copy, once it is complete, and
+    ``previous`` those of the copy before.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class CodeCopier:
         limits: CodeLimits | None = None,
     ) -> None:
         self.descriptions: dict[str, dict[str, Any]] = {}
-        self.latest_id: str | None = None
-        self.previous_id: str | None = None
+        self.latest: tuple[object, str] | None = None
+        self.previous: tuple[object, str] | None = None
         self._source = pathlib.Path() if source is None else pathlib.Path(source)
         self._with_secrets = with_secrets
         self._limits = limits or CodeLimits()
@@ -89,8 +89,8 @@ class CodeCopier:
 
         ``storage``, the directory of the checkpoints, is left out if the code directory contains it.
         """
-        self.previous_id = self.latest_id
-        self.latest_id = None
+        self.previous = self.latest
+        self.latest = None
         target.mkdir()
         self._copies_before = self._copies
         self._copies = {}

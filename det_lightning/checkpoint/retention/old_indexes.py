@@ -47,18 +47,17 @@ def move_metrics(storage: CheckpointStorage, experiment: str, trial: str) -> Non
             return
         metrics = _read(file)
     for checkpoint_id, metric in metrics.items():
-        if is_name(checkpoint_id) and storage.is_complete(checkpoint_id):
+        if is_name(checkpoint_id):
             add_metric(storage, checkpoint_id, metric)
     storage.retry.call("removing", file.remove, where=file)
     if file.is_local:
         remove_if_empty(file.local_path.parent)
 
 
-def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: Mapping[str, Any]) -> None:
-    """Add a metric to the metadata of a checkpoint, unless they have one."""
-    if "metric" not in storage.read_metadata(checkpoint_id):
-        write = functools.partial(add_entries, storage.root, checkpoint_id, {"metric": dict(metric)})
-        storage.retry.call("writing the metadata of", write, where=checkpoint_id)
+def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: Mapping[str, Any]) -> bool:
+    """Add a metric to the metadata of a checkpoint; return False if they are gone, are damaged, or have one."""
+    write = functools.partial(add_entries, storage.root, checkpoint_id, {"metric": dict(metric)})
+    return storage.retry.call("writing the metadata of", write, where=checkpoint_id)
 
 
 def _read(file: Location) -> dict[str, dict[str, Any]]:

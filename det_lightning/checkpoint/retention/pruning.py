@@ -15,7 +15,7 @@ from det_lightning.checkpoint.retention.run_claims import delete_unless_used, fi
 from det_lightning.checkpoint.retention.trial_checkpoints import record_of
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.checkpoint.storage.survey import require_current
 from det_lightning.escaping import escape
@@ -131,21 +131,26 @@ def _by_experiment(infos: Iterable[CheckpointInfo]) -> dict[str, dict[Trial, lis
 
 
 def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retention: Retention) -> list[str]:
-    noted = [(trial.trial, notes_in(info.metadata)) for trial, found in of_trial.items() for info in found]
-    measured = {(one.metric_name, one.smaller_is_better): name for name, one in noted if one.metric is not None}
-    directions = {smaller_is_better for _, smaller_is_better in measured}
-    names = {name for name, _ in measured if name is not None}
+    measured: dict[str, CheckpointNotes] = {}  # by trial, what its newest checkpoint with a metric says
+    for trial, found in of_trial.items():
+        with_metric = [info for info in found if notes_in(info.metadata).metric is not None]
+        if with_metric:
+            newest = max(with_metric, key=lambda info: record_of(info, "").order)
+            measured[trial.trial] = notes_in(newest.metadata)
+    directions = {notes.smaller_is_better for notes in measured.values()}
+    names = {notes.metric_name for notes in measured.values() if notes.metric_name is not None}
     if len(directions) > 1 or len(names) > 1:
         described = "; ".join(
-            f"{escape(trial)}: {name!r:.80}, smaller_is_better={smaller}" for (name, smaller), trial in measured.items()
+            f"{escape(trial)}: {notes.metric_name!r:.80}, smaller_is_better={notes.smaller_is_better}"
+            for trial, notes in measured.items()
         )
         raise ValueError(
             f"The trials of experiment {experiment!r} do not agree on which metric is the better one ({described}). "
             "Delete by hand."
         )
-    smaller_is_better = directions.pop() if directions else True
-    records = [record_of(info, trial.trial) for trial, found in of_trial.items() for info in found]
-    return retention.choose_to_delete(records, smaller_is_better)
+    name = names.pop() if names else None
+    records = [record_of(info, trial.trial, name) for trial, found in of_trial.items() for info in found]
+    return retention.choose_to_delete(records, directions.pop() if directions else True)
 
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:

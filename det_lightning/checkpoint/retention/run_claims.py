@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import time
 import uuid
 from collections.abc import Container, Iterator
 from typing import Any
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"
 _DELETING = "deleting"
+# The purpose of a claim on a trial that ends soon, how often a run looks whether it has, and for how long.
+_PRUNING = "prune"
+_PAUSE_S = 0.5
+_MOST_PAUSES = 120
 
 # The directory of locks that earlier releases held while they changed the index of a trial.
 _LOCKS_DIR = "locks"
@@ -126,10 +131,14 @@ class RunClaims:
     def _claim(self, experiment: str | None, trial: str) -> str | None:
         """Claim the name of a trial; if a live run has it, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
-        claim = self._storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
-        if claim is not None:
-            self._claims[file.path] = claim
-            return None
+        for pause in range(_MOST_PAUSES + 1):
+            claim = self._storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
+            if claim is not None:
+                self._claims[file.path] = claim
+                return None
+            if pause == _MOST_PAUSES or _read_holder(file).get("purpose") != _PRUNING:
+                break
+            time.sleep(_PAUSE_S)
         return _describe_holder(file)
 
     def are_due(self) -> bool:
@@ -167,11 +176,19 @@ class RunClaims:
         self.run_id = str(uuid.uuid4())
 
 
-def _describe_holder(file: Location) -> str:
+def _read_holder(file: Location) -> dict[str, Any]:
     try:
         holder = json.loads(file.read())
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _describe_holder(file: Location) -> str:
+    holder = _read_holder(file)
+    try:
         return f"process {int(holder['pid'])} on {str(holder['host'])!r:.100}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return "a process that is not known"
 
 
@@ -183,9 +200,9 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
 
 @contextlib.contextmanager
 def trial_claimed(storage: CheckpointStorage, experiment: str, trial: str) -> Iterator[bool]:
-    """Own a trial during a block, as a run does; yield False if a live run has it."""
+    """Own a trial during a block that deletes its checkpoints; a run that begins waits. Yield False if one has it."""
     file = _trial_file(storage.root, experiment, trial)
-    claim = storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
+    claim = storage.retry.call("claiming the name", lambda: Claim.take(file, _PRUNING), where=trial)
     try:
         yield claim is not None
     finally:
@@ -232,12 +249,13 @@ def remove_dead_claims(root: Location) -> None:
     with explain_errors("looking for runs in", root):
         folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, _LOCKS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
-            if is_claimed(file):
-                continue
             if not file.is_local:
-                file.remove()
-            elif (dead := Claim.take(file)) is not None:
-                dead.release()
+                if not is_claimed(file):
+                    file.remove()
+                continue
+            with contextlib.suppress(PermissionError):  # another user's
+                if (dead := Claim.take(file)) is not None:
+                    dead.release()
 
 
 class BackgroundCleaning(threading.Thread):

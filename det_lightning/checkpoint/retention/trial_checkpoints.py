@@ -14,9 +14,11 @@ from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.checkpoint.retention.old_indexes import add_metric, move_metrics
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used
+from det_lightning.checkpoint.storage.ancestry import RUN_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, notes_in, plausible_time
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, glance, notes_in, plausible_time
+from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
@@ -25,8 +27,9 @@ logger = logging.getLogger(__name__)
 def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
     """Return what the rule looks at; with ``metric_name``, the value of any other metric does not count."""
     notes = notes_in(info.metadata)
-    time_s = plausible_time(notes.time_s, info.metadata_written)
-    counts = metric_name is None or notes.metric_name == metric_name
+    # The times of a trial's own runs grow from one checkpoint to the next, whatever its clock has done meanwhile.
+    time_s = plausible_time(notes.time_s, None if RUN_KEY in info.metadata else info.metadata_written)
+    counts = metric_name is None or notes.metric_name in (None, metric_name)
     return CheckpointRecord(
         id=info.id,
         trial=trial,
@@ -48,25 +51,27 @@ class TrialCheckpoints:
         self._trial = trial
         self._run_id = run_id
         self._records: dict[str, CheckpointRecord] = {}
+        self._resumed_from: str | None = None
         self._latest = 0.0  # the order of the latest checkpoint
         self._written: list[str] = []  # by this run, and not deleted
         self._vanished: list[str] = []
 
     def learn(self, experiment: str, resumed_from: str | None = None) -> None:
-        """Find what earlier runs of the trial wrote, and delete what need not be kept.
+        """Find what earlier runs of the trial wrote; nothing is deleted before the run has written a checkpoint.
 
-        The checkpoint that the run resumes from stays until the run has written one.
+        ``resumed_from`` is the id of the checkpoint that the run resumes from.
         """
         storage = self._storage
         storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
         found = storage.retry.call("reading", storage.glance, where=storage)
         own = [info for info in found if _names_in(info) == (experiment, self._trial)]
         if storage.root.is_object_store:  # whose index may have been written before the metric was
-            old = [info.id for info in own if "metric" not in info.metadata]
-            own = [info for info in own if info.id not in old] + storage.describe(old)
+            old = [storage.root / info.id for info in own if "metric" not in info.metadata]
+            read = storage.retry.call("reading", lambda: in_parallel(storage.root, glance, old), where=storage)
+            own = [info for info in own if "metric" in info.metadata] + [info for info in read if info is not None]
         self._records = {info.id: record_of(info, self._trial, self._policy.metric) for info in own}
         self._latest = max((record.order for record in self._records.values()), default=0.0)
-        self._delete_the_rest(but=resumed_from)
+        self._resumed_from = resumed_from
 
     def next_order(self) -> float:
         """Return the time of the next checkpoint, in seconds since 1970; it grows even if the clock is set back."""
@@ -82,25 +87,35 @@ class TrialCheckpoints:
             self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
-        """Note the metric of a validation if the latest checkpoint is at the same batch and has none."""
+        """Note the metric of a validation if the latest checkpoint of this run is at the same batch and has none.
+
+        Before the run has written one, that is the checkpoint that it resumes from.
+        """
         latest = max(self._records.values(), key=lambda record: record.order, default=None)
         if latest is None or latest.steps_completed != steps_completed or latest.metric is not None:
             return
-        add_metric(self._storage, latest.id, self.describe_metric(metric))
-        self._records[latest.id] = dataclasses.replace(latest, metric=metric)
-        self._delete_the_rest()
+        if latest.id not in (*self._written, self._resumed_from):
+            return
+        try:
+            is_noted = add_metric(self._storage, latest.id, self.describe_metric(metric))
+        except errors.StorageError as e:
+            logger.warning("The metric of checkpoint %s is not in its metadata: %s", escape(latest.id), e)
+            return
+        if is_noted:
+            self._records[latest.id] = dataclasses.replace(latest, metric=metric)
+            if self._written:
+                self._delete_the_rest()
 
     def describe_metric(self, value: float) -> dict[str, Any]:
         """Return the entry of ``metadata.json`` for the value of the policy's metric."""
         policy = self._policy
         return {"name": policy.metric, "value": value, "smaller_is_better": policy.smaller_is_better}
 
-    def _delete_the_rest(self, but: str | None = None) -> None:
+    def _delete_the_rest(self) -> None:
+        own_run = self._run_id if self._written else None  # what it resumed from stays until it has written one
         for checkpoint_id in self._policy.choose_to_delete(self._records.values()):
-            if checkpoint_id == but:
-                continue
             try:
-                if not delete_unless_used(self._storage, checkpoint_id, self._run_id):
+                if not delete_unless_used(self._storage, checkpoint_id, own_run):
                     logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
                     continue
             except errors.CheckpointNotFound:
@@ -123,8 +138,9 @@ class TrialCheckpoints:
             self._vanished += gone
             logger.error("%s", self._describe_vanished(gone))
 
-    def require_all(self) -> None:
-        """Raise a ``StorageError`` that names all checkpoints of this run that have vanished, if there are any."""
+    def finish(self) -> None:
+        """End the run: delete what need not be kept, and raise a ``StorageError`` that names vanished checkpoints."""
+        self._delete_the_rest()
         self.report_vanished()
         if self._vanished:
             raise errors.StorageError(self._describe_vanished(self._vanished))

@@ -221,6 +221,13 @@ class CheckpointQueue:
         self._complete = []
         return complete
 
+    def forget(self) -> None:
+        """Wait for the checkpoint that an interrupted run has left under way, and do not return it."""
+        try:
+            self.take_complete(wait=True)
+        except errors.CheckpointError as e:
+            logger.warning("A checkpoint of an earlier run could not be written: %s", e)
+
     def finish_in_a_hurry(self) -> list[str]:
         """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
         self._hurries = True

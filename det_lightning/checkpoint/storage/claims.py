@@ -49,9 +49,11 @@ class Claim:
         self._renewed = (time.monotonic(), time.time())
 
     @classmethod
-    def take(cls, file: Location) -> Claim | None:
-        """Return a claim, or None if another live process has it."""
+    def take(cls, file: Location, purpose: str | None = None) -> Claim | None:
+        """Return a claim, or None if another live process has it; the file says the ``purpose``."""
         content = new_content()
+        if purpose is not None:
+            content["purpose"] = purpose
         encoded = json.dumps(content).encode()
         if file.is_local:
             with contextlib.suppress(NoLocks):

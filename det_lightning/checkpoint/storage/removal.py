@@ -125,7 +125,8 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
             else:
                 checkpoint.remove()
             removed_ids.append(checkpoint_id)
-        (marks / name).remove()
+        with contextlib.suppress(PermissionError):  # another user's
+            (marks / name).remove()
     if root.is_local:
         remove_if_empty(marks.local_path)
         _finish_removals(root, own_only)

@@ -168,13 +168,19 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
         )
 
 
-def add_entries(root: Location, checkpoint_id: str, entries: Mapping[str, Any]) -> None:
-    """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole."""
+def add_entries(root: Location, checkpoint_id: str, entries: Mapping[str, Any]) -> bool:
+    """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole.
+
+    Return False, and change nothing, if the metadata are gone, are damaged, or have these entries.
+    """
     checkpoint = root.checkpoint(checkpoint_id)
-    content = with_entries(read_metadata(checkpoint), entries)
-    (checkpoint / METADATA_FILE).write(to_json(content).encode())
+    known = read_metadata(checkpoint)
+    if not known or entries.keys() & known.keys():
+        return False
+    (checkpoint / METADATA_FILE).write(to_json(with_entries(known, entries)).encode())
     if root.is_object_store:
         remove_index(root)
+    return True
 
 
 def remove_index(root: Location) -> None:

@@ -70,8 +70,8 @@ def commit_content(staging: StagingDirectory, content: CheckpointContent, code: 
             if staging.root.is_local:
                 # Flushing thousands of small files would take minutes; their checksums show a loss.
                 names = files.keys() - code.descriptions.keys()
-            elif code.previous_id is not None:
-                unchanged = StoredFiles(staging.root.checkpoint(code.previous_id), code.find_unchanged())
+            elif code.previous is not None and code.previous[0] == staging.root:
+                unchanged = StoredFiles(staging.root.checkpoint(code.previous[1]), code.find_unchanged())
             if content.described:  # other ranks have uploaded what they wrote
                 names = [name for name in names if (staging.directory / name).exists()]
             staging.commit(with_checksum(entries), names, unchanged)
@@ -82,7 +82,7 @@ def commit_content(staging: StagingDirectory, content: CheckpointContent, code: 
     except BaseException:
         staging.abandon()
         raise
-    code.latest_id = staging.directory.name
+    code.latest = (staging.root, staging.directory.name)
 
 
 def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:

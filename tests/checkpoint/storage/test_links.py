@@ -127,7 +127,9 @@ def test_retention_deletes_nothing_through_a_link(tmp_path: Path) -> None:
     elsewhere = content(tmp_path / "elsewhere")
     carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
     assert storage.list_ids() == sorted([ids[0], ids[2]])
-    TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "t", "run").learn("e")
+    trial = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "t", "run")
+    trial.learn("e")
+    trial.finish()
     assert storage.list_ids() == [ids[2]]
     assert content(tmp_path / "elsewhere") == elsewhere
     assert (tmp_path / "storage/latest").is_symlink()
