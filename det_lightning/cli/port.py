@@ -164,12 +164,12 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
 def _converted(path: pathlib.Path) -> WrittenModule:
     import libcst
 
-    from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+    from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
     from det_lightning.porting.to_lightning import NoTrialError, write_module
 
     try:
-        with PortingProcess() as process:
-            port = process.port(path)  # a separate process, because some files crash it
+        with ReaderPool() as pool:
+            port = pool.port(path)  # a separate process, because some files crash it
         written = write_module(path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path))
     except (PortingFailed, RecursionError) as e:
         raise ValueError(f"{path} cannot be read: {e}.") from e

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.porting import Outcome, ProjectPort, Severity, port_project
-from det_lightning.porting.separate_process import PortingProcess
+from det_lightning.porting.reader_pool import ReaderPool
 from tests.experiments.running import run
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -32,7 +32,7 @@ def write(ported: ProjectPort) -> None:
 
 
 #: Reads the files of all projects of these tests.
-PROCESS = PortingProcess()
+PROCESS = ReaderPool()
 
 
 @pytest.fixture(scope="module", autouse=True)
