@@ -14,6 +14,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
+from det_lightning.startup_hook import STARTUP_HOOK, find_installs
 
 _MOST_REASONS = 3
 
@@ -78,7 +79,7 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
     found = []
     for port in graph.ports.values():
-        may_be_started = port.facts.kind in order and port.path.name != "startup-hook.sh" and port.path not in within
+        may_be_started = port.facts.kind in order and port.path.name != STARTUP_HOOK and port.path not in within
         if may_be_started and (port.facts.uses_determined or needs_of(port, Need.file, Need.script)):
             found.append(_entry_point(graph, port))
     return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
@@ -125,6 +126,10 @@ def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.P
     if script is not None and not os.access(script.path, os.X_OK):
         advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
         yield script.path, "it is not executable", advice
+    for hook in [file for file in graph.started_by(port) if file.path.name == STARTUP_HOOK]:
+        for script in graph.reached_by(hook)[1:]:
+            if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
+                yield script.path, f"{installs[0].tool} installs, so det-lightning run stops before the hook", ""
 
 
 def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:

@@ -505,6 +505,7 @@ def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
         ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "apt-get")]),
         ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "pip")]),
+        ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", [(2, "uv")]),
         ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
         ("setup.sh", "pip install timm\n", []),
     ],
