@@ -30,6 +30,16 @@ EXIT_CODES = (
     "130 it was paused by a signal."
 )
 
+# What --try changes: one trial on a few batches, of which no checkpoint is kept.
+_OF_A_TRY = (
+    "searcher.name=single",
+    "searcher.max_length={batches: 4}",
+    "max_restarts=0",
+    "min_validation_period=null",
+    "min_checkpoint_period=null",
+    "checkpoint_policy=none",
+    "checkpoint_storage={save_trial_latest: 0, save_trial_best: 0, save_experiment_best: 0}",
+)
 # How many failed trials are named.
 _MOST_SHOWN_TRIALS = 3
 
@@ -90,19 +100,26 @@ def run(
             show_default=False,
         ),
     ] = None,
+    try_out: Annotated[
+        bool,
+        typer.Option("--try", help="Only see whether it runs: one trial, a few batches, and no checkpoint is kept."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
 ) -> None:
     """Train what an experiment configuration of Determined describes."""
-    config = _read_or_report(config_file, override)
+    config = _read_or_report(config_file, [*(override or ()), *(_OF_A_TRY if try_out else ())])
     if config is None:
         raise typer.Exit(2)
     from det_lightning.config import field_effects
+    from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import Placement
     from det_lightning.masking import mask
 
+    if try_out:
+        os.environ[TRY_VARIABLE] = "1"  # the processes of the trial inherit it
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}

@@ -21,7 +21,7 @@ from det_lightning.callbacks.experiment import ExperimentReporter, end_for_inval
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.retention.rule import Retention
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._task import current_task
+from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
@@ -241,6 +241,7 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
+        tried_batches = TRY_BATCHES if self._experiment is not None and os.environ.get(TRY_VARIABLE) else 0
         flags: dict[str, Any] = {
             "test_mode": test_mode,
             "trusted": trusted,
@@ -287,7 +288,7 @@ class Trainer:
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint, job, fall_back),
                 choose_preemption(callbacks_in(self._lightning), preemption, save_on_interrupt),
-                test_mode=test_mode,
+                test_mode=test_mode or tried_batches,
                 **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
