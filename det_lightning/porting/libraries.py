@@ -8,7 +8,7 @@ import importlib.metadata
 import pathlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -20,6 +20,7 @@ _PIN = re.compile(
     r"(?<![\w./-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?[ \t]*\(?((?:[<>=!~]=?=?[ \t]*\d[\w.*]*[ \t]*,?[ \t]*)+)"
 )
 _IMPORT = re.compile(r"^[ \t\"]*(?:from|import)[ \t]+(\w[^\n]*)", re.MULTILINE)
+_FROM = re.compile(r"^[ \t\"]*from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 # How a program reads an option or a hyperparameter itself, rather than a class of a library.
 _OWN = re.compile(r"[\"'](?:--)?(\w+)[\"']|(?<!args)\.(\w+)\b(?!\s*\()|^\s+(\w+)\s*:", re.MULTILINE)
 _CODE = (".py", ".ipynb")
@@ -30,11 +31,15 @@ _ANY = (Version("0"), Version("99999"))
 
 @dataclasses.dataclass(frozen=True)
 class Libraries:
-    """The libraries of a project, as far as its files tell; whatever they do not pin is the newest release."""
+    """The libraries of a project, as far as its files tell; whatever they do not pin is the newest release.
+
+    The files also tell which names belong to the project itself.
+    """
 
     pins: dict[str, str] = dataclasses.field(default_factory=dict)  # by the names of distributions
     imported: frozenset[str] = frozenset()  # the packages that Python files import
     own: frozenset[str] = frozenset()  # the options that Python files read themselves
+    taken: frozenset[str] = frozenset({"*"})  # the names that files import from modules of the project; * for any
 
     def lack(self, library: str, release: str) -> bool:
         """Return whether the release of ``library`` that the project runs with is ``release`` or a later one."""
@@ -52,11 +57,13 @@ class Libraries:
         return True
 
 
-def read_libraries(files: Iterable[pathlib.Path]) -> Libraries:
-    """Return what the files of a project say about libraries."""
+def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> Libraries:
+    """Return what the files of a project say about libraries; unless they are the whole project, names may be taken."""
     pins: dict[str, str] = {}
     imported: set[str] = set()
     own: set[str] = set()
+    taken: set[str] = set() if is_whole else {"*"}
+    modules = {file.stem for file in files} | {file.parent.name for file in files}
     for file in files:
         try:
             text = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size < _MOST_BYTES else ""
@@ -65,9 +72,12 @@ def read_libraries(files: Iterable[pathlib.Path]) -> Libraries:
         if file.suffix in _CODE:
             imported.update(word for line in _IMPORT.findall(text) for word in re.findall(r"\w+", line))
             own.update(word for words in _OWN.findall(text) for word in words)
+            for module, names in _FROM.findall(text):
+                if not module or module.rpartition(".")[2] in modules:
+                    taken.update(re.findall(r"[\w*]+", names))
         if file.suffix not in _CODE or file.name == "setup.py":
             pins.update((_normal(name), specifiers) for name, specifiers in _PIN.findall(text))
-    return Libraries(pins, frozenset(imported), frozenset(own))
+    return Libraries(pins, frozenset(imported), frozenset(own), frozenset(taken))
 
 
 def note_pins(text: str) -> list[Finding]:

@@ -98,8 +98,9 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
         paths: files and directories of the project.
         pool: what reads the files, left running for the next project; None starts one, and ends it.
     """
-    files = find_files(paths)
-    libraries = read_libraries(files)
+    given = list(paths)
+    files = find_files(given)
+    libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given))
     with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
         ported = [_port(reader, file, libraries) for file in files]
     if not any(_is_of_determined(port) for port in ported):

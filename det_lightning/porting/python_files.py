@@ -32,7 +32,7 @@ def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[F
     file = PythonFile(text)
     if has_gone_names:
         port_gone_names(file, libraries)
-    imports = ImportRewriter(file)
+    imports = ImportRewriter(file, libraries.taken)
     imports.rewrite()
     ported = Bindings(file, "det_lightning")
     for use in ported.references:

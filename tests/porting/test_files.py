@@ -500,6 +500,22 @@ def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "services:\n  master:\n    image: determinedai/determined-master:0.26.0\n    environment: {DET_DB_HOST: db}\n",
+        "{{- if .Values.logging }}\nimage: determinedai/determined-master\n{{- end }}\n",
+        'name: determined\nlabels: {{ include "determined.labels" . | nindent 4 }}\n',
+        "kind: Deployment\nspec: {containers: [{name: determined-agent, env: [{name: DET_MASTER, value: x}]}]}\n",
+        'determined:\n  host: {{ required "determined" (.Values.host) }}\n',
+    ],
+)
+def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, "cluster.yaml", text)
+    assert [(found.line, found.severity) for found in port.findings] == [(0, Severity.note)]
+    assert not port.changed
+
+
+@pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),

@@ -103,7 +103,7 @@ def differs(original: Path) -> bool:
     return original.read_bytes() != Path(original.name).read_bytes()
 
 
-def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_starts_moves() -> None:
+def test_a_notebook_that_asks_the_master_stays_as_it_is_and_the_experiment_that_it_starts_moves() -> None:
     assert sentences(given("demo")) == {
         "determined_files/const.yaml": "runs with `det-lightning run determined_files/const.yaml determined_files`",
         "sweep.py": "runs with `python sweep.py`",
@@ -111,7 +111,7 @@ def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_st
         "it talks to a Determined master), walkthrough.ipynb:7 (det e describe: it needs a Determined master)",
     }
     cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
-    assert "!det-lightning run determined_files/const.yaml determined_files/" in cells[1]
+    assert "!det e create determined_files/const.yaml determined_files/" in cells[1]
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
@@ -265,8 +265,34 @@ def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> 
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
 
+@pytest.mark.parametrize(
+    ("others", "is_removed"),
+    [
+        ({}, True),
+        ({"train_py": "from model import build\nbuild()\n"}, True),
+        ({"train_py": "from model import build, client\nclient.login()\n"}, False),
+        ({"names_py": "from .model import *\n"}, False),
+    ],
+)
+def test_an_unused_import_of_the_sdk_goes_unless_another_file_takes_it(
+    others: dict[str, str], is_removed: bool
+) -> None:
+    imports = ["from determined.experimental import client", "import determined.experimental.client as client"]
+    made(model_py=f"{imports[0]}\n\nX = 1\n", other_py=f"{imports[1]}\n\nX = 1\n", **others)
+    for name in ("model.py", "other.py"):
+        assert ("determined" not in Path(name).read_text()) == is_removed
+
+
+def test_a_launch_line_stays_where_its_script_does() -> None:
+    launch = "hydra:\n  launcher: python3 -m determined.launch.torch_distributed {}\n"
+    configs = {"conf__stays_yaml": launch.format("sdk.py"), "conf__moves_yaml": launch.format("core.py")}
+    made(sdk_py=SDK, core_py="import determined\n", **configs)
+    assert Path("conf/stays.yaml").read_text() == launch.format("sdk.py")
+    assert "det_lightning.launch" in Path("conf/moves.yaml").read_text()
+
+
 def test_a_stub_is_no_entry_point() -> None:
-    project = made(api_pyi="from determined.experimental import client\n")
+    project = made(api_pyi="from determined.experimental import client\ndef get() -> client.Determined: ...\n")
     assert [finding.severity for port in project.files for finding in port.findings] == [Severity.problem]
     assert project.entry_points == []
 

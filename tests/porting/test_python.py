@@ -313,7 +313,7 @@ def test_what_is_missing_and_used_stays(use: str) -> None:
 
 
 def test_a_missing_module_that_is_imported_as_such_stays() -> None:
-    before = "import determined.experimental as e\nfrom determined.pytorch import PyTorchTrial\n"
+    before = "import determined.experimental as e\nfrom determined.pytorch import PyTorchTrial\ne.client\n"
     assert ported(before).startswith("import determined.experimental as e\n")
     assert findings_of(before) == ["1: determined.experimental: it talks to a Determined master"]
 
