@@ -30,10 +30,10 @@ EXIT_CODES = (
     "130 it was paused by a signal."
 )
 
-# What --try changes: one trial on a few batches, of which no checkpoint is kept.
+# What --try changes: one trial, of which no checkpoint is kept. A script may read its length in the unit of the file.
+_SHORT = {"epochs": 1, "batches": 4, None: 4}
 _OF_A_TRY = (
     "searcher.name=single",
-    "searcher.max_length={batches: 4}",
     "max_restarts=0",
     "min_validation_period=null",
     "min_checkpoint_period=null",
@@ -109,7 +109,9 @@ def run(
     ] = False,
 ) -> None:
     """Train what an experiment configuration of Determined describes."""
-    config = _read_or_report(config_file, [*(override or ()), *(_OF_A_TRY if try_out else ())])
+    config = _read_or_report(config_file, override)
+    if try_out and config is not None:
+        config = _read_or_report(config_file, [*(override or ()), *_OF_A_TRY, *_short_length(config)])
     if config is None:
         raise typer.Exit(2)
     from det_lightning.config import field_effects
@@ -224,6 +226,15 @@ def stop(directory: Experiment) -> None:
         raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")
     os.kill(process, signal.SIGTERM)
     warn(f"Process {process} was asked to pause the experiment.")
+
+
+def _short_length(config: ExperimentConfig) -> list[str]:
+    """Return an override for the length of a try: at most a few of the unit that the configuration counts in."""
+    length = config.searcher.training_length
+    if length is None:
+        return []
+    units = min(length.units, _SHORT.get(length.unit, length.units))
+    return [f"searcher.max_length={units if length.unit is None else f'{{{length.unit}: {units}}}'}"]
 
 
 def _check_hook(code: Path, choice: Hook | None) -> None:

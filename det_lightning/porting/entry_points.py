@@ -22,7 +22,7 @@ _MOST_REASONS = 3
 class Outcome(str, enum.Enum):
     """On which side an entry point runs."""
 
-    moves = "moves"  #: runs on det_lightning
+    moves = "moves"  #: should run on det_lightning, or ran
     waits = "waits"  #: will, once some lines are changed
     stays = "stays"  #: still needs Determined
 
@@ -50,21 +50,37 @@ class EntryPoint:
     reasons: list[Reason]  # why it does not run yet
     to_check: int  # how many findings there are in its files to look at
     files: list[FilePort]  # what it is made of, its own file included
+    tried: bool = False  # it was started for a few batches
+    error: str = ""  # how that failed
+
+    @property
+    def state(self) -> str:
+        """What is known of the entry point, in a word or two."""
+        if self.tried:
+            return "failed" if self.error else "ran"
+        return {"moves": "should run", "waits": "waits", "stays": "stays"}[self.outcome.value]
+
+    @property
+    def needs_configuration(self) -> bool:
+        """Whether a script is to be started by a configuration."""
+        return not self.port.is_configuration and self.command.endswith(" CONFIG")
 
     @property
     def sentence(self) -> str:
         """What the entry point will do, without its name."""
         how = f"with `{self.command}`" if self.command else "with det_lightning"
+        if self.error:
+            return f"failed {how}: {self.error}"
         if self.outcome is Outcome.moves:
             found = f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at"
-            return f"runs {how}{found if self.to_check else ''}"
+            return f"{self.state} {how}{found if self.to_check else ''}"
         listed = ", ".join(str(reason) for reason in self.reasons[:_MOST_REASONS])
         rest = len(self.reasons) - _MOST_REASONS
         if rest > 0:
             listed += f", and {rest} more line{'s' if rest > 1 else ''}"
         if self.outcome is Outcome.stays:
             return f"still needs Determined because of {listed}"
-        return f"runs {how} once this is changed: {listed}"
+        return f"should run {how} once this is changed: {listed}"
 
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:

@@ -61,7 +61,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
         return
     for directory, names, files in os.walk(path):
-        names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
+        names[:] = sorted(name for name in names if not is_skipped(pathlib.Path(directory, name)))
         for name in sorted(files):
             file = pathlib.Path(directory, name)
             if not is_portable(file) or not file.is_file():
@@ -71,7 +71,8 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
                 yield file
 
 
-def _is_skipped(directory: pathlib.Path) -> bool:
+def is_skipped(directory: pathlib.Path) -> bool:
+    """Return whether a directory holds no code of a project: hidden, installed, built, or recorded by a run."""
     name = directory.name
     hidden = name.startswith(".") and name not in OF_CI
     if hidden or name in _SKIPPED or name.endswith(".egg-info"):

@@ -241,7 +241,7 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
-        tried_batches = TRY_BATCHES if self._experiment is not None and os.environ.get(TRY_VARIABLE) else 0
+        tried_batches = TRY_BATCHES if os.environ.get(TRY_VARIABLE) else 0
         flags: dict[str, Any] = {
             "test_mode": test_mode,
             "trusted": trusted,
