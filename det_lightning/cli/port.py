@@ -16,18 +16,19 @@ import typer
 
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.files.file_kinds import require_file
-from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort, ProjectPort
     from det_lightning.porting.to_lightning import WrittenModule
 
-EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or failed with --try; 2 wrong usage."
-_REQUIRED = ("libcst", "yaml")
+EXIT_CODES = (
+    "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or fails with --try; 2 wrong "
+    "usage."
+)
+_REQUIRED = ("libcst", "packaging", "ruff", "yaml")
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
 
@@ -118,6 +119,9 @@ def _port_project(
     paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, tries: bool
 ) -> tuple[ProjectPort, bool]:
     """Port the files below ``paths``; also return whether nothing is left to change or do."""
+    from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
+    from det_lightning.porting import Severity, port_project
+
     project = port_project(paths)
     if tries:
         from det_lightning.porting.trying import try_project
@@ -176,6 +180,8 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
 def _converted(path: pathlib.Path) -> WrittenModule:
     import libcst
 
+    from det_lightning.cli.port_output import print_findings
+    from det_lightning.porting import Severity
     from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
     from det_lightning.porting.to_lightning import NoTrialError, write_module
 

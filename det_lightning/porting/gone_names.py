@@ -146,18 +146,22 @@ class _GoneNames:
             self._note(row, call, f"{name}({row.word.pattern}=)", called)
 
     def port_options(self) -> None:
-        """Port what stands for an option: any name or string if the option is renamed, else attributes."""
+        """Port what stands for an option: any name or string if the option is renamed."""
         for node in self._file.find(cst.Name, cst.SimpleString):
             value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
                 if found is not None and row.replacement:
                     self._rename_option(row, node, found)
-                elif found is not None and self._is_attribute(node) and value not in self._libraries.own:
-                    self._note(row, node, f"TrainingArguments.{value}", found)
+                elif found is not None and self._stands_for_option(node, value):
+                    self._note(row, node, f"{value} of TrainingArguments", found)
 
-    def _is_attribute(self, node: cst.CSTNode) -> bool:
-        return getattr(self._file.parent(node), "attr", None) is node
+    def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
+        """Return whether a node is an attribute of arguments, or a key of a dict for them."""
+        parent = self._file.parent(node)
+        if isinstance(parent, cst.DictElement):
+            return parent.key is node and "TrainingArguments" in self._file.edits.text
+        return isinstance(parent, cst.Attribute) and parent.attr is node and value not in self._libraries.own
 
     def _rename_option(self, row: GoneName, node: cst.CSTNode, found: re.Match[str]) -> None:
         new = found.expand(row.replacement)
@@ -219,13 +223,14 @@ def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
     edits = Edits(text)
     findings = []
     for row in option_rows():
-        pattern = rf"(?:(?<![\w-])--|^[ \t-]*[\"']?(?=\w+[\"']?[ \t]*:))(?P<option>{row.word.pattern})\b"
+        key = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
+        pattern = rf"(?:(?<![\w-])--|{key})(?P<option>{row.word.pattern})\b"
         for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries) else ():
             start, end = found.span("option")
             if row.replacement:
                 edits.replace(start, end, row.word.sub(row.replacement, found["option"]))
             elif found["option"] not in libraries.own:
-                reason = row.reason(f"the option {found['option']} of TrainingArguments")
+                reason = row.reason(f"{found['option']} of TrainingArguments")
                 line = line_at(text, start)
                 findings.append(Finding(line, row.severity, reason, row.advice, premise=Premise.changed))
     return edits.result(), findings

@@ -110,7 +110,8 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "transformers.data.processors is gone since transformers 5.20",
         ),
         ("TrainingArguments('x', no_cuda=True)", "TrainingArguments(no_cuda=) is gone since transformers 5.0"),
-        ("args.overwrite_output_dir", "TrainingArguments.overwrite_output_dir is gone since transformers 5.0"),
+        ("args.overwrite_output_dir", "overwrite_output_dir of TrainingArguments is gone since transformers 5.0"),
+        ("given = {'warmup_ratio': 0.1}", "warmup_ratio of TrainingArguments is gone since transformers 5.15"),
     ],
 )
 def test_a_name_that_nothing_replaces_is_a_problem(line: str, reason: str) -> None:
@@ -173,17 +174,17 @@ def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(
         entrypoint: python3 train.py --evaluation_strategy steps --overwrite_output_dir --own_evaluation_strategy 1
         hyperparameters:
           global_batch_size: 1
-          training_args: {a: 1}
+          training_args: {evaluation_strategy: steps, "per_gpu_eval_batch_size": 1}
           per_gpu_train_batch_size: 4
           logging_dir: logs
         searcher: {name: single, metric: loss, max_length: {batches: 1}}
         """
     )
     after, findings = port_options(config, WITH_TRANSFORMERS)
-    assert after == config.replace("--evaluation_strategy", "--eval_strategy").replace("per_gpu", "per_device")
+    assert after == re.sub(r"(?<!own_)evaluation_strategy", "eval_strategy", config).replace("per_gpu", "per_device")
     assert [(found.line, found.reason.split(" is")[0]) for found in findings] == [
-        (1, "the option overwrite_output_dir of TrainingArguments"),
-        (6, "the option logging_dir of TrainingArguments"),
+        (1, "overwrite_output_dir of TrainingArguments"),
+        (6, "logging_dir of TrainingArguments"),
     ]
     assert port_options(config, Libraries()) == (config, [])
 
