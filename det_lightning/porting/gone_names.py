@@ -14,7 +14,14 @@ from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
 from det_lightning.porting.libraries import Libraries
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, string_of
+from det_lightning.porting.python_syntax import (
+    PythonFile,
+    called_method,
+    dotted_name,
+    methods_of,
+    parameters_of,
+    string_of,
+)
 
 #: The package whose options are renamed in every file of a project.
 _WITH_OPTIONS = "transformers"
@@ -82,9 +89,12 @@ class _GoneNames:
             self._check_use(use, path, rows)
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
-        for call, path in self._calls_of(paths):
-            for row in rows:
-                if row.given and (found := row.path.fullmatch(path)):
+        for row in (one for one in rows if one.given.startswith(".")):
+            self._check_attributes(row)
+        of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
+        for call, path, own in self._calls_of(paths):
+            for row in of_calls:
+                if (found := row.path.fullmatch(path)) and not any(map(row.word.fullmatch, own)):
                     self._check_call(row, call, found)
 
     def _check_use(self, use: Reference, path: str, rows: list[GoneName]) -> None:
@@ -109,21 +119,43 @@ class _GoneNames:
             elif row.package != "collections":  # ruff splits such an import
                 self._note(row, binding.alias, found.group(), found)
 
-    def _calls_of(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str]]:
-        """Yield the calls of names with these paths, and of classes of the file that derive from them."""
+    def _check_attributes(self, row: GoneName) -> None:
+        for node in self._file.find(cst.Attribute):
+            found = row.word.fullmatch(node.attr.value)
+            if found is None or self._is_imported(dotted_name(node.value).partition(".")[0], node):
+                continue
+            if row.replacement:
+                self._rename(row, node.attr, found)
+            else:
+                self._note(row, node, f"{row.name.partition('(')[0].rpartition('.')[2]}.{found.group()}", found)
+
+    def _is_imported(self, name: str, within: cst.CSTNode) -> bool:
+        """Return whether a name stands for a module or part of one, rather than for an object."""
+        first = next((node for node in self._file.names(within=within) if node.value == name), None)
+        given = [] if first is None else self._file.assignments(first)
+        return any(isinstance(one, cst.Import | cst.ImportFrom) for one in given)
+
+    def _calls_of(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
+        """Yield the calls of names with these paths, and of classes derived from them with parameters of their own."""
         bases: dict[cst.CSTNode, str] = {
             definition: paths[base.value]
             for definition in self._file.find(cst.ClassDef)
             for base in definition.bases
             if base.value in paths
         }
-        by_name = {node.name.value: path for node, path in bases.items() if isinstance(node, cst.ClassDef)}
+        derived = {node.name.value: node for node in bases if isinstance(node, cst.ClassDef)}
         for call in self._file.find(cst.Call):
-            path = paths.get(call.func) or by_name.get(dotted_name(call.func))
-            if path is None and self._file.source(call.func).startswith("super("):
+            name = dotted_name(call.func)
+            path = paths.get(call.func)
+            own: list[str] = []
+            if name in derived:
+                path, own = bases[derived[name]], _parameters_of_init(derived[name])
+            elif path is None and name.rpartition(".")[2] in self._libraries.trainers:
+                path = f"{_WITH_OPTIONS}.Trainer"
+            elif called_method(call) == "__init__" and self._file.source(call.func).startswith("super("):
                 path = next((bases[outer] for outer in self._file.ancestors(call) if outer in bases), None)
             if path is not None:
-                yield call, path
+                yield call, path, own
 
     def _check_call(self, row: GoneName, call: cst.Call, called: re.Match[str]) -> None:
         name = called.group().rpartition(".")[2]
@@ -193,6 +225,11 @@ def _apply(edits: Edits, changes: list[dict[str, Any]]) -> None:
         start, end = (edits.offset(at["row"], at["column"] - 1) for at in (change["location"], change["end_location"]))
         if edits.text[start:end] != change["content"] and edits.is_free(start, end):
             edits.replace(start, end, change["content"])
+
+
+def _parameters_of_init(definition: cst.ClassDef) -> list[str]:
+    inits = [method for method in methods_of(definition) if method.name.value == "__init__"]
+    return [one.name.value for init in inits for one in (*parameters_of(init), *init.params.kwonly_params)]
 
 
 def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:

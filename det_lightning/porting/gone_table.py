@@ -59,7 +59,8 @@ def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> Gon
     found = _NAME.fullmatch(name)
     assert found is not None, f"{name} is written as the first lines of the table say"
     given = found["argument"] or ""
-    keyword = given.lstrip("!-").removesuffix("=") if given.endswith("=") and not given.startswith("!") else ""
+    is_word = given.startswith(".") or (given.endswith("=") and not given.startswith("!"))
+    keyword = given.lstrip("-.").removesuffix("=") if is_word else ""
     word = keyword or found["path"].rpartition(".")[2]
     before = (found["before"] or "").count(",")
     severity = Severity(level or "problem")

@@ -21,6 +21,12 @@ _PIN = re.compile(
 )
 _IMPORT = re.compile(r"^[ \t\"]*(?:from|import)[ \t]+(\w[^\n]*)", re.MULTILINE)
 _FROM = re.compile(r"^[ \t\"]*from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+# A class without an __init__ of its own that has the argument.
+_TRAINER = re.compile(
+    r"^class (\w+)\((?:[\w.]+, *)*(?:transformers\.)?(?:Seq2Seq)?Trainer\b.*\n(?!(?:[ \t]+.*\n|\n)*?"
+    r"[ \t]+def __init__\([^)]*\btokenizer\b)",
+    re.MULTILINE,
+)
 # How a program reads an option or a hyperparameter itself, rather than a class of a library.
 _OWN = re.compile(r"[\"'](?:--)?(\w+)[\"']|(?<!args)\.(\w+)\b(?!\s*\()|^\s+(\w+)\s*:", re.MULTILINE)
 _CODE = (".py", ".ipynb")
@@ -39,6 +45,7 @@ class Libraries:
     pins: dict[str, str] = dataclasses.field(default_factory=dict)  # by the names of distributions
     imported: frozenset[str] = frozenset()  # the packages that Python files import
     own: frozenset[str] = frozenset()  # the options that Python files read themselves
+    trainers: frozenset[str] = frozenset()  # classes of the project that take what a Trainer of transformers takes
     taken: frozenset[str] = frozenset({"*"})  # the names that files import from modules of the project; * for any
 
     def lack(self, library: str, release: str) -> bool:
@@ -62,6 +69,7 @@ def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> L
     pins: dict[str, str] = {}
     imported: set[str] = set()
     own: set[str] = set()
+    trainers: set[str] = set()
     taken: set[str] = set() if is_whole else {"*"}
     modules = {file.stem for file in files} | {file.parent.name for file in files}
     for file in files:
@@ -72,12 +80,13 @@ def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> L
         if file.suffix in _CODE:
             imported.update(word for line in _IMPORT.findall(text) for word in re.findall(r"\w+", line))
             own.update(word for words in _OWN.findall(text) for word in words)
+            trainers.update(_TRAINER.findall(text))
             for module, names in _FROM.findall(text):
                 if not module or module.rpartition(".")[2] in modules:
                     taken.update(re.findall(r"[\w*]+", names))
         if file.suffix not in _CODE or file.name == "setup.py":
             pins.update((_normal(name), specifiers) for name, specifiers in _PIN.findall(text))
-    return Libraries(pins, frozenset(imported), frozenset(own), frozenset(taken))
+    return Libraries(pins, frozenset(imported), frozenset(own), frozenset(trainers), frozenset(taken))
 
 
 def note_pins(text: str) -> list[Finding]:

@@ -20,12 +20,12 @@ from det_lightning.porting.python_files import port_python
 #: Of a project that uses transformers, in whatever release is newest.
 WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}))
 IMPORTS = """
-import collections, inspect, time, torch, yaml, datasets, transformers
+import collections, inspect, pandas, time, torch, yaml, datasets, transformers
 import numpy as np
 import tensorflow as tf
 from PIL import Image
 from torch.optim import lr_scheduler
-from transformers import Seq2SeqTrainer, Trainer, TrainingArguments
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
 """
 
 
@@ -56,6 +56,11 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ("TrainingArguments('x', evaluation_strategy='no')", "TrainingArguments('x', eval_strategy='no')"),
         ("given['evaluation_strategy'], args.evaluation_strategy", "given['eval_strategy'], args.eval_strategy"),
         ("TrainingArguments('x', per_gpu_eval_batch_size=2)", "TrainingArguments('x', per_device_eval_batch_size=2)"),
+        ("AutoTokenizer.from_pretrained('x', use_auth_token=True)", "AutoTokenizer.from_pretrained('x', token=True)"),
+        (
+            "for name, column in pandas.DataFrame().iteritems(): pass",
+            "for name, column in pandas.DataFrame().items(): pass",
+        ),
         ("Trainer(model, tokenizer=t)", "Trainer(model, processing_class=t)"),
         (
             "class Mine(Seq2SeqTrainer):\n    def __init__(self):\n        super().__init__(tokenizer=t)",
@@ -109,6 +114,8 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "from transformers.data.processors.squad import SquadResult",
             "transformers.data.processors is gone since transformers 5.20",
         ),
+        ("tokenizer.batch_encode_plus(x)", "PreTrainedTokenizerBase.batch_encode_plus is gone since transformers 5.0"),
+        ("(x + 1).ptp()", "ndarray.ptp is gone since numpy 2.0"),
         ("TrainingArguments('x', no_cuda=True)", "TrainingArguments(no_cuda=) is gone since transformers 5.0"),
         ("args.overwrite_output_dir", "overwrite_output_dir of TrainingArguments is gone since transformers 5.0"),
         ("given = {'warmup_ratio': 0.1}", "warmup_ratio of TrainingArguments is gone since transformers 5.15"),
@@ -135,6 +142,9 @@ def test_a_default_that_has_changed_is_a_note() -> None:
         "try:\n    from transformers import AdamW\nexcept ImportError:\n    from torch.optim import AdamW",
         "if hasattr(torch, 'symeig'):\n    torch.symeig(x)",
         "strategy = {'eval_strategy': 1} if new else {'evaluation_strategy': 1}",
+        "class Mine(Trainer):\n    def __init__(self, tokenizer): pass\nMine(tokenizer=t)",
+        "class Mine(Trainer):\n    def run(self): super().evaluate(tokenizer=t)",
+        "np.ptp(x), pandas.io.iteritems, datasets.Dataset",
         "float = 1\ntokenizer = Tokenizer(tokenizer=1)",
     ],
 )
@@ -187,6 +197,16 @@ def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(
         (6, "logging_dir of TrainingArguments"),
     ]
     assert port_options(config, Libraries()) == (config, [])
+
+
+def test_a_trainer_of_another_file_takes_what_its_base_takes(tmp_path: Path) -> None:
+    head = "from transformers import Trainer\n"
+    (tmp_path / "plain.py").write_text(f"{head}class Plain(Trainer):\n    def __init__(self, *a, x=1, **k): pass\n")
+    (tmp_path / "own.py").write_text(f"{head}class Own(Trainer):\n    def __init__(self, tokenizer, **k): pass\n")
+    train = tmp_path / "train.py"
+    train.write_text("import determined, transformers\nPlain(tokenizer=t)\nOwn(tokenizer=t)\n")
+    (after,) = [port.after for port in port_project([tmp_path]).files if port.path == train]
+    assert after.splitlines()[1:] == ["Plain(processing_class=t)", "Own(tokenizer=t)"]
 
 
 def test_an_option_of_the_program_itself_is_none_of_transformers(tmp_path: Path) -> None:
