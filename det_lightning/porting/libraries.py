@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 
 _PIN = re.compile(
     r"(?<![\w./-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?[ \t]*\(?((?:[<>=!~]=?=?[ \t]*\d[\w.*]*[ \t]*,?[ \t]*)+)"
@@ -97,7 +97,9 @@ def note_pins(text: str) -> list[Finding]:
         if not _releases(ours & _specifiers(found[2])):
             pinned = found.group().strip()
             reason = f"{pinned} is not a release that det-lightning works with ({found[1]}{ours})"
-            findings.append(Finding(line_at(text, found.start()), Severity.check, reason, "allow a later release"))
+            line = line_at(text, found.start())
+            advice = "allow a later release"
+            findings.append(Finding(line, Severity.check, reason, advice, premise=Premise.unneeded))
     return findings
 
 
