@@ -179,9 +179,9 @@ def change_search(searcher: dict[str, Any], kept: Collection[str]) -> None:
     model = SEARCHERS.get(str(searcher.get("name")))
     if model is None:
         return
-    length, unit = searcher.get("max_time"), searcher.get("time_metric")
+    unit = searcher.get("time_metric")
     if "max_time" not in model.model_fields and unit in UNITS and searcher.get("max_length") is None:
-        searcher["max_length"] = {unit: length}
+        searcher["max_length"] = {unit: searcher.get("max_time")}
     for name in [name for name in searcher if name not in model.model_fields and name not in kept]:
         del searcher[name]
 

@@ -149,7 +149,8 @@ class _GoneNames:
             path = paths.get(call.func)
             own: list[str] = []
             if name in derived:
-                path, own = bases[derived[name]], _parameters_of_init(derived[name])
+                path = bases[derived[name]]
+                own = _parameters_of_init(derived[name])
             elif path is None and name.rpartition(".")[2] in self._libraries.trainers:
                 path = f"{_WITH_OPTIONS}.Trainer"
             elif called_method(call) == "__init__" and self._file.source(call.func).startswith("super("):

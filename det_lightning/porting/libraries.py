@@ -81,9 +81,10 @@ def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> L
             imported.update(word for line in _IMPORT.findall(text) for word in re.findall(r"\w+", line))
             own.update(word for words in _OWN.findall(text) for word in words)
             trainers.update(_TRAINER.findall(text))
-            for module, names in _FROM.findall(text):
-                if not module or module.rpartition(".")[2] in modules:
-                    taken.update(re.findall(r"[\w*]+", names))
+            ours = [
+                names for module, names in _FROM.findall(text) if not module or module.rpartition(".")[2] in modules
+            ]
+            taken.update(word for names in ours for word in re.findall(r"[\w*]+", names))
         if file.suffix not in _CODE or file.name == "setup.py":
             pins.update((_normal(name), specifiers) for name, specifiers in _PIN.findall(text))
     return Libraries(pins, frozenset(imported), frozenset(own), frozenset(trainers), frozenset(taken))

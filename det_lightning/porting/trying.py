@@ -19,6 +19,8 @@ from det_lightning.porting.project import ProjectPort, is_skipped
 
 #: The environment variable that lets ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
 _VARIABLE = "DET_LIGHTNING_TRY"
+# Not from the directory of the project, whose modules may have the names of others.
+_CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
 _TIMEOUT_S = 300.0
 # How long a process that is asked to end may take.
 _GRACE_S = 30.0
@@ -89,7 +91,7 @@ def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
     path = str(copy.path_of(entry.port.path))
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
-        return [sys.executable, "-m", "det_lightning.cli", "run", path, str(copy.path_of(entry.project)), *options]
+        return [sys.executable, "-c", _CLI, "run", path, str(copy.path_of(entry.project)), *options]
     if entry.port.facts.kind is not Kind.script or entry.needs_configuration:
         return None
     return [sys.executable, *(["-m", "det_lightning"] if "-m det_lightning" in entry.command else []), path]
