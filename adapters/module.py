@@ -59,7 +59,7 @@ class TrialModule(InferenceModule):
             ``pl.Trainer``.
         reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
-        test_mode: train on one batch and validate on one.
+        test_mode: train on one batch, or on as many as the number says, and validate on one.
         context: the context of a trial that is already built.
         trusted: unpickle anything in a checkpoint, running whatever code it contains.
         storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
@@ -97,7 +97,7 @@ class TrialModule(InferenceModule):
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         reporting_period: TrainUnit | None = None,
         step_zero_validation: bool | None = None,
-        test_mode: bool = False,
+        test_mode: int = False,
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
         storage_options: Mapping[str, Any] | None = None,

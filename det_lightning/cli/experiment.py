@@ -5,6 +5,7 @@ The commands import what they need when they run, so that none slows down the st
 
 from __future__ import annotations
 
+import enum
 import os
 import platform
 import shlex
@@ -17,6 +18,7 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
+from det_lightning.startup_hook import STARTUP_HOOK, installs_of
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
@@ -28,6 +30,16 @@ EXIT_CODES = (
     "130 it was paused by a signal."
 )
 
+# What --try changes: one trial, of which no checkpoint is kept. A script may read its length in the unit of the file.
+_SHORT = {"epochs": 1, "batches": 4, None: 4}
+_OF_A_TRY = (
+    "searcher.name=single",
+    "max_restarts=0",
+    "min_validation_period=null",
+    "min_checkpoint_period=null",
+    "checkpoint_policy=none",
+    "checkpoint_storage={save_trial_latest: 0, save_trial_best: 0, save_experiment_best: 0}",
+)
 # How many failed trials are named.
 _MOST_SHOWN_TRIALS = 3
 
@@ -60,6 +72,13 @@ Trusted = Annotated[
 ]
 
 
+class Hook(str, enum.Enum):
+    """What to do with a start-up hook."""
+
+    run = "run"
+    skip = "skip"
+
+
 @report_errors()
 def run(
     config_file: Config,
@@ -73,19 +92,36 @@ def run(
     logger: Loggers = None,
     ray: Ray = None,
     trusted: Trusted = False,
+    hook: Annotated[
+        Hook | None,
+        typer.Option(
+            envvar="DET_LIGHTNING_HOOK",
+            help="Run or skip startup-hook.sh. Without this option, a hook that installs packages is an error.",
+            show_default=False,
+        ),
+    ] = None,
+    try_out: Annotated[
+        bool,
+        typer.Option("--try", help="Only see whether it runs: one trial, a few batches, and no checkpoint is kept."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
 ) -> None:
     """Train what an experiment configuration of Determined describes."""
     config = _read_or_report(config_file, override)
+    if try_out and config is not None:
+        config = _read_or_report(config_file, [*(override or ()), *_OF_A_TRY, *_short_length(config)])
     if config is None:
         raise typer.Exit(2)
     from det_lightning.config import field_effects
+    from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import Placement
     from det_lightning.masking import mask
 
+    if try_out:
+        os.environ[TRY_VARIABLE] = "1"  # the processes of the trial inherit it
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
@@ -100,15 +136,14 @@ def run(
     for field in field_effects(config):
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
-    if (code / "startup-hook.sh").is_file():
-        warn(
-            "warning: startup-hook.sh runs before each trial, here without a container: what it installs changes the "
-            f"Python environment in {sys.prefix}."
-        )
+    _check_hook(code, hook)
     placement = Placement(slots, cpu, ray)
     with experiment.machines_at(ray) as machines:
         machines.check(experiment.demand_of(config, placement), experiments)
-        directory = experiment.create(config, config_file, code, experiments, loggers=logger or (), trusted=trusted)
+        with_hook = hook is not Hook.skip
+        directory = experiment.create(
+            config, config_file, code, experiments, loggers=logger or (), trusted=trusted, with_hook=with_hook
+        )
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
         _run(directory, machines, placement)
 
@@ -191,6 +226,31 @@ def stop(directory: Experiment) -> None:
         raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")
     os.kill(process, signal.SIGTERM)
     warn(f"Process {process} was asked to pause the experiment.")
+
+
+def _short_length(config: ExperimentConfig) -> list[str]:
+    """Return an override for the length of a try: at most a few of the unit that the configuration counts in."""
+    length = config.searcher.training_length
+    if length is None:
+        return []
+    units = min(length.units, _SHORT.get(length.unit, length.units))
+    return [f"searcher.max_length={units if length.unit is None else f'{{{length.unit}: {units}}}'}"]
+
+
+def _check_hook(code: Path, choice: Hook | None) -> None:
+    """Raise an error if the start-up hook installs something and there is no choice; say that it runs otherwise."""
+    if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
+        return
+    installs = [*installs_of(code)]
+    if installs and choice is None:
+        for script, install in installs:
+            warn(f"{script}:{install.line}: {install.text}")
+        raise ValueError(
+            f"{code / STARTUP_HOOK} would run these commands before each trial, here without a container: they change "
+            f"the Python environment in {sys.prefix}. Install what you need once, and leave the hook out with "
+            "--hook skip. --hook run runs it all the same. DET_LIGHTNING_HOOK in the environment can say either, too."
+        )
+    warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")
 
 
 def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig | None:

@@ -16,18 +16,19 @@ import typer
 
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.files.file_kinds import require_file
-from det_lightning.porting import Severity, port_project
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort, ProjectPort
     from det_lightning.porting.to_lightning import WrittenModule
 
-EXIT_CODES = "Exit codes: 0 success; 1 with --check, if something would change or is left to do; 2 wrong usage."
-_REQUIRED = ("libcst", "yaml")
+EXIT_CODES = (
+    "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or fails with --try; 2 wrong "
+    "usage."
+)
+_REQUIRED = ("libcst", "packaging", "ruff", "yaml")
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
 
@@ -65,6 +66,10 @@ def port(
         list[pathlib.Path] | None,
         typer.Option(metavar="FILE", help="With --report: what pytest --trial --junitxml FILE wrote. Several times."),
     ] = None,
+    try_out: Annotated[
+        bool,
+        typer.Option("--try", help="Start each entry point that should run for a few batches, in a copy of the files."),
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
@@ -75,9 +80,10 @@ def port(
     if missing:
         raise ValueError(f"The porting tool needs {' and '.join(missing)}: {how_to_install('port')}.")
     if to is Target.lightning:
-        if diff or write or check or json or report:
+        if diff or write or check or json or report or try_out:
             raise ValueError(
-                "--to lightning writes a new file; --diff, --write, --check, --report and --json do not go with it."
+                "--to lightning writes a new file; --diff, --write, --check, --try, --report and --json do not go with "
+                "it."
             )
         _write_lightning_module(paths, output, force)
         return
@@ -88,7 +94,7 @@ def port(
     if checks and report is None:
         raise ValueError("--checks goes with --report only.")
     write_page = None if report is None else _page_writer(report, checks or [])
-    project, is_done = _port_project(paths, write, diff or not (write or check), json)
+    project, is_done = _port_project(paths, write, diff or not (write or check), json, try_out)
     if write_page is not None:
         write_page(project, written=write)
         warn(f"Wrote {report}.")
@@ -109,9 +115,18 @@ def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callabl
     return functools.partial(move_report.write_report, file, checks=checks)
 
 
-def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool) -> tuple[ProjectPort, bool]:
+def _port_project(
+    paths: list[pathlib.Path], write: bool, diff: bool, as_json: bool, tries: bool
+) -> tuple[ProjectPort, bool]:
     """Port the files below ``paths``; also return whether nothing is left to change or do."""
+    from det_lightning.cli.port_output import print_diff, print_findings, print_summary, project_as_json
+    from det_lightning.porting import Severity, port_project
+
     project = port_project(paths)
+    if tries:
+        from det_lightning.porting.trying import try_project
+
+        project = try_project(project, paths)
     if write:
         project = dataclasses.replace(project, files=[_written(port) for port in project.files])
     ports = project.files
@@ -126,6 +141,7 @@ def _port_project(paths: list[pathlib.Path], write: bool, diff: bool, as_json: b
         print_findings(ports)
         print_summary(project, paths, len(changed), written=write)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
+    left = left or any(entry.error for entry in project.entry_points)
     return project, not left and not changed
 
 
@@ -164,12 +180,14 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
 def _converted(path: pathlib.Path) -> WrittenModule:
     import libcst
 
-    from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+    from det_lightning.cli.port_output import print_findings
+    from det_lightning.porting import Severity
+    from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
     from det_lightning.porting.to_lightning import NoTrialError, write_module
 
     try:
-        with PortingProcess() as process:
-            port = process.port(path)  # a separate process, because some files crash it
+        with ReaderPool() as pool:
+            port = pool.port(path)  # a separate process, because some files crash it
         written = write_module(path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path))
     except (PortingFailed, RecursionError) as e:
         raise ValueError(f"{path} cannot be read: {e}.") from e

@@ -38,6 +38,7 @@ def _entry_as_json(entry: EntryPoint) -> dict[str, Any]:
         "command": entry.command,
         "reasons": reasons,
         "sentence": entry.sentence,
+        "state": entry.state,
     }
 
 

@@ -12,7 +12,8 @@ from pydantic import PlainSerializer, PlainValidator
 from det_lightning.config.section import INTEGER_LIMIT, hint_for, refuse, shown
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-_UNITS = ("batches", "epochs", "records")
+#: The units of a length, as keys of its mapping.
+UNITS = ("batches", "epochs", "records")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,8 @@ def _read(value: Any, least: int, bare: bool) -> Length:
         refuse((), f"must be one of {{batches: N}}, {{epochs: N}} and {{records: N}}; got {shown(value)}")
     ((unit, units),) = given.items()
     path = () if unit is None else (unit,)
-    if unit not in (*_UNITS, None):
-        refuse(path, f"unknown unit{hint_for(unit, _UNITS)}")
+    if unit not in (*UNITS, None):
+        refuse(path, f"unknown unit{hint_for(unit, UNITS)}")
     if isinstance(units, bool) or not isinstance(units, int | float) or units != int(units) or units < least:
         refuse(path, f"must be an integer, at least {least}; got {shown(units)}")
     if units >= INTEGER_LIMIT:

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_lightning.config.document import KeyPath
+from det_lightning.config.length import UNITS
 from det_lightning.config.section import shown
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 
+# The user's own sections, in which null is a value.
+_FREE = ("hyperparameters", "data")
 # For these a mapping may be written in place of a list with one element.
 _LISTS = {("bind_mounts",)}
 _DEEPEST = 50
@@ -18,14 +21,15 @@ _DEEPEST = 50
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a configuration with some values replaced; ``data`` stays as it is.
 
-    Each override is ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one.
-    Raises a ConfigError that lists all that cannot be read.
+    Each override is ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one,
+    unless it is a length, and null removes what the file says. Raises a ConfigError that lists all that cannot be read.
     """
     merged = dict(data)
     for path, value in read_overrides(overrides):
+        removes = path[0] not in _FREE
         for key in reversed(path):
             value = {key: value}
-        merged = _merged(merged, value)
+        merged = _merged(merged, value, removes)
     return merged
 
 
@@ -54,14 +58,23 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
         return [_value(part, name, mistakes) for part in text.split(",")]
     document = YamlDocument(text)
     mistakes.extend(ConfigMistake(None, name, mistake.message) for mistake in document.mistakes)
+    for path in document.without_value:
+        if path:  # not the whole value, which may be empty
+            advice = "write a space after the colon" if ":" in str(path[-1]) else "give it one, or null"
+            mistakes.append(ConfigMistake(None, name, f"the key {shown(path[-1])} has no value: {advice}"))
     return document.data
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any], removes: bool) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
         before = merged.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = _merged(before, value)
+        if value is None and removes:
+            merged.pop(key, None)
+            continue
+        # Another unit replaces the old one.
+        is_length = isinstance(value, Mapping) and bool(value) and value.keys() <= set(UNITS)
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and not is_length:
+            value = _merged(before, value, removes)
         merged[key] = value
     return merged

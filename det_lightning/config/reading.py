@@ -16,6 +16,7 @@ from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
 from det_lightning.config.rules import broken_rules
+from det_lightning.config.searchers import change_search
 from det_lightning.config.section import UNKNOWN_KEY, shown
 from det_lightning.config.yaml_reader import MOST_CHARACTERS, YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
@@ -115,10 +116,14 @@ def _typed(
     if not isinstance(document.data, dict):
         message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(document.data)}"
         raise ConfigError(document.name, [*document.mistakes, ConfigMistake(None, "", message)])
+    before = document.data.get("searcher")
     document.data = with_overrides(document.data, overrides)
-    for path, value in read_overrides(overrides):
-        document.lines.update(dict.fromkeys(leaf_paths(value, path)))
+    given = [leaf for path, value in read_overrides(overrides) for leaf in leaf_paths(value, path)]
+    document.lines.update(dict.fromkeys(given))
     rewrite_older_spellings(document)
+    searcher = document.data.get("searcher")
+    if ("searcher", "name") in given and isinstance(before, dict) and isinstance(searcher, dict):
+        change_search(searcher, [str(path[1]) for path in given if path[0] == "searcher" and len(path) > 1])
     if partial and isinstance(document.data.get("searcher"), dict):
         document.data["searcher"].setdefault("name", "single")
     config = _validated(document, partial=partial, forgiving=forgiving)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
-from det_lightning.config.length import Length, MaxLength
+from det_lightning.config.length import UNITS, Length, MaxLength
 from det_lightning.config.section import Count, Integer, Positive, Section, read_variant, refuse, variants
 
 # Each rung is a list of metrics.
@@ -172,6 +172,18 @@ REFUSED_SEARCHERS = {
     "pbt": "write name: adaptive_asha or random, with max_trials and max_length; there is no population-based training",
     "custom": "write the name of another search",
 }
+
+
+def change_search(searcher: dict[str, Any], kept: Collection[str]) -> None:
+    """Remove the fields that the named search does not have, such as those of another one, unless they are ``kept``."""
+    model = SEARCHERS.get(str(searcher.get("name")))
+    if model is None:
+        return
+    unit = searcher.get("time_metric")
+    if "max_time" not in model.model_fields and unit in UNITS and searcher.get("max_length") is None:
+        searcher["max_length"] = {unit: searcher.get("max_time")}
+    for name in [name for name in searcher if name not in model.model_fields and name not in kept]:
+        del searcher[name]
 
 
 def _read(value: Any, info: ValidationInfo) -> SearcherConfig:

@@ -46,6 +46,7 @@ class YamlDocument(Document):
         super().__init__(None, name)
         self._open: list[Node] = []
         self._values = 0
+        self.without_value: list[KeyPath] = []  # the keys after which nothing is written
         # Every document needs its own state, because its directives may set the version.
         self._yaml = YAML(typ="safe", pure=True)
         self._yaml.Composer = _BoundedComposer
@@ -130,6 +131,8 @@ class YamlDocument(Document):
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
+        if not text and node.style is None:
+            self.without_value.append(path)
         if node.tag in _TEXT:
             if node.style is None and text in _BOOLEANS_OF_YAML_1_1:
                 value = _BOOLEANS_OF_YAML_1_1[text]

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
+#: The environment variable of ``det-lightning run --try``, and how many batches its trial trains.
+TRY_VARIABLE = "DET_LIGHTNING_TRY"
+TRY_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)

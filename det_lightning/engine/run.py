@@ -43,7 +43,7 @@ class TrialRun:
         if resumed is not None:
             adapt_to(resumed, context.distributed.size)
         self.state = TrialState() if resumed is None else resumed.trial_state
-        self.evaluation = Evaluation(trial, context, schedule.test_mode)
+        self.evaluation = Evaluation(trial, context, bool(schedule.test_mode))
         self.data: TrialData  # from start_up() on
         #: Moves and casts a batch; from start_up() on.
         self.prepare_batch: Callable[[Any], Any]

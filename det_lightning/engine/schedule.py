@@ -24,7 +24,7 @@ class Schedule:
     """The length and the periods of a run. None means never, and of several validation periods each counts.
 
     Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains
-    on a single batch.
+    on as many batches; True is one.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Schedule:
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         checkpoint_period: TrainUnit | None = None,
         reporting_period: TrainUnit | None = None,
-        test_mode: bool = False,
+        test_mode: int = False,
     ) -> None:
         validations = validation_period if isinstance(validation_period, Sequence) else [validation_period]
         units = [
@@ -61,7 +61,7 @@ class Schedule:
         epochs, into_epoch = divmod(batches_trained, epoch_len)
         if not into_epoch:
             due += [boundary for boundary, unit in self._epoch_units if unit.should_stop(epochs)]
-        if self.test_mode and Due.TRAIN not in due:
+        if 0 < self.test_mode <= batches_trained and Due.TRAIN not in due:
             due.append(Due.TRAIN)
         return sorted(set(due)) if due else due
 
@@ -93,7 +93,7 @@ class Schedule:
     def is_complete(self, state: TrialState) -> bool:
         """Return whether training has reached its length."""
         if self.test_mode:
-            return state.batches_trained >= 1
+            return state.batches_trained >= self.test_mode
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return self._length is not None and trained >= self._length
 

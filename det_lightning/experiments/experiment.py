@@ -26,6 +26,7 @@ from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
 from det_lightning.files.private_files import make_private, write_private
 from det_lightning.files.strict_json import to_json
+from det_lightning.startup_hook import STARTUP_HOOK
 
 Show = Callable[[ExperimentState], None]
 
@@ -65,11 +66,13 @@ def create(
     loggers: Sequence[str] = (),
     *,
     trusted: bool = False,
+    with_hook: bool = True,
 ) -> ExperimentDirectory:
     """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
-    If ``trusted``, its trials unpickle anything in the checkpoints that they start from, whoever wrote those.
-    Raises an ExperimentError if the code or a logger cannot be used, or the checkpoint to start from does not exist.
+    Unless ``with_hook``, the copy of the code has no start-up hook. If ``trusted``, its trials unpickle anything in the
+    checkpoints that they start from, whoever wrote those. Raises an ExperimentError if the code or a logger cannot be
+    used, or the checkpoint to start from does not exist.
     """
     require_loggers(loggers)
     searcher = config.searcher
@@ -77,6 +80,8 @@ def create(
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
+        if not with_hook:
+            (directory.code / STARTUP_HOOK).unlink(missing_ok=True)
         if source is not None:
             write_private(directory.given_config, source.read_bytes())
         write_private(directory.config_file, to_json(config.as_dict(), indent=1))

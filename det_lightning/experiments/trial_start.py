@@ -18,6 +18,7 @@ from det_lightning.experiments.log_policies import policy_against_retries
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
 from det_lightning.files.strict_json import to_json
+from det_lightning.startup_hook import STARTUP_HOOK
 
 _GRACE_S = 600.0
 
@@ -57,8 +58,8 @@ class TrialStart:
         workdir = workdir_of(self.task)
         command = command_of(self.task.config["entrypoint"], len(self.task.slots))
         timeout_s = self.task.config.get("preemption_timeout")
-        if (workdir / "startup-hook.sh").is_file():
-            command = ["bash", "-c", _WITH_HOOK, "startup-hook.sh", str(self.task.metrics_file), *command]
+        if (workdir / STARTUP_HOOK).is_file():
+            command = ["bash", "-c", _WITH_HOOK, STARTUP_HOOK, str(self.task.metrics_file), *command]
         return TrialProcess(
             self.task.directory,
             command,

@@ -14,6 +14,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
+from det_lightning.startup_hook import STARTUP_HOOK, find_installs
 
 _MOST_REASONS = 3
 
@@ -21,7 +22,7 @@ _MOST_REASONS = 3
 class Outcome(str, enum.Enum):
     """On which side an entry point runs."""
 
-    moves = "moves"  #: runs on det_lightning
+    moves = "moves"  #: should run on det_lightning, or ran
     waits = "waits"  #: will, once some lines are changed
     stays = "stays"  #: still needs Determined
 
@@ -49,21 +50,37 @@ class EntryPoint:
     reasons: list[Reason]  # why it does not run yet
     to_check: int  # how many findings there are in its files to look at
     files: list[FilePort]  # what it is made of, its own file included
+    tried: bool = False  # it was started for a few batches
+    error: str = ""  # how that failed
+
+    @property
+    def state(self) -> str:
+        """What is known of the entry point, in a word or two."""
+        if self.tried:
+            return "failed" if self.error else "ran"
+        return {"moves": "should run", "waits": "waits", "stays": "stays"}[self.outcome.value]
+
+    @property
+    def needs_configuration(self) -> bool:
+        """Whether a script is to be started by a configuration."""
+        return not self.port.is_configuration and self.command.endswith(" CONFIG")
 
     @property
     def sentence(self) -> str:
         """What the entry point will do, without its name."""
         how = f"with `{self.command}`" if self.command else "with det_lightning"
+        if self.error:
+            return f"failed {how}: {self.error}"
         if self.outcome is Outcome.moves:
             found = f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at"
-            return f"runs {how}{found if self.to_check else ''}"
+            return f"{self.state} {how}{found if self.to_check else ''}"
         listed = ", ".join(str(reason) for reason in self.reasons[:_MOST_REASONS])
         rest = len(self.reasons) - _MOST_REASONS
         if rest > 0:
             listed += f", and {rest} more line{'s' if rest > 1 else ''}"
         if self.outcome is Outcome.stays:
             return f"still needs Determined because of {listed}"
-        return f"runs {how} once this is changed: {listed}"
+        return f"should run {how} once this is changed: {listed}"
 
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
@@ -78,7 +95,7 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
     found = []
     for port in graph.ports.values():
-        may_be_started = port.facts.kind in order and port.path.name != "startup-hook.sh" and port.path not in within
+        may_be_started = port.facts.kind in order and port.path.name != STARTUP_HOOK and port.path not in within
         if may_be_started and (port.facts.uses_determined or needs_of(port, Need.file, Need.script)):
             found.append(_entry_point(graph, port))
     return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
@@ -125,6 +142,10 @@ def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.P
     if script is not None and not os.access(script.path, os.X_OK):
         advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
         yield script.path, "it is not executable", advice
+    for hook in [file for file in graph.started_by(port) if file.path.name == STARTUP_HOOK]:
+        for script in graph.reached_by(hook)[1:]:
+            if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
+                yield script.path, f"{installs[0].tool} installs, so det-lightning run stops before the hook", ""
 
 
 def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:

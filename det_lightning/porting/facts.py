@@ -150,7 +150,7 @@ def facts_of_notebook(text: str) -> Facts:
 
 
 def facts_of_yaml(text: str) -> Facts:
-    """Return what YAML says about its file, if it is the configuration of an experiment."""
+    """Return what YAML says about its file: a configuration of an experiment, or another one with commands."""
     import yaml
 
     try:
@@ -158,7 +158,8 @@ def facts_of_yaml(text: str) -> Facts:
     except yaml.YAMLError:
         return Facts()
     if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
-        return Facts()
+        named = facts_of_commands(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
+        return dataclasses.replace(named, uses_determined=False)
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
     started = facts_of_commands(command, Kind.configuration)

@@ -7,8 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable
 
 from det_lightning.porting.file_port import FilePort
-
-_HOOK = "startup-hook.sh"
+from det_lightning.startup_hook import STARTUP_HOOK
 
 
 class FileGraph:
@@ -78,7 +77,7 @@ class FileGraph:
         found = [self._file(port, name) for name in port.facts.starts]
         found += [self._module(port, name) for name in port.facts.modules]
         if port.is_configuration and (directory := self.code_directory(port)):
-            found.append(self.ports.get(directory / _HOOK))
+            found.append(self.ports.get(directory / STARTUP_HOOK))
         return [started for started in found if started is not None]
 
     def _module(self, port: FilePort, name: str) -> FilePort | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import importlib
 import io
 import os
@@ -24,6 +25,7 @@ from det_lightning.porting.facts import (
     facts_of_yaml,
 )
 from det_lightning.porting.findings import Finding, Need, Severity, unresolved
+from det_lightning.porting.libraries import Libraries, note_pins
 
 #: Directories with what a service for continuous integration runs.
 OF_CI = (".github", ".circleci")
@@ -50,7 +52,9 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
         facts_of_commands,
     ),
 }
-_Port = Callable[[str], tuple[str, list[Finding]]]
+_Port = Callable[..., tuple[str, list[Finding]]]
+_CODE = ("python_files", "notebooks")  # their functions take the libraries of the project
+_UNKNOWN = Libraries()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +107,11 @@ def is_portable(path: pathlib.Path) -> bool:
     return _kind_of(path) is not None
 
 
-def port_file(path: pathlib.Path) -> FilePort:
-    """Port a file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so."""
+def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
+    """Port a file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so.
+
+    ``libraries`` are those of the project.
+    """
     size = path.stat().st_size
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
@@ -128,9 +135,9 @@ def port_file(path: pathlib.Path) -> FilePort:
     body = text.removeprefix(_BOM)
     mark = text.removesuffix(body)
     try:
-        ported, findings = port(body)
+        ported, findings = port(body, libraries)
         if ported != body:
-            port(ported)  # what was written must be readable
+            port(ported, libraries)  # what was written must be readable
     except Exception as e:
         reason = _unreadable(e)
         if reason is None:
@@ -147,7 +154,17 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
         return None
     name, facts_of = kind
     module, _, function = name.partition(".")
-    return getattr(importlib.import_module(f"det_lightning.porting.{module}"), function), facts_of
+    port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
+    return port if module in _CODE else functools.partial(_with_options, port), facts_of
+
+
+def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
+    """Port the options of programs in a file, then everything else; note what it pins."""
+    from det_lightning.porting.gone_names import port_options  # which needs libcst
+
+    renamed, findings = port_options(text, libraries)
+    ported, others = port(renamed)
+    return ported, [*findings, *others, *note_pins(text)]
 
 
 def project_directory(path: pathlib.Path) -> pathlib.Path:

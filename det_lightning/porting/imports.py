@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import libcst as cst
 
@@ -18,10 +18,14 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites imports and their uses. A name none of whose uses can be rewritten stays, and so does such a file."""
+    """Rewrites imports and their uses. A name none of whose uses can be rewritten stays, and so does such a file.
 
-    def __init__(self, file: PythonFile) -> None:
+    ``taken`` are the names that other files of the project may import from this one; with ``*`` if that is any.
+    """
+
+    def __init__(self, file: PythonFile, taken: Collection[str] = ("*",)) -> None:
         self.file = file
+        self._taken = taken
         self.bindings = Bindings(file)
         self._left = self._names_to_leave()
 
@@ -68,6 +72,8 @@ class ImportRewriter:
             ours = counterpart(binding.imported)
             if ours is None:
                 self._note_missing_binding(binding)
+                if self._is_movable(binding):
+                    self.file.remove_lines(statement)
             elif binding.name not in self._left:
                 if binding.alias.asname is None and not self.bindings.renameable:
                     # The name determined still stands for the package.
@@ -104,8 +110,11 @@ class ImportRewriter:
 
     def _is_movable(self, binding: Binding) -> bool:
         """Return whether a name is missing, has its own import line in the module, and is not mentioned in strings."""
-        is_from = isinstance(binding.statement, cst.ImportFrom)
-        if not is_from or counterpart(binding.path) is not None or not self._may_lose(binding):
+        if isinstance(binding.statement, cst.Import):
+            is_used = any(use.binding.name == binding.name for use in self.bindings.references)
+            if is_used or len(binding.statement.names) > 1:
+                return False
+        if counterpart(binding.imported) is not None or not self._may_lose(binding):
             return False
         line = self.file.parent(binding.statement)
         if not isinstance(line, cst.SimpleStatementLine) or len(line.body) > 1:
@@ -124,14 +133,16 @@ class ImportRewriter:
         )
 
     def _may_lose(self, binding: Binding) -> bool:
-        """Return whether a file may do without a name: one with a trial, or a script that uses nothing missing."""
+        """Return whether a file may do without a name: one with a trial, or one that uses nothing missing."""
         if self.bindings.uses_trial_api():
             return True
         # Nobody imports from a script what it does not use itself.
         is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
+        is_taken = not is_script and not {binding.name, "*"}.isdisjoint(self._taken)
         needed = [use.path for use in self.bindings.references]
-        needed += [found.imported for found in self.bindings.found if isinstance(found.statement, cst.Import)]
-        return is_script and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
+        imported = [found for found in self.bindings.found if isinstance(found.statement, cst.Import)]
+        needed += [found.imported for found in imported if found is not binding]
+        return not is_taken and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _move(self, binding: Binding) -> bool:
         """Import a name only where it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""

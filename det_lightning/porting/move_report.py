@@ -24,7 +24,6 @@ _LEFT = (Severity.problem, Severity.check)
 _MANY_LINES = 2000
 # By the outcome of an entry point: as the report of a conversion marks that of a check, and what is shown.
 _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
-_STATES = {"moves": "runs", "waits": "waits", "stays": "stays"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +86,9 @@ def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Chec
         {"cell": _markdown_cell, "shown": escape},
         projects=list(_projects(project)),
         total=len(project.entry_points),
+        runs="ran" if any(entry.tried for entry in project.entry_points) else "should run",
         counts={outcome.value: outcomes[outcome] for outcome in Outcome},
         marks=_MARKS,
-        states=_STATES,
         changed=sum(port.changed and port.may_be_written for port in project.files),
         checks=list(checks),
         written=written,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
@@ -24,6 +25,7 @@ _NEXT_HIDDEN = re.compile(rf"\n[ \t]*{_HIDE}")
 # What the first line of a cell says about the others.
 _OF_CELL = re.compile(r"\s*%%(\S*)")
 _PYTHON = ("capture", "memit", "mprun", "prun", "time", "timeit")
+_UNKNOWN = Libraries()
 _SHELL = ("!", "bash", "script", "sh", "sx", "system")
 
 
@@ -46,13 +48,13 @@ _LAYOUTS: list[_Dump] = [
 ]
 
 
-def port_notebook(text: str) -> tuple[str, list[Finding]]:
+def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
     """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
     notebook, dump = _read(text)
     cells = _ported_cells(notebook)
     hidden = [_hide(source) for _, source in cells]
     program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
-    ported, findings = port_python(program)
+    ported, findings = port_python(program, libraries)
     line = 1
     for (cell, before), source, old in zip(cells, ported.split(_END_OF_CELL), hidden, strict=False):
         shown, found = _show_magic(source.removesuffix("\n"), old, line)

@@ -16,7 +16,8 @@ from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
@@ -60,7 +61,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
         return
     for directory, names, files in os.walk(path):
-        names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
+        names[:] = sorted(name for name in names if not is_skipped(pathlib.Path(directory, name)))
         for name in sorted(files):
             file = pathlib.Path(directory, name)
             if not is_portable(file) or not file.is_file():
@@ -70,7 +71,8 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
                 yield file
 
 
-def _is_skipped(directory: pathlib.Path) -> bool:
+def is_skipped(directory: pathlib.Path) -> bool:
+    """Return whether a directory holds no code of a project: hidden, installed, built, or recorded by a run."""
     name = directory.name
     hidden = name.startswith(".") and name not in OF_CI
     if hidden or name in _SKIPPED or name.endswith(".egg-info"):
@@ -88,27 +90,30 @@ class ProjectPort:
     entry_points: list[EntryPoint]  # what can be started there
 
 
-def port_project(paths: Iterable[pathlib.Path], process: PortingProcess | None = None) -> ProjectPort:
+def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
     """Port all files below ``paths``; nothing is written.
 
     Nothing is returned if nothing but hints was found: such files have nothing to do with Determined.
 
     Args:
         paths: files and directories of the project.
-        process: what reads the files, left running for the next project; None starts one, and ends it.
+        pool: what reads the files, left running for the next project; None starts one, and ends it.
     """
-    with contextlib.nullcontext(process) if process else PortingProcess() as reader:
-        ported = [_port(reader, file) for file in find_files(paths)]
+    given = list(paths)
+    files = find_files(given)
+    libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given))
+    with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
+        ported = [_port(reader, file, libraries) for file in files]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])
     kept = _without_pointless_findings(FileGraph(keep_what_stays(ported)))
-    files = [port for port in kept if port.changed or port.findings]
-    return ProjectPort(files, find_entry_points(FileGraph(kept)))
+    shown = [port for port in kept if port.changed or port.findings]
+    return ProjectPort(shown, find_entry_points(FileGraph(kept)))
 
 
-def _port(process: PortingProcess, path: pathlib.Path) -> FilePort:
+def _port(pool: ReaderPool, path: pathlib.Path, libraries: Libraries) -> FilePort:
     try:
-        port = process.port(path)
+        port = pool.port(path, libraries)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
         return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {e}", advice)])

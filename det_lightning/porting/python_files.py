@@ -8,8 +8,9 @@ from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise
+from det_lightning.porting.gone_names import may_have_gone_names, port_gone_names
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.older_libraries import note_older_libraries
+from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
@@ -20,13 +21,18 @@ _WORTH_PARSING = re.compile(
     r"DET_|\bdet\b(?=[\s\"'])|core_context\."
 )
 
+_UNKNOWN = Libraries()
 
-def port_python(text: str) -> tuple[str, list[Finding]]:
-    """Return Python source that uses det_lightning, and what could not be rewritten."""
-    if not _WORTH_PARSING.search(text):
+
+def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
+    """Return Python source that uses det_lightning and today's libraries, and what could not be rewritten."""
+    has_gone_names = may_have_gone_names(text, libraries)
+    if not has_gone_names and not _WORTH_PARSING.search(text):
         return text, []
     file = PythonFile(text)
-    imports = ImportRewriter(file)
+    if has_gone_names:
+        port_gone_names(file, libraries)
+    imports = ImportRewriter(file, libraries.taken)
     imports.rewrite()
     ported = Bindings(file, "det_lightning")
     for use in ported.references:
@@ -45,7 +51,6 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     found = [*imports.bindings.found, *ported.found]
     if found or uses_trials:
         note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
-        note_older_libraries(file)
     if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])

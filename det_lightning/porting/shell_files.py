@@ -13,12 +13,14 @@ from det_lightning.porting.embedded_python import EXPANDED, port_parts
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
+from det_lightning.startup_hook import find_installs
 
-_IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
-_INSTALLER = re.compile(
-    r"^[^#\n]*?\b(?:(?P<tool>pip3?|conda|mamba|apt|apt-get|yum|dnf|apk)\s+(?:-\S+\s+){0,10}(?:install|add))\b",
-    re.MULTILINE,
+#: What to do about a hook that installs packages.
+INSTALL_ONCE = (
+    "install the packages once, in a virtual environment of the project, and remove such lines, or start with --hook "
+    "run, or --hook skip: pip may replace torch itself by another release"
 )
+_IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
@@ -80,12 +82,7 @@ def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
     Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
     """
     ported, findings = port_shell(text)
-    found = _INSTALLER.search(text)
-    if found is not None:
-        reason = f"{found['tool']} installs here, without a container, whenever det-lightning run starts a trial"
-        advice = (
-            "install the packages once, in a virtual environment of the project, and remove such lines: pip may "
-            "replace torch itself by another release"
-        )
-        findings.append(Finding(line_at(text, found.start("tool")), Severity.check, reason, advice))
+    for install in find_installs(text)[:1]:
+        reason = f"{install.tool} installs here, without a container, so det-lightning run stops before it"
+        findings.append(Finding(install.line, Severity.problem, reason, INSTALL_ONCE))
     return ported, findings

@@ -77,9 +77,12 @@ def _kept(
     is_python = port.path.suffix == ".py"
     before = _lines(port.before, port.facts.kind)
     after = _lines(port.after, port.facts.kind)
-    # A notebook is restored as a whole where lines would not do: ours and theirs would meet in one program.
-    is_whole = is_python or port.is_configuration or (is_notebook and (port.facts.apis or len(before) != len(after)))
-    reason = next((why[file.path] for file in (port, *staying.values()) if file.path in why), None)
+    # A notebook is restored as a whole where it stays, or where ours and theirs would meet in one program.
+    own = needs_of(port, Need.file, Need.script) if is_notebook else []
+    is_mixed = is_notebook and (own or port.facts.apis or len(before) != len(after))
+    reasons = [*own, *(why[file.path] for file in (port, *staying.values()) if file.path in why)]
+    is_whole = is_python or port.is_configuration or is_mixed
+    reason = next(iter(reasons), None)
     if is_whole and reason is not None:
         staying_for = f"stays as it is, for Determined: {reason}"
         finding = Finding(0, Severity.note, staying_for, "port again when that is changed")

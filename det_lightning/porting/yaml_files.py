@@ -22,12 +22,24 @@ from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell_files import port_shell
 
+# An image or a name of a service of the cluster, or a template of Helm.
+_OF_CLUSTER = re.compile(
+    r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/"
+    r"|\{\{[^}\n]*\.(?:Values|Release|Chart|Capabilities)\b|\{\{-?\s*(?:include|template|define)\s+\""
+)
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
-    """Return YAML with launch layers and packages rewritten, and what could not be."""
+    """Return YAML with launch layers and packages rewritten, and what could not be.
+
+    Files that describe a cluster of Determined stay; templates of Helm are not even YAML.
+    """
+    if _OF_CLUSTER.search(text):
+        reason = "this file is for a Determined cluster, not for code that trains on one"
+        note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
+        return text, [note] if re.search("determined|DET_", text) else []
     port = _YamlPort(text)
     documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     for document in documents:

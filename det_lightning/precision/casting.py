@@ -84,6 +84,9 @@ class CastingForward:
     outputs: TensorCast | None = None
     autocast: tuple[str, torch.dtype] | None = None  # the device type, and the type for operations where that is safe
 
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.forward, updated=())  # its signature is read by others
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.inputs is not None:
             args = cast_floats(args, self.inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -217,7 +217,7 @@ def data_length(data: Any) -> int:
     """Return the number of records in a batch: the length of the first array in it.
 
     Raises:
-        ValueError: ``data`` is an empty dict, list or tuple.
+        ValueError: ``data`` is an empty mapping, list or tuple.
         TypeError: ``data`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
 
     Example:
@@ -241,7 +241,7 @@ def data_length(data: Any) -> int:
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
-    """Move a batch, with any nesting of dicts, lists and tuples, to ``device``; the structure is kept.
+    """Move a batch, with any nesting of mappings, lists and tuples, to ``device``; the structure is kept.
 
     numpy arrays of numbers become tensors, and any other object with a ``to`` method is moved by it. Anything else is
     returned unchanged, with one warning for each type.
@@ -266,6 +266,8 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
     # Most batches are containers of tensors, which often are on the device already; those are not moved one by one.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
+    if kind is dict and not isinstance(data, dict) and callable(getattr(data, "to", None)):
+        return _move_other(device, warned_types, data, kind)  # such as a BatchEncoding, which keeps its attributes
     if kind is list or kind is tuple:
         parts = [*data]
         for index, value in enumerate(parts):
@@ -290,7 +292,7 @@ def _batch_type(data: Any) -> type:
     for known in _BATCH_TYPES:
         if isinstance(data, known):
             return known
-    return object
+    return dict if isinstance(data, Mapping) else object
 
 
 def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: type) -> Any:

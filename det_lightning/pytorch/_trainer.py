@@ -20,7 +20,7 @@ from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.callbacks.experiment import ExperimentReporter, end_for_invalid_hp, report_invalid_hp
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._task import current_task
+from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
@@ -233,6 +233,7 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
         """
+        tried_batches = TRY_BATCHES if os.environ.get(TRY_VARIABLE) else 0
         flags = {"test_mode": test_mode, "trusted": trusted, "step_zero_validation": step_zero_validation}
         if any(isinstance(flag, str) for flag in flags.values()):
             refuse_texts("fit()", **flags)
@@ -269,7 +270,7 @@ class Trainer:
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint),
                 choose_preemption(callbacks_in(self._lightning)),
-                test_mode=test_mode,
+                test_mode=test_mode or tried_batches,
                 **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )

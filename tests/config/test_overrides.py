@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +17,10 @@ from tests.config.configurations import mistakes_in, read, read_part
     [
         ("a=1", {"a": 1}),
         ("a.b=1e-3", {"a": {"b": 0.001, "c": 2}}),
-        ("a.b=", {"a": {"b": None, "c": 2}}),
+        ("a.b=null", {"a": {"c": 2}}),
+        ("a.b=", {"a": {"c": 2}}),
+        ("a={b: null, d: 4}", {"a": {"c": 2, "d": 4}}),
+        ("hyperparameters.x=null", {"hyperparameters": {"x": None}}),
         ("a.b=x=y", {"a": {"b": "x=y", "c": 2}}),
         ("a.b=1,x,true", {"a": {"b": [1, "x", True], "c": 2}}),
         ("a.b=[1, {x: 2}]", {"a": {"b": [1, {"x": 2}], "c": 2}}),
@@ -56,6 +60,55 @@ def test_overrides_go_before_the_file() -> None:
     assert config.searcher.metric == "error"
     assert config.searcher.max_length is not None
     assert config.searcher.max_length.as_plain() == {"epochs": 9}
+
+
+@pytest.mark.parametrize(
+    "override", ["searcher.max_length.batches=4", "searcher.max_length={batches: 4}", "min_validation_period.records=9"]
+)
+def test_another_unit_replaces_the_old_one(override: str) -> None:
+    config = read("min_validation_period: {epochs: 1}", override)
+    assert config.searcher.max_length is not None
+    lengths = [config.searcher.max_length.as_plain(), config.min_validation_period.as_plain()]
+    assert lengths in ([{"batches": 4}, {"epochs": 1}], [{"epochs": 2}, {"records": 9}])
+
+
+@pytest.mark.parametrize(
+    ("override", "mistake"),
+    [
+        ("searcher.max_length={batches:4}", "the key 'batches:4' has no value: write a space after the colon"),
+        ("searcher.max_length={batches}", "the key 'batches' has no value: give it one, or null"),
+        ("resources={slots_per_trial: }", "the key 'slots_per_trial' has no value: give it one, or null"),
+    ],
+)
+def test_a_key_without_a_value_is_a_mistake(override: str, mistake: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(mistake)):
+        read("", override)
+
+
+ADAPTIVE = """
+    searcher:
+      name: adaptive_asha
+      metric: loss
+      max_trials: 16
+      divisor: 2
+      {}
+    """
+
+
+@pytest.mark.parametrize("length", ["max_length: {batches: 8}", "max_time: 8\n      time_metric: batches"])
+def test_another_search_leaves_out_what_it_does_not_have(length: str) -> None:
+    searcher = read_part(ADAPTIVE.format(length), "searcher.name=single").searcher
+    assert searcher.name == "single"
+    assert searcher.max_length is not None
+    assert searcher.max_length.as_plain() == {"batches": 8}
+    random = read_part(ADAPTIVE.format(length), "searcher={name: random, max_trials: 3}").searcher
+    assert (random.name, random.model_dump()["max_trials"]) == ("random", 3)
+    assert mistakes_in(ADAPTIVE.format(length), "searcher.name=single", "searcher.max_trials=3")
+
+
+def test_null_removes_what_a_search_does_not_have() -> None:
+    changed = ["searcher.name=grid", "searcher.max_trials=null", "searcher.divisor=null"]
+    assert read_part(ADAPTIVE.format("max_length: {batches: 8}"), *changed).searcher.name == "grid"
 
 
 def test_older_spellings_work_in_overrides() -> None:

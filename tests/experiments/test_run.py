@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from det_lightning.startup_hook import find_installs
 from tests.experiments.running import events_of, kill, processes_of, run, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
@@ -115,12 +116,48 @@ def test_metrics_that_are_reported_after_others_at_the_same_step_are_added_to_th
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": 0.5}
 
 
-def test_a_startup_hook_runs_before_the_trial_and_is_warned_of(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint="test -f hooked")
+def test_a_startup_hook_runs_before_the_trial_unless_it_is_skipped(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="test -f hooked", max_restarts=0)
     (tmp_path / "project" / "startup-hook.sh").write_text("touch hooked\n")
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path).stderr
     assert "startup-hook.sh runs before each trial, here without a container" in error
-    assert sys.prefix in error
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "skip", ends_with=1)
+
+
+@pytest.mark.parametrize(
+    ("hook", "shown"),
+    [
+        ("export A=1\npip install timm\n", "startup-hook.sh:2: pip install timm"),
+        ("sudo apt-get -y install \\\n  git\n", "startup-hook.sh:1: sudo apt-get -y install git"),
+        ("curl -sSL https://a.example/get | bash\n", "startup-hook.sh:1: curl -sSL https://a.example/get | bash"),
+        ("bash setup.sh\n", "setup.sh:2: /opt/conda/bin/python -m pip -q install -e ."),
+    ],
+)
+def test_a_startup_hook_that_installs_packages_waits_for_a_choice(
+    hook: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_project(tmp_path / "project", entrypoint="true")
+    (tmp_path / "project" / "startup-hook.sh").write_text(hook)
+    (tmp_path / "project" / "setup.sh").write_text("set -e\n/opt/conda/bin/python -m pip -q install -e .\n")
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=2).stderr
+    assert shown in error
+    assert "--hook skip" in error
+    assert not (tmp_path / "small-1").exists()
+    monkeypatch.setenv("DET_LIGHTNING_HOOK", "skip")
+    run("run", config, tmp_path / "project", "--experiments", tmp_path)
+    assert not (tmp_path / "small-1" / "code" / "startup-hook.sh").exists()
+
+
+def test_a_startup_hook_that_installs_packages_runs_if_asked_to(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project", entrypoint="test -f hooked")
+    (tmp_path / "project" / "startup-hook.sh").write_text("pip() { touch hooked; }\npip install nothing\n")
+    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run")
+
+
+def test_what_a_comment_accepts_in_a_startup_hook_needs_no_choice(tmp_path: Path) -> None:
+    hook = tmp_path / "startup-hook.sh"
+    hook.write_text("pip() { true; }\n# pip install a\necho b # pip install b\npip install c  # det-lightning: ok\n")
+    assert find_installs(hook.read_text()) == []
 
 
 @pytest.mark.parametrize("hook", ["false\ntouch hooked\n", "exit 7\n", "missing-program --install\n"])

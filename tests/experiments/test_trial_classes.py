@@ -56,6 +56,25 @@ EXPLICIT: dict[str, dict[str, Any]] = {
 CONFIGURED: dict[str, dict[str, Any]] = {"init": {"exp_conf": CONFIG}, "fit": {}}
 
 
+SCRIPT = """
+import det_lightning as det
+from linear_trial import LinearTrial
+with det.pytorch.init() as context:
+    det.pytorch.Trainer(LinearTrial(context), context).fit(max_length=det.pytorch.Epoch(10**6))
+"""
+
+
+@pytest.mark.parametrize("entrypoint", ["linear_trial:LinearTrial", ["python3", "-c", SCRIPT]])
+def test_a_try_trains_one_trial_on_a_few_batches_and_keeps_no_checkpoint(entrypoint: Any, tmp_path: Path) -> None:
+    search = {"name": "adaptive_asha", "metric": "validation_loss", "max_trials": 8, "max_length": {"batches": 5000}}
+    experiment = run_experiment(tmp_path, "--try", entrypoint=entrypoint, searcher=search)
+    details = json.loads(run("experiment", "show", experiment, "--json").stdout)
+    (trial,) = details["trials"]
+    assert (details["state"], trial["batches"], trial["checkpoint"]) == ("COMPLETED", 4, None)
+    assert len(events_of(experiment, "validation")) == 1
+    assert CheckpointStorage(experiment / "checkpoints").newest() is None
+
+
 @pytest.mark.parametrize("call", [EXPLICIT, CONFIGURED], ids=["arguments", "configuration"])
 def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[str, Any], tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path)

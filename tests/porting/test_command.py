@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
-from det_lightning.porting.separate_process import PortingFailed, PortingProcess
+from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 
 TRIALS = Path(__file__).parent / "trials"
 CODE = "import determined as det\r\ndet.pytorch.PyTorchTrial\n"
@@ -246,9 +246,9 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
     slow, quick = tmp_path / "slow.py", tmp_path / "quick.py"
     slow.write_text("import determined\n" + "x = [1, 2, 3]\n" * 500_000)
     quick.write_text("import determined\n")
-    with PortingProcess(timeout_s=1.0) as process, pytest.raises(PortingFailed, match="takes longer than 1 s to read"):
+    with ReaderPool(cpu_s=1.0) as process, pytest.raises(PortingFailed, match="takes longer than 1 s to read"):
         process.port(slow)
-    with PortingProcess(timeout_s=60.0) as process:
+    with ReaderPool(cpu_s=60.0) as process:
         assert process.port(quick).after == "import det_lightning\n"
 
 
@@ -258,7 +258,7 @@ def test_a_file_that_takes_too_much_memory_is_left_and_the_next_one_is_ported(tm
     large, small = tmp_path / "large.py", tmp_path / "small.py"
     large.write_text("import determined\n" + "x = [1, 2, 3]\n" * 200_000)
     small.write_text("import determined\n")
-    with PortingProcess(timeout_s=60.0, memory_bytes=2**29) as process:
+    with ReaderPool(cpu_s=60.0, memory_bytes=2**29) as process:
         with pytest.raises(PortingFailed, match=r"crashed the process|MemoryError"):
             process.port(large)
         assert process.port(small).after == "import det_lightning\n"
@@ -277,7 +277,7 @@ def test_importing_what_reads_a_file_does_not_count_as_reading_it(
         "del sys.modules['ruamel']\nimport ruamel.yaml\n"
     )
     monkeypatch.syspath_prepend(slow_disk)
-    with PortingProcess(timeout_s=3.0) as process:
+    with ReaderPool(cpu_s=3.0) as process:
         assert "det_lightning" in process.port(project / "const.yaml").after
 
 
@@ -295,7 +295,7 @@ def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_a_finding(tmp_path: Path) -> None:
     with (tmp_path / "large.py").open("wb") as sparse:
         sparse.truncate(2**36)
-    with PortingProcess() as process:
+    with ReaderPool() as process:
         (finding,) = process.port(tmp_path / "large.py").findings
     assert finding.reason == "not ported: it has 68,719,476,736 bytes"
 
@@ -304,13 +304,13 @@ def test_a_large_file_without_content_is_not_passed_on(tmp_path: Path) -> None:
     with (tmp_path / "sparse.py").open("wb") as sparse:
         sparse.write(b"import determined\n")
         sparse.truncate(2**25)
-    with PortingProcess() as process:
+    with ReaderPool() as process:
         port = process.port(tmp_path / "sparse.py")
     assert (port.before, port.after, port.findings) == ("", "", [])
 
 
 def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
-    with PortingProcess() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
+    with ReaderPool() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)
 
 

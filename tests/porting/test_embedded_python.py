@@ -115,7 +115,7 @@ def test_a_script_with_python_that_uses_determined_is_an_entry_point(
     Path("ours.sh").write_text("python -c 'import determined'\n")
     sentences = {entry.port.path.name: entry.sentence for entry in port_project([Path()]).entry_points}
     assert sentences == {
-        "ours.sh": "runs with `sh ours.sh`",
+        "ours.sh": "should run with `sh ours.sh`",
         "run.sh": "still needs Determined because of sdk.py:1 (determined.experimental.client: it talks to a "
         "Determined master)",
     }

@@ -500,11 +500,28 @@ def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "services:\n  master:\n    image: determinedai/determined-master:0.26.0\n    environment: {DET_DB_HOST: db}\n",
+        "{{- if .Values.logging }}\nimage: determinedai/determined-master\n{{- end }}\n",
+        'name: determined\nlabels: {{ include "determined.labels" . | nindent 4 }}\n',
+        "kind: Deployment\nspec: {containers: [{name: determined-agent, env: [{name: DET_MASTER, value: x}]}]}\n",
+        'determined:\n  host: {{ required "determined" (.Values.host) }}\n',
+    ],
+)
+def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, "cluster.yaml", text)
+    assert [(found.line, found.severity) for found in port.findings] == [(0, Severity.note)]
+    assert not port.changed
+
+
+@pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
         ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "apt-get")]),
         ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "pip")]),
+        ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", [(2, "uv")]),
         ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
         ("setup.sh", "pip install timm\n", []),
     ],

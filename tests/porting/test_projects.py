@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from det_lightning.porting import Outcome, ProjectPort, Severity, port_project
-from det_lightning.porting.separate_process import PortingProcess
+from det_lightning.porting.reader_pool import ReaderPool
+from det_lightning.porting.trying import try_project
 from tests.experiments.running import run
 
 PROJECTS = Path(__file__).parent / "projects"
@@ -32,7 +33,7 @@ def write(ported: ProjectPort) -> None:
 
 
 #: Reads the files of all projects of these tests.
-PROCESS = PortingProcess()
+PROCESS = ReaderPool()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,17 +74,17 @@ def made(**files: str) -> ProjectPort:
 def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     assert sentences(given("classic")) == {
         **{
-            f"{name}.yaml": f"runs with `det-lightning run {name}.yaml`"
+            f"{name}.yaml": f"should run with `det-lightning run {name}.yaml`"
             for name in ("adaptive", "const", "distributed", "harness")
         },
-        "submit.sh": "runs with `sh submit.sh`",
+        "submit.sh": "should run with `sh submit.sh`",
     }
 
 
 def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_moves() -> None:
     project = given("deepspeed")
     assert sentences(project) == {
-        "plain.yaml": "runs with `det-lightning run plain.yaml`",
+        "plain.yaml": "should run with `det-lightning run plain.yaml`",
         "zero.yaml": f"still needs Determined because of model_def.py:2 {DEEPSPEED}",
         "Makefile": f"still needs Determined because of model_def.py:2 {DEEPSPEED}",
     }
@@ -103,22 +104,23 @@ def differs(original: Path) -> bool:
     return original.read_bytes() != Path(original.name).read_bytes()
 
 
-def test_what_a_notebook_asks_the_master_for_stays_and_the_experiment_that_it_starts_moves() -> None:
+def test_a_notebook_that_asks_the_master_stays_as_it_is_and_the_experiment_that_it_starts_moves() -> None:
     assert sentences(given("demo")) == {
-        "determined_files/const.yaml": "runs with `det-lightning run determined_files/const.yaml determined_files`",
-        "sweep.py": "runs with `python sweep.py`",
+        "determined_files/const.yaml": "should run with "
+        "`det-lightning run determined_files/const.yaml determined_files`",
+        "sweep.py": "should run with `python sweep.py`",
         "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:4 (determined.experimental.client: "
         "it talks to a Determined master), walkthrough.ipynb:7 (det e describe: it needs a Determined master)",
     }
     cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
-    assert "!det-lightning run determined_files/const.yaml determined_files/" in cells[1]
+    assert "!det e create determined_files/const.yaml determined_files/" in cells[1]
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
 def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
     assert sentences(given("core_api")) == {
-        "const.yaml": "runs with `det-lightning run const.yaml`",
-        "search.yaml": "runs with `det-lightning run search.yaml`; 1 finding to look at",
+        "const.yaml": "should run with `det-lightning run const.yaml`",
+        "search.yaml": "should run with `det-lightning run search.yaml`; 1 finding to look at",
     }
 
 
@@ -140,7 +142,7 @@ def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sent
     project = made(const_yaml=config, model_py=TRIAL)
     (entry,) = project.entry_points
     assert entry.outcome is Outcome.waits
-    assert entry.sentence.startswith(f"runs with `det-lightning run const.yaml` once this is changed: {sentence}")
+    assert entry.sentence.startswith(f"should run with `det-lightning run const.yaml` once this is changed: {sentence}")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
         train_py="from determined import pytorch\nimport data\nwith pytorch.init() as c: data.x(c)\n",
         data_py="from determined.pytorch import DataLoader\n",
     )
-    assert sentences(project)["train.py"] == "runs with `python -m det_lightning train.py`"
+    assert sentences(project)["train.py"] == "should run with `python -m det_lightning train.py`"
     assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
 
 
@@ -265,8 +267,55 @@ def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> 
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
 
+@pytest.mark.parametrize(
+    ("others", "is_removed"),
+    [
+        ({}, True),
+        ({"train_py": "from model import build\nbuild()\n"}, True),
+        ({"train_py": "from model import build, client\nclient.login()\n"}, False),
+        ({"names_py": "from .model import *\n"}, False),
+    ],
+)
+def test_an_unused_import_of_the_sdk_goes_unless_another_file_takes_it(
+    others: dict[str, str], is_removed: bool
+) -> None:
+    imports = ["from determined.experimental import client", "import determined.experimental.client as client"]
+    made(model_py=f"{imports[0]}\n\nX = 1\n", other_py=f"{imports[1]}\n\nX = 1\n", **others)
+    for name in ("model.py", "other.py"):
+        assert ("determined" not in Path(name).read_text()) == is_removed
+
+
+@pytest.mark.slow
+def test_a_try_says_what_ran_and_what_failed_and_leaves_the_project_alone() -> None:
+    program = "import determined as det\nwith det.core.init(): {}\n"
+    made(
+        good_yaml=CONFIG.format("python3 good.py").replace("batches: 2", "epochs: 100000"),
+        bad_yaml=CONFIG.format("python3 bad.py"),
+        good_py=program.format("open('written', 'w').close()"),
+        bad_py=program.format("{}['lr']"),
+        alone_py=program.format("open('written', 'w').close()"),
+        start_sh="det-lightning run good.yaml\n",
+    )
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert sentences(try_project(port_project([Path()], PROCESS), [Path()])) == {
+        "alone.py": "ran with `python alone.py`",
+        "bad.yaml": "failed with `det-lightning run bad.yaml`: KeyError: 'lr'",
+        "good.yaml": "ran with `det-lightning run good.yaml`",
+        "start.sh": "should run with `sh start.sh`",
+    }
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_a_launch_line_stays_where_its_script_does() -> None:
+    launch = "hydra:\n  launcher: python3 -m determined.launch.torch_distributed {}\n"
+    configs = {"conf__stays_yaml": launch.format("sdk.py"), "conf__moves_yaml": launch.format("core.py")}
+    made(sdk_py=SDK, core_py="import determined\n", **configs)
+    assert Path("conf/stays.yaml").read_text() == launch.format("sdk.py")
+    assert "det_lightning.launch" in Path("conf/moves.yaml").read_text()
+
+
 def test_a_stub_is_no_entry_point() -> None:
-    project = made(api_pyi="from determined.experimental import client\n")
+    project = made(api_pyi="from determined.experimental import client\ndef get() -> client.Determined: ...\n")
     assert [finding.severity for port in project.files for finding in port.findings] == [Severity.problem]
     assert project.entry_points == []
 
@@ -275,8 +324,8 @@ def test_a_shell_script_with_docker_in_its_name_is_an_entry_point_like_others() 
     launch = "python -m determined.launch.torch_distributed -- python train.py\n"
     project = made(**{"docker-run_sh": launch, "scripts__docker_mk": launch, "Dockerfile_gpu": f"RUN {launch}"})
     assert sentences(project) == {
-        "docker-run.sh": "runs with `sh docker-run.sh`",
-        "scripts/docker.mk": "runs with det_lightning",
+        "docker-run.sh": "should run with `sh docker-run.sh`",
+        "scripts/docker.mk": "should run with det_lightning",
     }
 
 
@@ -324,7 +373,7 @@ def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_do
     project = made(const_yaml=CONFIG.format("python3 -m determined.launch.deepspeed python3 train.py"), train_py=script)
     (entry,) = project.entry_points
     assert entry.outcome is Outcome.waits
-    assert entry.sentence.startswith("runs with `det-lightning run const.yaml` once this is changed: const.yaml:")
+    assert entry.sentence.startswith("should run with `det-lightning run const.yaml` once this is changed: const.yaml:")
     assert "determined.launch.deepspeed: DeepSpeed's launcher is not covered" in entry.sentence
     assert "train.py:3 (from_deepspeed() needs Determined's launcher of DeepSpeed)" in entry.sentence
     assert "from det_lightning import core" in Path("train.py").read_text()
@@ -411,7 +460,7 @@ def test_a_script_that_needs_the_master_when_it_runs_keeps_what_starts_it(entryp
 
 def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_it() -> None:
     project = made(const_yaml=CONFIG.format("python3 run.py"), train_py=SUBMITS, run_py="import train\n")
-    assert sentences(project) == {"const.yaml": "runs with `det-lightning run const.yaml`"}
+    assert sentences(project) == {"const.yaml": "should run with `det-lightning run const.yaml`"}
 
 
 @pytest.mark.parametrize(
@@ -420,7 +469,7 @@ def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_
 def test_what_is_imported_for_types_only_is_not_reached(condition: str, stays: bool) -> None:
     train = f"from determined import core\nif {condition}:\n    import sdk\ncore.init()\n"
     project = made(train_py=train, sdk_py=SDK)
-    assert sentences(project)["train.py"].startswith("still needs Determined" if stays else "runs with")
+    assert sentences(project)["train.py"].startswith("still needs Determined" if stays else "should run with")
 
 
 def test_what_a_configuration_starts_on_determined_is_left_for_it() -> None:
@@ -534,7 +583,7 @@ def test_a_project_file_whose_sources_name_determined_is_left_where_determined_i
 )
 def test_a_script_that_only_runs_in_an_experiment_is_started_by_one(call: str, sentence: str) -> None:
     project = made(train_py=f"import determined as det\n{call}")
-    assert sentences(project) == {"train.py": f"runs with {sentence}"}
+    assert sentences(project) == {"train.py": f"should run with {sentence}"}
 
 
 def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
+from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import NoTrialError, write_module
-from det_lightning.porting.to_lightning.imports import with_sorted_imports
 from tests.porting.side_by_side import assert_equal, train_trial, train_written
 from tests.porting.test_trials import HPARAMS, TRIALS, load, ported
 
@@ -381,31 +381,15 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("imports", "in_order"),
-    [
-        (
-            "from torch import nn\nimport torch\nimport numpy as np\n",
-            "import numpy as np\nimport torch\nfrom torch import nn\n",
-        ),
-        (
-            "import math\n\nimport torch\nfrom typing import Dict\nfrom typing import Any\n\nimport own\n",
-            "import math\nfrom typing import Any, Dict\n\nimport torch\n\nimport own\n",
-        ),
-        (
-            "import torch\n# of the project\nimport own\nimport numpy\n",
-            "import torch\n# of the project\nimport own\nimport numpy\n",
-        ),
-        ("import torch  # first\nimport numpy\n", "import torch  # first\nimport numpy\n"),
-    ],
-)
-def test_imports_are_sorted_in_the_groups_that_the_user_has_made(imports: str, in_order: str) -> None:
-    rest = "\n\nX = 1\nimport late\n"
-    assert with_sorted_imports(f'"""A module."""\n\n{imports}{rest}') == f'"""A module."""\n\n{in_order}{rest}'
+def test_imports_are_sorted_and_comments_stay_with_them() -> None:
+    imports = "from torch import nn\nimport torch\nimport math\n# of the project\nimport numpy as np\n"
+    in_order = "import math\n\n# of the project\nimport numpy as np\nimport torch\nfrom torch import nn\n"
+    rest = "\nX = 1\n"
+    assert sort_imports(imports + rest) == in_order + rest
 
 
 @pytest.mark.slow
 def test_the_imports_of_a_written_module_are_sorted() -> None:
     text = write_module((TRIALS / "images.py").read_text()).text
-    assert with_sorted_imports(text) == text
+    assert sort_imports(text) == text
     assert text.index("import pytorch_lightning as pl") < text.index("import torch\n") < text.index("from torch")

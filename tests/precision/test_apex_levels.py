@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -255,6 +256,21 @@ def test_an_overflow_within_an_aggregation_skips_its_step() -> None:
         two.train(factors)
     assert not torch.equal(two.weights(0), first)
     assert torch.equal(two.weights(1), second)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_the_signature_of_forward_stays_for_code_that_reads_it(level: str) -> None:
+    class Encoder(torch.nn.Linear):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(input_ids)
+
+    context = pytorch.PyTorchTrialContext()
+    model = context.wrap_model(Encoder(2, 2))
+    before = inspect.signature(model.forward)
+    optimizer = context.wrap_optimizer(adam(model.parameters()))
+    model, _ = context.configure_apex_amp(model, optimizer, opt_level=level)
+    assert inspect.signature(model.forward) == before
+    assert inspect.signature(copy.deepcopy(model).forward) == before
 
 
 def test_a_model_may_be_copied_when_it_is_configured() -> None:

@@ -6,8 +6,9 @@ import collections
 import itertools
 import logging
 import sys
+import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +142,29 @@ def test_containers_of_other_types_are_moved_as_what_they_are_derived_from() -> 
     assert type(moved["x"]) is tuple
     assert all(part.is_meta for part in moved["x"])
     assert data_length(collections.OrderedDict(x=torch.nn.Parameter(torch.ones(3)))) == 3
+
+
+class Encoding(collections.UserDict[str, Any]):
+    """As a tokenizer of transformers returns it."""
+
+    def to(self, device: torch.device) -> Encoding:
+        return Encoding({name: value.to(device) for name, value in self.items()})
+
+
+@pytest.mark.parametrize("kind", [collections.UserDict, types.MappingProxyType, collections.ChainMap])
+def test_any_mapping_counts_and_moves_as_a_dict_does(kind: Callable[[Any], Any]) -> None:
+    batch = kind({"x": torch.ones(3, 2), "y": [np.ones(3)]})
+    assert data_length(batch) == 3
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is dict
+    assert moved["x"].is_meta and moved["y"][0].is_meta
+
+
+def test_a_mapping_that_can_move_itself_stays_what_it_is() -> None:
+    moved = to_device([Encoding(x=torch.ones(3, 2))], torch.device("meta"))[0]
+    assert type(moved) is Encoding
+    assert moved["x"].is_meta
+    assert data_length(moved) == 3
 
 
 def test_a_namedtuple_is_moved_in_order() -> None:

@@ -18,9 +18,10 @@ from det_lightning.porting.python_syntax import (
     parameters_of,
     targets_of,
 )
+from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import hooks, steps
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports, with_sorted_imports
+from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
@@ -119,7 +120,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
         raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
     mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
-    text = with_sorted_imports(file.edits.result())
+    text = sort_imports(file.edits.result())
     given = parameters_of(trial.methods["__init__"])[2:]
     own = [parameter.name.value for parameter in given if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []

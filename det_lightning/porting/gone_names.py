@@ -1,0 +1,274 @@
+"""Names that today's libraries no longer have: renamed where another one does the same, else a problem."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import libcst as cst
+
+from det_lightning.porting import ruff_rules
+from det_lightning.porting.bindings import Binding, Bindings, Reference
+from det_lightning.porting.edits import Edits
+from det_lightning.porting.findings import Finding, Premise, Severity, line_at
+from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
+from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.python_syntax import (
+    PythonFile,
+    called_method,
+    dotted_name,
+    methods_of,
+    parameters_of,
+    string_of,
+)
+
+#: The package whose options are renamed in every file of a project.
+_WITH_OPTIONS = "transformers"
+_GENERATOR = "<generator>"
+_RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
+# Where code asks whether a name is there, or whether there is a GPU.
+_ASKS = re.compile(
+    r"hasattr|getattr|__version__|version_info|\bVersion\(|TYPE_CHECKING|(?P<gpu>cuda|gpu)", re.IGNORECASE
+)
+_EXPECTED = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
+
+
+def may_have_gone_names(text: str, libraries: Libraries) -> bool:
+    """Return whether Python source is worth parsing."""
+    packages = packages_in(text)
+    if _WITH_OPTIONS in libraries.imported:
+        packages.append(_WITH_OPTIONS)
+    return bool(_RUFF_READS.search(text)) or mentions_gone_name(text, packages)
+
+
+def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
+    """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
+    port = _GoneNames(file, libraries)
+    for package in packages_in(file.edits.text):
+        port.port_names(package)
+    if _WITH_OPTIONS in libraries.imported:
+        port.port_options()
+    if _RUFF_READS.search(file.edits.text):
+        port.ask_ruff()
+
+
+class _GoneNames:
+    """Finds the names of the table in a Python file."""
+
+    def __init__(self, file: PythonFile, libraries: Libraries) -> None:
+        self._file = file
+        self._libraries = libraries
+        self._guarded = [*_guarded_lines(file)]
+        self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
+
+    def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
+        needs_gpu = ".cuda." in row.name
+        return row.holds(self._libraries) and not self._is_guarded(self._file.line(node), needs_gpu)
+
+    def _is_guarded(self, line: int, needs_gpu: bool = False) -> bool:
+        return any(line in lines for lines, is_for_gpu in self._guarded if needs_gpu or not is_for_gpu)
+
+    def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
+        if self._holds(row, node):
+            advice = row.advice or f"use {row.replacement}"
+            advice = found.expand(advice) if found.re.groups else advice
+            self._file.note(node, row.severity, row.reason(shown), advice, Premise.changed)
+
+    def _rename(self, row: GoneName, node: cst.CSTNode, found: re.Match[str], ending: str = "") -> None:
+        if self._holds(row, node):
+            self._file.replace(node, found.expand(row.replacement) + ending)
+
+    def port_names(self, package: str) -> None:
+        """Port what a file imports from a package, and calls of it."""
+        rows = rows_of(package)
+        bindings = Bindings(self._file, package)
+        paths: dict[cst.CSTNode, str] = {}
+        for use in bindings.references:
+            path = paths[use.expression] = package + use.path.removeprefix("determined")
+            self._check_use(use, path, rows)
+        for binding in bindings.found:
+            self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
+        for row in (one for one in rows if one.given.startswith(".")):
+            self._check_attributes(row)
+        of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
+        for call, path, own in self._calls_of(paths):
+            for row in of_calls:
+                if (found := row.path.fullmatch(path)) and not any(map(row.word.fullmatch, own)):
+                    self._check_call(row, call, found)
+
+    def _check_use(self, use: Reference, path: str, rows: list[GoneName]) -> None:
+        bound = use.binding.path.count(".") + 1
+        for row, found in _gone_in(path, rows):
+            end = found.group().count(".") + 1
+            if end <= bound:  # the import is gone
+                continue
+            self._known.add(self._file.span(use.node)[0])
+            if row.replacement:
+                self._rename(row, use.attributes[end - bound - 1].attr, found)
+            else:
+                self._note(row, use.node, found.group(), found)
+
+    def _check_import(self, binding: Binding, path: str, rows: list[GoneName]) -> None:
+        for row, found in _gone_in(path, rows):
+            is_last = found.group() == path and isinstance(binding.statement, cst.ImportFrom)
+            if not row.replacement or not is_last:
+                self._note(row, binding.alias, found.group(), found)
+            elif "." not in row.replacement:
+                self._rename(row, binding.alias.name, found, "" if binding.alias.asname else f" as {binding.name}")
+            elif row.package != "collections":  # ruff splits such an import
+                self._note(row, binding.alias, found.group(), found)
+
+    def _check_attributes(self, row: GoneName) -> None:
+        for node in self._file.find(cst.Attribute):
+            found = row.word.fullmatch(node.attr.value)
+            if found is None or self._is_imported(dotted_name(node.value).partition(".")[0], node):
+                continue
+            if row.replacement:
+                self._rename(row, node.attr, found)
+            else:
+                self._note(row, node, f"{row.name.partition('(')[0].rpartition('.')[2]}.{found.group()}", found)
+
+    def _is_imported(self, name: str, within: cst.CSTNode) -> bool:
+        """Return whether a name stands for a module or part of one, rather than for an object."""
+        first = next((node for node in self._file.names(within=within) if node.value == name), None)
+        given = [] if first is None else self._file.assignments(first)
+        return any(isinstance(one, cst.Import | cst.ImportFrom) for one in given)
+
+    def _calls_of(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
+        """Yield the calls of names with these paths, and of classes derived from them with parameters of their own."""
+        bases: dict[cst.CSTNode, str] = {
+            definition: paths[base.value]
+            for definition in self._file.find(cst.ClassDef)
+            for base in definition.bases
+            if base.value in paths
+        }
+        derived = {node.name.value: node for node in bases if isinstance(node, cst.ClassDef)}
+        for call in self._file.find(cst.Call):
+            name = dotted_name(call.func)
+            path = paths.get(call.func)
+            own: list[str] = []
+            if name in derived:
+                path = bases[derived[name]]
+                own = _parameters_of_init(derived[name])
+            elif path is None and name.rpartition(".")[2] in self._libraries.trainers:
+                path = f"{_WITH_OPTIONS}.Trainer"
+            elif called_method(call) == "__init__" and self._file.source(call.func).startswith("super("):
+                path = next((bases[outer] for outer in self._file.ancestors(call) if outer in bases), None)
+            if path is not None:
+                yield call, path, own
+
+    def _check_call(self, row: GoneName, call: cst.Call, called: re.Match[str]) -> None:
+        name = called.group().rpartition(".")[2]
+        keywords = [argument.keyword for argument in call.args if argument.keyword is not None]
+        positional = [argument for argument in call.args if argument.keyword is None and not argument.star]
+        if row.given == _GENERATOR:
+            if positional and isinstance(positional[0].value, cst.GeneratorExp):
+                self._note(row, call, f"{called.group()}() of a generator", called)
+        elif row.given.startswith("!"):
+            keyword = row.given.strip("!=")
+            is_given = keyword in [one.value for one in keywords] or len(positional) > row.before > 0
+            if not is_given and not any(argument.star for argument in call.args):
+                self._note(row, call, f"{name}() without {keyword}=", called)
+        elif named := [(one, found) for one in keywords if (found := row.word.fullmatch(one.value))]:
+            if row.replacement:
+                self._rename(row, *named[0])
+            else:
+                self._note(row, call, f"{name}({named[0][1].group()}=)", called)
+        elif len(positional) > row.before > 0:
+            self._note(row, call, f"{name}({row.word.pattern}=)", called)
+
+    def port_options(self) -> None:
+        """Port what stands for an option: any name or string if the option is renamed."""
+        for node in self._file.find(cst.Name, cst.SimpleString):
+            value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
+            for row in option_rows():
+                found = row.word.fullmatch(value.removeprefix("--"))
+                if found is not None and row.replacement:
+                    self._rename_option(row, node, found)
+                elif found is not None and self._stands_for_option(node, value):
+                    self._note(row, node, f"{value} of TrainingArguments", found)
+
+    def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
+        """Return whether a node is an attribute of arguments, or a key of a dict for them."""
+        parent = self._file.parent(node)
+        if isinstance(parent, cst.DictElement):
+            return parent.key is node and "TrainingArguments" in self._file.edits.text
+        return isinstance(parent, cst.Attribute) and parent.attr is node and value not in self._libraries.own
+
+    def _rename_option(self, row: GoneName, node: cst.CSTNode, found: re.Match[str]) -> None:
+        new = found.expand(row.replacement)
+        # Code that has both names is for several releases.
+        if row.holds(self._libraries) and not re.search(rf"\b{new}\b", self._file.edits.text):
+            self._file.replace(node, self._file.source(node).replace(found.group(), new))
+
+    def ask_ruff(self) -> None:
+        """Apply the fixes of ruff that are safe, and note what else it finds."""
+        edits = self._file.edits
+        rules = [*ruff_rules.OF_PYTHON, *ruff_rules.OF_NUMPY_1]
+        rules += ruff_rules.OF_NUMPY_2 if self._libraries.lack("numpy", "2.0") else ()
+        for found in ruff_rules.find_violations(edits.text, rules):
+            line = found["location"]["row"]
+            is_known = edits.offset(line, found["location"]["column"] - 1) in self._known
+            if is_known or self._is_guarded(line):
+                continue
+            fix = found["fix"]
+            if fix is not None and fix["applicability"] == "safe" and "\f" not in edits.text:
+                _apply(edits, fix["edits"])
+            else:
+                reason, _, advice = found["message"].replace("`", "").partition(". ")
+                advice = advice.rstrip(".")
+                self._file.findings.append(Finding(line, Severity.problem, reason, advice, premise=Premise.changed))
+
+
+def _apply(edits: Edits, changes: list[dict[str, Any]]) -> None:
+    for change in changes:
+        start, end = (edits.offset(at["row"], at["column"] - 1) for at in (change["location"], change["end_location"]))
+        if edits.text[start:end] != change["content"] and edits.is_free(start, end):
+            edits.replace(start, end, change["content"])
+
+
+def _parameters_of_init(definition: cst.ClassDef) -> list[str]:
+    inits = [method for method in methods_of(definition) if method.name.value == "__init__"]
+    return [one.name.value for init in inits for one in (*parameters_of(init), *init.params.kwonly_params)]
+
+
+def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
+    """Yield the row that says that a name, or what it is in, is gone, if there is one."""
+    parts = path.split(".")
+    prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    pairs = ((row, row.path.fullmatch(prefix)) for prefix in prefixes for row in rows if not row.given)
+    for row, found in pairs:
+        if found is not None:
+            yield row, found
+            return
+
+
+def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, bool]]:
+    """Yield the lines of code for several releases of a library, or for a GPU, and whether it is for a GPU."""
+    for node in file.find(cst.Try):
+        if any(_EXPECTED.search(file.source(one.type)) for one in node.handlers if one.type is not None):
+            yield range(file.line(node), file.end_line(node) + 1), False
+    for choice in file.find(cst.If, cst.IfExp):
+        if found := _ASKS.search(file.source(choice.test)):
+            yield range(file.line(choice), file.end_line(choice) + 1), found["gpu"] is not None
+
+
+def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
+    """Return YAML or shell commands with options of programs renamed, and findings for options that are gone."""
+    if _WITH_OPTIONS not in libraries.imported:
+        return text, []
+    edits = Edits(text)
+    findings = []
+    for row in option_rows():
+        key = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
+        pattern = rf"(?:(?<![\w-])--|{key})(?P<option>{row.word.pattern})\b"
+        for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries) else ():
+            start, end = found.span("option")
+            if row.replacement:
+                edits.replace(start, end, row.word.sub(row.replacement, found["option"]))
+            elif found["option"] not in libraries.own:
+                reason = row.reason(f"{found['option']} of TrainingArguments")
+                line = line_at(text, start)
+                findings.append(Finding(line, row.severity, reason, row.advice, premise=Premise.changed))
+    return edits.result(), findings

@@ -1,0 +1,103 @@
+"""The table of names that today's libraries no longer have: ``gone_names.csv``, whose first lines describe it."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import pathlib
+import re
+
+from det_lightning.porting.findings import Severity
+from det_lightning.porting.libraries import Libraries
+
+_FILE = pathlib.Path(__file__).with_name("gone_names.csv")
+_NAME = re.compile(r"(?P<path>[^(]+)(?:\((?P<before>(?:\w+, )*)(?P<argument>[^)]*)\))?")
+_RELEASE = re.compile(r"(?P<library>\S+) (?P<release>[\d.]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class GoneName:
+    """A row of the table, with patterns for its name."""
+
+    name: str
+    gone: str
+    replacement: str
+    advice: str
+    severity: Severity
+    path: re.Pattern[str]
+    word: re.Pattern[str]  # the last part of the path, or the keyword: what a text that uses the name has in it
+    given: str  # the argument that is meant, as written in the table; empty if it is the name itself
+    before: int  # how many arguments precede it where it is given by position; 0 if it never is
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def is_option(self) -> bool:
+        """Whether the keyword is also an attribute, an option of programs and a hyperparameter."""
+        return self.given.startswith("--")
+
+    def holds(self, libraries: Libraries) -> bool:
+        """Return whether the releases that a project runs with lack the name."""
+        release = _RELEASE.fullmatch(self.gone)
+        return release is None or libraries.lack(release["library"], release["release"])
+
+    def reason(self, shown: str) -> str:
+        return f"{shown} is gone since {self.gone}" if _RELEASE.fullmatch(self.gone) else f"{shown} {self.gone}"
+
+
+@functools.cache
+def read_table() -> tuple[GoneName, ...]:
+    """Return the rows of the table."""
+    lines = [line for line in _FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return tuple(_row(**row) for row in csv.DictReader(lines))
+
+
+def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> GoneName:
+    found = _NAME.fullmatch(name)
+    assert found is not None, f"{name} is written as the first lines of the table say"
+    given = found["argument"] or ""
+    is_word = given.startswith(".") or (given.endswith("=") and not given.startswith("!"))
+    keyword = given.lstrip("-.").removesuffix("=") if is_word else ""
+    word = keyword or found["path"].rpartition(".")[2]
+    before = (found["before"] or "").count(",")
+    severity = Severity(level or "problem")
+    return GoneName(name, gone, replacement, advice, severity, _pattern(found["path"]), _pattern(word), given, before)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern for a name of the table: ``..`` are any modules, ``*`` any letters, ``{a,b}`` one of two."""
+    text = text.replace("*", r"\w*").replace("..", "\0").replace(".", r"\.").replace("\0", r"\.(?:\w+\.)*")
+    return re.compile(re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(',', '|')})", text))
+
+
+def rows_of(package: str) -> list[GoneName]:
+    """Return the rows about a package."""
+    return [row for row in read_table() if row.package == package]
+
+
+def option_rows() -> list[GoneName]:
+    """Return the rows about options."""
+    return [row for row in read_table() if row.is_option]
+
+
+def packages_in(text: str) -> list[str]:
+    """Return the packages of the table that a text mentions."""
+    return sorted(set(_packages().findall(text)))
+
+
+def mentions_gone_name(text: str, packages: list[str]) -> bool:
+    """Return whether a text has a word from one of the names of ``packages``."""
+    return any(_words(package).search(text) for package in packages)
+
+
+@functools.cache
+def _packages() -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join({row.package for row in read_table()})})\b")
+
+
+@functools.cache
+def _words(package: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(row.word.pattern for row in rows_of(package))})\b")

@@ -1,0 +1,35 @@
+"""What ruff finds in Python source, and rewrites there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from ruff.__main__ import find_ruff_bin
+
+#: Names that are gone from numpy 1.24; from numpy 2; from unittest, and from collections.
+OF_NUMPY_1 = ("NPY001",)
+OF_NUMPY_2 = ("NPY003", "NPY201")
+OF_PYTHON = ("UP005", "UP035")
+
+
+def find_violations(text: str, rules: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what violates ``rules``, as ruff's JSON describes it; nothing if the text is not Python."""
+    # For an old release UP035 knows only what is gone, not what has a newer name.
+    reported = _run(text, "--select", ",".join(rules), "--target-version", "py37", "--output-format", "json")
+    found: list[dict[str, Any]] = json.loads(reported)
+    return [one for one in found if one["code"] in rules]
+
+
+def sort_imports(text: str) -> str:
+    """Return Python source with its imports sorted."""
+    return _run(text, "--select", "I", "--fix-only", "--quiet")
+
+
+def _run(text: str, *options: str) -> str:
+    command = [find_ruff_bin(), "check", "--isolated", "--no-cache", "--exit-zero", "--ignore-noqa", *options]
+    command += ["--stdin-filename", "module.py", "-"]
+    done = subprocess.run(command, input=text.encode("utf-8", "surrogatepass"), capture_output=True, check=True)
+    return done.stdout.decode("utf-8", "surrogatepass")

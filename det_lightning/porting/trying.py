@@ -1,0 +1,131 @@
+"""Trying a ported project: each entry point that should run is started for a few batches, in a copy of the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+
+from det_lightning.escaping import escape
+from det_lightning.porting.entry_points import EntryPoint, Outcome
+from det_lightning.porting.facts import Kind
+from det_lightning.porting.project import ProjectPort, is_skipped
+
+#: The environment variable that lets ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
+_VARIABLE = "DET_LIGHTNING_TRY"
+# Not from the directory of the project, whose modules may have the names of others.
+_CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
+_TIMEOUT_S = 300.0
+# How long a process that is asked to end may take.
+_GRACE_S = 30.0
+_MOST_BYTES = 2 * 1024**3
+
+
+def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectPort:
+    """Return a project whose configurations and scripts were tried, if they should run; its own files stay as they are.
+
+    Raises ValueError if the files below ``paths`` are too large to copy.
+    """
+    with tempfile.TemporaryDirectory(prefix="det-lightning-try-") as directory:
+        copy = _Copy(pathlib.Path(directory), list(paths))
+        for port in project.files:
+            if port.changed and port.may_be_written:
+                copy.path_of(port.path).write_text(port.after, port.encoding, newline="")
+        tried = [_try(entry, copy) for entry in project.entry_points]
+    return dataclasses.replace(project, entry_points=tried)
+
+
+class _Copy:
+    """A copy of the files below some paths, which lie to each other as the original ones do."""
+
+    def __init__(self, directory: pathlib.Path, paths: list[pathlib.Path]) -> None:
+        found = [path.resolve() for path in paths]
+        here = pathlib.Path.cwd()
+        is_here = all(path.is_relative_to(here) for path in found)
+        self._base = here if is_here else pathlib.Path(os.path.commonpath([path.parent for path in found]))
+        self._directory = directory / "code"
+        self.experiments = directory / "experiments"
+        size = 0
+        for file in (file for path in found for file in _files_below(path)):
+            size += file.stat().st_size
+            if size > _MOST_BYTES:
+                raise ValueError(f"--try copies at most {_MOST_BYTES / 1024**3:g} GiB, and the project is larger.")
+            target = self.path_of(file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+            target.chmod(target.stat().st_mode | 0o200)
+
+    def path_of(self, path: pathlib.Path) -> pathlib.Path:
+        return self._directory / path.resolve().relative_to(self._base)
+
+
+def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    if path.is_file():
+        yield path
+    for directory, names, files in os.walk(path):
+        names[:] = [name for name in names if not is_skipped(pathlib.Path(directory, name))]
+        yield from (file for name in files if (file := pathlib.Path(directory, name)).is_file())
+
+
+def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
+    command = _command(entry, copy) if entry.outcome is Outcome.moves else None
+    if command is None:
+        return entry
+    error = _error_of(command, copy.path_of(entry.project))
+    if error is not None and entry.port.is_configuration:
+        logs = sorted(copy.experiments.glob("*/trials/*/log.txt"))
+        error = _last_line(logs[-1].read_text(encoding="utf-8", errors="replace") if logs else "") or error
+    shutil.rmtree(copy.experiments, ignore_errors=True)
+    outcome = entry.outcome if error is None else Outcome.waits
+    return dataclasses.replace(entry, outcome=outcome, tried=True, error=error or "")
+
+
+def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
+    """Return what starts an entry point in the copy; None for one that is not tried, such as a notebook."""
+    path = str(copy.path_of(entry.port.path))
+    if entry.port.is_configuration:
+        options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
+        return [sys.executable, "-c", _CLI, "run", path, str(copy.path_of(entry.project)), *options]
+    if entry.port.facts.kind is not Kind.script or entry.needs_configuration:
+        return None
+    return [sys.executable, *(["-m", "det_lightning"] if "-m det_lightning" in entry.command else []), path]
+
+
+def _error_of(command: list[str], directory: pathlib.Path) -> str | None:
+    """Return the last line of a program that fails; None if it ends well, or still runs after minutes."""
+    environment = {**os.environ, _VARIABLE: "1"}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        process = subprocess.Popen(
+            command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            status = process.wait(_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return None
+        except BaseException:
+            _end(process)
+            raise
+        output.seek(0)
+        return None if status == 0 else _last_line(output.read()) or f"it ended with status {status}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_line(text: str) -> str:
+    """Return the last line that is not indented, which in a traceback is the error."""
+    lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
+    return escape(lines[-1].strip())[:300] if lines else ""

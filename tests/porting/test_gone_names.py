@@ -1,0 +1,243 @@
+"""Names that today's libraries no longer have: what is renamed, and what is a problem."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from det_lightning.porting import Severity, port_project
+from det_lightning.porting.findings import Finding
+from det_lightning.porting.gone_names import port_options
+from det_lightning.porting.gone_table import read_table
+from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.python_files import port_python
+
+#: Of a project that uses transformers, in whatever release is newest.
+WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}))
+IMPORTS = """
+import collections, inspect, pandas, time, torch, yaml, datasets, transformers
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+from torch.optim import lr_scheduler
+from transformers import AutoTokenizer, Seq2SeqTrainer, Trainer, TrainingArguments
+"""
+
+
+def port(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> tuple[str, list[Finding]]:
+    """Port Python below the imports; once more changes nothing."""
+    after, findings = port_python(IMPORTS + text, libraries)
+    assert port_python(after, libraries)[0] == after
+    return after.removeprefix(IMPORTS), findings
+
+
+def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
+    return [found.reason for found in port(text, libraries)[1] if found.severity is Severity.problem]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("np.zeros(3, dtype=np.float)", "np.zeros(3, dtype=float)"),
+        ("x = np.int(np.product([1.0]))", "x = int(np.prod([1.0]))"),
+        ("np.Inf, np.NaN", "np.inf, np.nan"),
+        ("np.percentile(x, 5, interpolation='lower')", "np.percentile(x, 5, method='lower')"),
+        ("image.resize((2, 2), Image.ANTIALIAS)", "image.resize((2, 2), Image.LANCZOS)"),
+        ("isinstance(batch, collections.Mapping)", "isinstance(batch, collections.abc.Mapping)"),
+        ("from collections import Iterable", "from collections.abc import Iterable"),
+        ("tf.Session()", "tf.compat.v1.Session()"),
+        ("from transformers import DetrFeatureExtractor", None),
+        ("datasets.load_dataset('x', use_auth_token=True)", "datasets.load_dataset('x', token=True)"),
+        ("TrainingArguments('x', evaluation_strategy='no')", "TrainingArguments('x', eval_strategy='no')"),
+        ("given['evaluation_strategy'], args.evaluation_strategy", "given['eval_strategy'], args.eval_strategy"),
+        ("TrainingArguments('x', per_gpu_eval_batch_size=2)", "TrainingArguments('x', per_device_eval_batch_size=2)"),
+        ("AutoTokenizer.from_pretrained('x', use_auth_token=True)", "AutoTokenizer.from_pretrained('x', token=True)"),
+        (
+            "for name, column in pandas.DataFrame().iteritems(): pass",
+            "for name, column in pandas.DataFrame().items(): pass",
+        ),
+        ("Trainer(model, tokenizer=t)", "Trainer(model, processing_class=t)"),
+        (
+            "class Mine(Seq2SeqTrainer):\n    def __init__(self):\n        super().__init__(tokenizer=t)",
+            "class Mine(Seq2SeqTrainer):\n    def __init__(self):\n        super().__init__(processing_class=t)",
+        ),
+    ],
+)
+def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: str | None) -> None:
+    written = after or "from transformers import DetrImageProcessor as DetrFeatureExtractor"
+    assert port(f"{before}\n")[0] == f"{written}\n"
+    assert reasons(f"{before}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("np.in1d(x, y)", "numpy.in1d is gone since numpy 2.4"),
+        ("np.asscalar(x)", "numpy.asscalar is gone since numpy 1.23"),
+        ("np.find_common_type", "np.find_common_type will be removed in NumPy 2.0"),
+        ("np.sum(x for x in y)", "numpy.sum() of a generator is gone since numpy 2.4"),
+        ("lr_scheduler.StepLR(o, 1, verbose=False)", "StepLR(verbose=) is gone since torch 2.7"),
+        ("torch.optim.lr_scheduler.LambdaLR(o, f, verbose=True)", "LambdaLR(verbose=) is gone since torch 2.7"),
+        ("from torch._six import inf", "torch._six is gone since torch 2.0"),
+        ("torch.solve(a, b)", "torch.solve raises an error since torch 2.0"),
+        ("torch.cuda.LongTensor(3)", "torch.cuda.LongTensor needs a GPU, and takes the current one"),
+        (
+            "Image.fromarray(x, mode='F')",
+            "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
+        ),
+        (
+            "Image.fromarray(x, 'RGB')",
+            "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
+        ),
+        ("yaml.load(file)", "load() without Loader= is gone since PyYAML 6"),
+        ("time.clock()", "time.clock is gone since Python 3.8"),
+        (
+            "tf.estimator.BoostedTreesClassifier()",
+            "tensorflow.estimator.BoostedTreesClassifier is gone since tensorflow 2.9",
+        ),
+        ("datasets.load_metric('glue')", "datasets.load_metric is gone since datasets 3.0"),
+        ("from transformers import AdamW", "transformers.AdamW is gone since transformers 4.50"),
+        (
+            "from transformers.optimization import AdamW",
+            "transformers.optimization.AdamW is gone since transformers 4.50",
+        ),
+        (
+            "from transformers import glue_convert_examples_to_features as convert",
+            "transformers.glue_convert_examples_to_features is gone since transformers 5.20",
+        ),
+        (
+            "from transformers.data.processors.squad import SquadResult",
+            "transformers.data.processors is gone since transformers 5.20",
+        ),
+        ("tokenizer.batch_encode_plus(x)", "PreTrainedTokenizerBase.batch_encode_plus is gone since transformers 5.0"),
+        ("(x + 1).ptp()", "ndarray.ptp is gone since numpy 2.0"),
+        ("TrainingArguments('x', no_cuda=True)", "TrainingArguments(no_cuda=) is gone since transformers 5.0"),
+        ("args.overwrite_output_dir", "overwrite_output_dir of TrainingArguments is gone since transformers 5.0"),
+        ("given = {'warmup_ratio': 0.1}", "warmup_ratio of TrainingArguments is gone since transformers 5.15"),
+    ],
+)
+def test_a_name_that_nothing_replaces_is_a_problem(line: str, reason: str) -> None:
+    assert reasons(f"{line}\n") == [reason]
+    assert port(f"{line}\n")[0] == f"{line}\n"
+
+
+def test_a_default_that_has_changed_is_a_note() -> None:
+    (finding,) = port("torch.load('model.pt')\n")[1]
+    assert finding.severity is Severity.note
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "np.float32(1), np.floating, np.prod([1]), collections.OrderedDict()",
+        "torch.load('weights.pt', weights_only=True), yaml.load(file, yaml.Loader), yaml.load(file, Loader=L)",
+        "Image.fromarray(x).resize((2, 2), Image.LANCZOS)",
+        "lr_scheduler.StepLR(optimizer, 1), torch.linalg.solve(a, b), np.sum([x for x in y])",
+        "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor",
+        "try:\n    from transformers import AdamW\nexcept ImportError:\n    from torch.optim import AdamW",
+        "if hasattr(torch, 'symeig'):\n    torch.symeig(x)",
+        "strategy = {'eval_strategy': 1} if new else {'evaluation_strategy': 1}",
+        "class Mine(Trainer):\n    def __init__(self, tokenizer): pass\nMine(tokenizer=t)",
+        "class Mine(Trainer):\n    def run(self): super().evaluate(tokenizer=t)",
+        "np.ptp(x), pandas.io.iteritems, datasets.Dataset",
+        "float = 1\ntokenizer = Tokenizer(tokenizer=1)",
+    ],
+)
+def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> None:
+    after, findings = port(f"{code}\n")
+    assert (after, findings) == (f"{code}\n", [])
+
+
+@pytest.mark.parametrize(
+    ("pin", "is_gone"),
+    [("==4.57.6", False), (">=4.57,<5", False), ("<4.30", True), (">=4.20", True), ("==5.1.*", True), ("", True)],
+)
+def test_a_pin_says_which_names_are_gone_if_det_lightning_allows_it(pin: str, is_gone: bool) -> None:
+    libraries = Libraries({"transformers": pin}, frozenset({"transformers"}))
+    assert bool(reasons("from transformers import TFBertModel\n", libraries)) == is_gone
+
+
+def test_pins_are_read_from_all_files_and_one_that_cannot_hold_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(
+        "determined==0.26.0\ntransformers[torch] >= 4.28.1, <4.29.0\ntorch>=1.9\n"
+    )
+    (tmp_path / "environment.yaml").write_text("dependencies: [{pip: ['datasets==4.0.0']}]\n")
+    (tmp_path / "train.py").write_text("import determined\nfrom transformers import Trainer\n")
+    libraries = read_libraries(sorted(tmp_path.iterdir()))
+    pins = {"transformers": ">= 4.28.1, <4.29.0", "datasets": "==4.0.0", "torch": ">=1.9"}
+    assert libraries.pins == {"determined": "==0.26.0", **pins}
+    assert libraries.imported >= {"determined", "transformers"}
+    (port,) = [port for port in port_project([tmp_path]).files if port.path.name == "requirements.txt"]
+    assert [(found.line, found.reason.partition(" is")[0]) for found in port.findings] == [
+        (2, "transformers[torch] >= 4.28.1, <4.29.0")
+    ]
+
+
+def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(tmp_path: Path) -> None:
+    config = textwrap.dedent(
+        """\
+        entrypoint: python3 train.py --evaluation_strategy steps --overwrite_output_dir --own_evaluation_strategy 1
+        hyperparameters:
+          global_batch_size: 1
+          training_args: {evaluation_strategy: steps, "per_gpu_eval_batch_size": 1}
+          per_gpu_train_batch_size: 4
+          logging_dir: logs
+        searcher: {name: single, metric: loss, max_length: {batches: 1}}
+        """
+    )
+    after, findings = port_options(config, WITH_TRANSFORMERS)
+    assert after == re.sub(r"(?<!own_)evaluation_strategy", "eval_strategy", config).replace("per_gpu", "per_device")
+    assert [(found.line, found.reason.split(" is")[0]) for found in findings] == [
+        (1, "overwrite_output_dir of TrainingArguments"),
+        (6, "logging_dir of TrainingArguments"),
+    ]
+    assert port_options(config, Libraries()) == (config, [])
+
+
+def test_a_trainer_of_another_file_takes_what_its_base_takes(tmp_path: Path) -> None:
+    head = "from transformers import Trainer\n"
+    (tmp_path / "plain.py").write_text(f"{head}class Plain(Trainer):\n    def __init__(self, *a, x=1, **k): pass\n")
+    (tmp_path / "own.py").write_text(f"{head}class Own(Trainer):\n    def __init__(self, tokenizer, **k): pass\n")
+    train = tmp_path / "train.py"
+    train.write_text("import determined, transformers\nPlain(tokenizer=t)\nOwn(tokenizer=t)\n")
+    (after,) = [port.after for port in port_project([tmp_path]).files if port.path == train]
+    assert after.splitlines()[1:] == ["Plain(processing_class=t)", "Own(tokenizer=t)"]
+
+
+def test_an_option_of_the_program_itself_is_none_of_transformers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse, transformers, determined\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--no_cuda')\nargs = parser.parse_args()\nprint(args.no_cuda)\n"
+    )
+    (tmp_path / "run.sh").write_text("python train.py --no_cuda\n")
+    found = [finding for port in port_project([tmp_path]).files for finding in port.findings]
+    assert found == []
+
+
+def test_a_gone_name_in_a_file_that_is_imported_lets_its_entry_point_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("const.yaml").write_text(
+        "name: x\nentrypoint: model_def:T\nhyperparameters: {global_batch_size: 1}\n"
+        "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+    )
+    Path("model_def.py").write_text(
+        "import layers\nfrom determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
+    )
+    Path("layers.py").write_text("import torch\ntorch.symeig(x)\n")
+    (entry,) = port_project([Path()]).entry_points
+    assert entry.sentence.endswith("once this is changed: layers.py:2 (torch.symeig raises an error since torch 2.0)")
+
+
+def test_the_extra_installs_releases_that_have_the_new_names() -> None:
+    needed = {one.name: one.specifier for one in map(Requirement, requires("det-lightning") or [])}
+    assert not needed["transformers"].contains("4.45")  # eval_strategy came with 4.41, processing_class with 4.46
+    assert not needed["datasets"].contains("3.99")
+    assert all(re.search(r"\d|since|GPU", row.gone) and (row.replacement or row.advice) for row in read_table())
