@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints

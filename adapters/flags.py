@@ -5,21 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-)
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.compile import to_uncompiled
-
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
+from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
@@ -42,12 +31,12 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
     )
 # Callbacks that change optimizers, their steps or the batch size, which belong to the trial.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
-    BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
-    BatchSizeFinder: "give the batch size in hparams",
-    GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
-    LearningRateFinder: "try learning rates as hyperparameters",
-    ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
-    StochasticWeightAveraging: _AVERAGING,
+    pl.callbacks.BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
+    pl.callbacks.BatchSizeFinder: "give the batch size in hparams",
+    pl.callbacks.GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
+    pl.callbacks.LearningRateFinder: "try learning rates as hyperparameters",
+    pl.callbacks.ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
+    pl.callbacks.StochasticWeightAveraging: _AVERAGING,
 }
 # Data that a trial must supply itself: its run has a position in them, which checkpoints keep.
 _OWN_DATA = {
@@ -114,7 +103,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
 
 def _uncompile(module: pl.LightningModule) -> bool:
     try:
-        to_uncompiled(module)
+        pl.utilities.compile.to_uncompiled(module)
     except ValueError:  # it was not compiled
         return False
     return True

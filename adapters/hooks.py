@@ -10,14 +10,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
-from pytorch_lightning.profilers import PassThroughProfiler
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
@@ -152,7 +150,7 @@ class WatchedHooks:
         self._module = module
         self._base = base
         self._profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-        self._profiles = not isinstance(self._profiler, PassThroughProfiler)
+        self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
         self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
 
     def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
@@ -163,11 +161,13 @@ class WatchedHooks:
         """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
         if self._profiles or (stage == "train" and self._of_updates):
             return True
-        callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
+        callbacks = [
+            c for c in self._callbacks if not isinstance(c, pl.callbacks.ProgressBar) and not _saves_by_epoch(c)
+        ]
         return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
-        cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)
+        cannot_ask = (pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar)
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
@@ -193,7 +193,7 @@ class WatchedHooks:
 
 
 def _saves_by_epoch(callback: pl.Callback) -> bool:
-    if type(callback) is not ModelCheckpoint:
+    if type(callback) is not pl.callbacks.ModelCheckpoint:
         return False
     key = callback.state_key
     return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

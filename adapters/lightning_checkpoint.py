@@ -11,10 +11,8 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
-
 from det_lightning import errors
+from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
@@ -80,10 +78,10 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
     return content
 
 
-def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
-    if isinstance(plugin, AsyncCheckpointIO):
+def _reads_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
+    if isinstance(plugin, pl.plugins.AsyncCheckpointIO):
         plugin = plugin.checkpoint_io
-    return type(plugin) is TorchCheckpointIO
+    return type(plugin) is pl.plugins.TorchCheckpointIO
 
 
 def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -98,12 +96,12 @@ def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[
         return read(copied, name=location)
 
 
-class TrialCheckpointIO(CheckpointIO):
+class TrialCheckpointIO(pl.plugins.CheckpointIO):
     """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
 
     def __init__(
         self,
-        inner: CheckpointIO,
+        inner: pl.plugins.CheckpointIO,
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
@@ -229,7 +227,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(TorchCheckpointIO(), trusted, options)
+        super().__init__(pl.plugins.TorchCheckpointIO(), trusted, options)
         self._code_dir = pathlib.Path(code_dir) if code_dir is not None else None
         self._code_with_secrets = code_with_secrets
         self._writers: dict[str, CheckpointWriter] = {}

@@ -15,18 +15,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_utilities.core.rank_zero import rank_zero_only
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.core.optimizer import LightningOptimizer
-from pytorch_lightning.strategies import ParallelStrategy
-from pytorch_lightning.trainer import call
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.data import extract_batch_size
-from pytorch_lightning.utilities.model_helpers import _restricted_classmethod
 
+from det_lightning.adapters.lightning_package import LightningEnvironment, TrainerFn, pl
 from det_lightning.checkpoint.format.content import TrialState
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
@@ -41,7 +33,7 @@ warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting i
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 #: A classmethod that cannot be called on an instance.
-restricted_classmethod = _restricted_classmethod
+restricted_classmethod = pl.utilities.model_helpers._restricted_classmethod
 
 # A module with automatic optimization, which is Lightning's default.
 _AUTOMATIC = pl.LightningModule()
@@ -181,8 +173,8 @@ def _data_source_of(loop: Any) -> Any:
 
 def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a hook of all callbacks, then of the module, as Lightning does: profiled, and allowed to log."""
-    call._call_callback_hooks(trainer, hook, *args)
-    call._call_lightning_module_hook(trainer, hook, *args)
+    pl.trainer.call._call_callback_hooks(trainer, hook, *args)
+    pl.trainer.call._call_lightning_module_hook(trainer, hook, *args)
 
 
 # Metrics and logging
@@ -200,7 +192,7 @@ def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
     if not isinstance(trainer, pl.Trainer) or not trainer.training:
         return None
     shown = getattr(trainer.fit_loop.epoch_loop, "shown", None)  # of lightning_loops.TrialEpochLoop
-    return 1 if shown is None or not counts else int(extract_batch_size(shown))
+    return 1 if shown is None or not counts else int(pl.utilities.data.extract_batch_size(shown))
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -224,9 +216,9 @@ def save_by_time(trainer: pl.Trainer) -> None:
     users_flag = trainer.check_val_every_n_epoch
     announce_no_validations(trainer)
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback._train_time_interval is not None:
             # The method of the class itself: an override in a subclass has already seen this step.
-            ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
+            pl.callbacks.ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
     trainer.check_val_every_n_epoch = users_flag
 
 
@@ -276,11 +268,11 @@ def interrupts_come_through() -> Iterator[None]:
 # Strategies
 
 
-def converts_batch_norms(strategy: ParallelStrategy) -> bool:
+def converts_batch_norms(strategy: pl.strategies.ParallelStrategy) -> bool:
     """Return whether ``sync_batchnorm=True`` makes a strategy replace modules."""
     return strategy._layer_sync is not None
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
-    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    return optimizer.optimizer if isinstance(optimizer, pl.core.optimizer.LightningOptimizer) else optimizer

@@ -10,16 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
-from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+
+from det_lightning.adapters.lightning_package import LoggerConnector, RunningStage, TrainerFn, pl
 
 
-class TrialOutputs(ManualResult):
+class TrialOutputs(pl.loops.optimization.manual.ManualResult):
     """What a step passes to the hooks at its end: a dict whose ``"loss"``, if any, may be anything."""
 
     @classmethod
@@ -32,7 +28,7 @@ class TrialOutputs(ManualResult):
         return cls(extra=outputs)
 
 
-class TrialOptimization(_ManualOptimization):
+class TrialOptimization(pl.loops.optimization.manual._ManualOptimization):
     """Lightning's loop for manual optimization, adapted to what a trial returns."""
 
     output_result_cls = TrialOutputs
@@ -56,7 +52,7 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
 
 
-class TrialEpochLoop(_TrainingEpochLoop):
+class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
     """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
 
     ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
@@ -115,7 +111,7 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
         return self.latest, batch_idx, dataloader_idx
 
 
-class TrialEvaluationLoop(_EvaluationLoop):
+class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
     """Lightning's loop over validation data.
 
     If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
@@ -124,7 +120,7 @@ class TrialEvaluationLoop(_EvaluationLoop):
     prepare_batch: Callable[[Any], Any] | None = None
 
     @classmethod
-    def like(cls, loop: _EvaluationLoop) -> TrialEvaluationLoop:
+    def like(cls, loop: pl.loops.evaluation_loop._EvaluationLoop) -> TrialEvaluationLoop:
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made
@@ -139,7 +135,7 @@ class TrialEvaluationLoop(_EvaluationLoop):
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
 
 
-class TrialLoggerConnector(_LoggerConnector):
+class TrialLoggerConnector(LoggerConnector):
     """Decides when callbacks and modules log, in a trial's run by the number of the batch, which is also the step."""
 
     @property

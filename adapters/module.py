@@ -6,10 +6,6 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.trainer.states import TrainerFn
-
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
@@ -17,6 +13,7 @@ from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks, needed, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
+from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.arguments import wrong_argument
@@ -164,7 +161,9 @@ class TrialModule(InferenceModule):
         callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         if not any(isinstance(callback, _RunGuard) for callback in callbacks):
             # Here, and not by the result, so that it is there whatever an override returns; before the checkpoints.
-            callbacks.insert(sum(not isinstance(callback, Checkpoint) for callback in callbacks), _RunGuard())
+            callbacks.insert(
+                sum(not isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks), _RunGuard()
+            )
         return []
 
     @needed()
