@@ -9,6 +9,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.mixture import parts_of_other_package
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
@@ -95,6 +96,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
         if isinstance(callback, unsupported)
     ]
+    found += parts_of_other_package(trainer)
     if not (of_call or before_launch):
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     if found:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.adapters.lightning_internals import hint_logger
 from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -110,7 +111,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
-        logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_without_secrets)
+        hint_logger().addFilter(_without_secrets)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_only
+from lightning_utilities.core import rank_zero
 
 from det_lightning.adapters.lightning_package import LightningEnvironment, TrainerFn, pl
 from det_lightning.checkpoint.format.content import TrialState
@@ -222,10 +222,16 @@ def save_by_time(trainer: pl.Trainer) -> None:
     trainer.check_val_every_n_epoch = users_flag
 
 
+def hint_logger() -> logging.Logger:
+    """Return the logger of Lightning's hints, which is that of the package of Lightning that was imported last."""
+    hints: logging.Logger = vars(rank_zero)["log"]
+    return hints
+
+
 @contextlib.contextmanager
 def quiet_hints() -> Iterator[None]:
     """Silence Lightning's hints about devices and products, for users who did not choose Lightning."""
-    hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    hints = hint_logger()
     level = hints.level
     hints.setLevel(logging.WARNING)
     try:
@@ -239,7 +245,7 @@ def quiet_hints() -> Iterator[None]:
 
 def set_printing_rank(rank: int) -> None:
     """Set the rank of this process in Lightning's ``rank_zero_only``."""
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]
+    rank_zero.rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
 def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:

@@ -14,6 +14,7 @@ from det_lightning.adapters.hooks import WatchedHooks, needed, refuse_unsupporte
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.mixture import warn_of_mixture
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.arguments import wrong_argument
@@ -102,6 +103,7 @@ class TrialModule(InferenceModule):
         recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
+        warn_of_mixture()
         self.automatic_optimization = False
         if not (context is None or isinstance(context, PyTorchTrialContext)):
             raise TypeError(

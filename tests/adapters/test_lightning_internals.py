@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
-from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
-from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
+from tests.lightning import BoringDataModule, BoringModel, lightning_version, pl
 from tests.versions import from_lightning_2_6
 
 #: An interval that has always passed; Lightning 2.4 takes one of no length at all for none.
@@ -88,7 +83,7 @@ def test_allow_validation() -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_announce_no_validations(announced: bool, tmp_path: Path) -> None:
-    class Watcher(ModelCheckpoint):
+    class Watcher(pl.callbacks.ModelCheckpoint):
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             super().on_validation_end(trainer, pl_module)
             saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
@@ -126,7 +121,7 @@ def test_take_validation_interval_and_restore_validation_interval() -> None:
             lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 3))
 
     module = Module()
-    stopping = EarlyStopping("loss", strict=False)  # it looks for val_check_interval
+    stopping = pl.callbacks.EarlyStopping("loss", strict=False)  # it looks for val_check_interval
     trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping], num_sanity_val_steps=0)
     lightning_loops.use_trial_loops(trainer)
     assert lightning_internals.take_validation_interval(trainer) == 3600
@@ -220,7 +215,7 @@ def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.log("value", 0.25, batch_size=1)
 
-    class Steps(CSVLogger):
+    class Steps(pl.loggers.CSVLogger):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
             logged.extend([step] if "value" in metrics else [])
 
@@ -417,10 +412,12 @@ def test_checking_launcher(start_method: Any) -> None:
 
 
 def test_ddp_options() -> None:
-    options, others = lightning_strategies.ddp_options(DDPStrategy(static_graph=True, ddp_comm_state=3))
+    options, others = lightning_strategies.ddp_options(pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3))
     hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
     assert (options, others) == ({"static_graph": True, **hooks}, [])
-    assert lightning_strategies.ddp_options(DDPStrategy(model_averaging_period=3))[1] == ["model_averaging_period"]
+    assert lightning_strategies.ddp_options(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == [
+        "model_averaging_period"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -435,11 +432,11 @@ def test_ddp_options() -> None:
     ],
 )
 def test_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
-    assert lightning_strategies.fsdp_options(FSDPStrategy(**arguments)) == ({}, others)
+    assert lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
 
 
 def test_fsdp_options_with_a_policy_of_classes() -> None:
-    options, others = lightning_strategies.fsdp_options(FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
+    options, others = lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
     assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
     assert others == []
 
@@ -448,7 +445,7 @@ def test_replace_strategy() -> None:
     """The other strategy has the devices, the launcher and the process group of the given one, not its options."""
     processes: dict[str, Any] = {"process_group_backend": "gloo", "timeout": datetime.timedelta(seconds=5)}
     given: Any = PerModelDDPStrategy(start_method="spawn", **processes)
-    other: Any = DDPStrategy(static_graph=True)
+    other: Any = pl.strategies.DDPStrategy(static_graph=True)
 
     class Module(Watched):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
@@ -530,7 +527,7 @@ def test_save_by_time(interval: datetime.timedelta, saved: int, tmp_path: Path) 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             lightning_internals.save_by_time(self.trainer)
 
-    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
     make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_train_batches=3).fit(Module())
     assert len(list(tmp_path.glob("*.ckpt"))) == saved
 
@@ -542,7 +539,7 @@ def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
             lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
             lightning_internals.save_by_time(self.trainer)
 
-    checkpoint = ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
     make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_val_batches=0).fit(Module())
     assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
@@ -555,7 +552,7 @@ def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
     with lightning_internals.quiet_hints():
         make_trainer()
     assert "GPU available" not in caplog.text
-    assert logging.getLogger("pytorch_lightning.utilities.rank_zero").level != logging.WARNING
+    assert lightning_internals.hint_logger().level != logging.WARNING
 
 
 def test_set_printing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,10 +579,10 @@ def test_interrupts_come_through() -> None:
 
 
 def test_converts_batch_norms() -> None:
-    synchronized = make_trainer(strategy=DDPStrategy(), sync_batchnorm=True).strategy
-    plain = make_trainer(strategy=DDPStrategy()).strategy
-    assert isinstance(synchronized, DDPStrategy)
-    assert isinstance(plain, DDPStrategy)
+    synchronized = make_trainer(strategy=pl.strategies.DDPStrategy(), sync_batchnorm=True).strategy
+    plain = make_trainer(strategy=pl.strategies.DDPStrategy()).strategy
+    assert isinstance(synchronized, pl.strategies.DDPStrategy)
+    assert isinstance(plain, pl.strategies.DDPStrategy)
     assert lightning_internals.converts_batch_norms(synchronized)
     assert not lightning_internals.converts_batch_norms(plain)
 

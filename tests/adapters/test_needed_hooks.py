@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 NEEDED = {name: hook for name in dir(TrialModule) if hasattr(hook := getattr(TrialModule, name), "instead")}
@@ -35,7 +34,7 @@ def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
     """Return what a module does under all methods of a trainer."""
     seed_everything()
     module = module_class(Predicting)
-    checkpoints = ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
+    checkpoints = pl.callbacks.ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
     fitting = trainer(max_epochs=2, callbacks=[checkpoints])
     fitting.fit(module)
     resumed = module_class(Predicting)
@@ -122,7 +121,7 @@ def test_a_hook_that_super_has_called_is_not_called_again() -> None:
 def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
     class Module(TrialModule):
         def configure_callbacks(self) -> Any:
-            stopping = EarlyStopping("validation_loss", patience=0, mode="max")
+            stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
             return (stopping,) if several else stopping
 
     module = Module(SmallTrial)

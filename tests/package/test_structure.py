@@ -144,7 +144,7 @@ def test_one_contract_says_of_every_room_which_ones_it_may_import() -> None:
 
 def imported_packages(source: str) -> set[str]:
     """Return the top-level names of the packages that a module imports when it runs or is type-checked."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name.partition(".")[0] for alias in node.names)
