@@ -292,6 +292,7 @@ class RunDriver:
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_loops.show_batches(self._trainer, None, None)
+        lightning_loops.call_afterwards(self._trainer, None, None, None)
         lightning_loops.allow_validation(self._trainer, None)
         if self._checkpoints is not None:
             self._checkpoints.close()

@@ -90,17 +90,29 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    found += [
-        f"{type(callback).__name__}: {instead}"
-        for callback in flags.callbacks
-        for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
-        if isinstance(callback, unsupported)
-    ]
-    found += parts_of_other_package(trainer)
     if not (of_call or before_launch):
         found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
+    found += _unsupported_callbacks(trainer)
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:
+    """Raise an UnsupportedTrainerFlags that names every callback that cannot work with a trial; see above."""
+    if found := _unsupported_callbacks(trainer):
+        raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+def _unsupported_callbacks(trainer: Any) -> list[str]:
+    return [
+        *(
+            f"{type(callback).__name__}: {instead}"
+            for callback in trainer.callbacks
+            for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
+            if isinstance(callback, unsupported)
+        ),
+        *parts_of_other_package(trainer),
+    ]
 
 
 def _uncompile(module: pl.LightningModule) -> bool:

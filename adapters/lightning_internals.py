@@ -12,7 +12,7 @@ import logging
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -174,6 +174,16 @@ def _data_source_of(loop: Any) -> Any:
 def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a hook of all callbacks, then of the module, as Lightning does: profiled, and allowed to log."""
     pl.trainer.call._call_callback_hooks(trainer, hook, *args)
+    call_module_hook(trainer, hook, *args)
+
+
+def takes_dataloader_iter(step: Callable[..., Any]) -> bool:
+    """Return whether Lightning gives a step the iterator over the data, not a batch."""
+    return bool(pl.utilities.signature_utils.is_param_in_hook_signature(step, "dataloader_iter", explicit=True))
+
+
+def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of the module, as Lightning does."""
     pl.trainer.call._call_lightning_module_hook(trainer, hook, *args)
 
 

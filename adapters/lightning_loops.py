@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.adapters.lightning_package import LoggerConnector, RunningStage, TrainerFn, pl
+from det_lightning.adapters.lightning_package import CheckpointConnector, LoggerConnector, RunningStage, TrainerFn, pl
 
 
 class TrialOutputs(pl.loops.optimization.manual.ManualResult):
@@ -57,7 +57,7 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
 
     ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
     ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
-    is called; ``shown`` is that batch until the step is over.
+    is called; ``shown`` is that batch until the step is over. ``after_step``, if set, is called after each step.
     """
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -66,6 +66,7 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         self.validation_due: bool | None = None
         self.next_batch: Callable[[], tuple[Any, int]] | None = None
         self.shown: Any = None
+        self.after_step: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def counting_from_one(self) -> Iterator[None]:
@@ -83,6 +84,11 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
+        self._advance(data_fetcher)
+        if self.after_step is not None:
+            self.after_step()
+
+    def _advance(self, data_fetcher: Any) -> None:
         if self.next_batch is None:
             super().advance(data_fetcher)
             return
@@ -115,9 +121,12 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
     """Lightning's loop over validation data.
 
     If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
+    ``after_step`` and ``after_validation``, if set, are called after the hooks at the end of a step, and of all.
     """
 
     prepare_batch: Callable[[Any], Any] | None = None
+    after_step: Callable[[], None] | None = None
+    after_validation: Callable[[], None] | None = None
 
     @classmethod
     def like(cls, loop: pl.loops.evaluation_loop._EvaluationLoop) -> TrialEvaluationLoop:
@@ -133,6 +142,30 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+        if self.after_step is not None:
+            self.after_step()
+
+    def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
+        super()._on_evaluation_end(*args, **kwargs)
+        if self.after_validation is not None:
+            self.after_validation()
+
+
+class TrialCheckpointConnector(CheckpointConnector):
+    """Lightning's checkpoints, with the trial in them, whatever hooks a module overrides."""
+
+    def dump_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().dump_checkpoint(*args, **kwargs)
+        add = getattr(self.trainer.lightning_module, "add_trial", None)
+        if add is not None:
+            add(checkpoint)
+        return checkpoint
+
+    def restore_model(self) -> None:
+        take = getattr(self.trainer.lightning_module, "take_trial", None)
+        if self._loaded_checkpoint and take is not None:
+            take(self._loaded_checkpoint)
+        super().restore_model()
 
 
 class TrialLoggerConnector(LoggerConnector):
@@ -148,7 +181,7 @@ class TrialLoggerConnector(LoggerConnector):
 
 
 def use_trial_loops(trainer: Any) -> None:
-    """Train in a :class:`TrialEpochLoop`, validate in a :class:`TrialEvaluationLoop`, count batches from 1 in logs."""
+    """Replace the loops of a trainer, its logs, which then count batches from 1, and its checkpoints."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
@@ -159,6 +192,9 @@ def use_trial_loops(trainer: Any) -> None:
     connector = TrialLoggerConnector(trainer)
     vars(connector).update(vars(trainer._logger_connector))
     trainer._logger_connector = connector
+    checkpoints = TrialCheckpointConnector(trainer)
+    vars(checkpoints).update(vars(trainer._checkpoint_connector))
+    trainer._checkpoint_connector = checkpoints
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
@@ -184,6 +220,21 @@ def show_batches(
     loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
     for loop in loops:
         loop.prepare_batch = prepare_validation_batch
+
+
+def call_afterwards(
+    trainer: pl.Trainer,
+    training_step: Callable[[], None] | None,
+    validation_step: Callable[[], None] | None,
+    validation: Callable[[], None] | None,
+) -> None:
+    """Let functions be called after each step and each validation, when all hooks at its end were called."""
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    epoch_loop.after_step = training_step
+    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
+    for loop in loops:
+        loop.after_step = validation_step
+        loop.after_validation = validation
 
 
 def shown_batch(dataloader_iter: Any) -> Any:

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from pytorch_lightning.__version__ import version as lightning_version
+    from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector as CheckpointConnector
     from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import (
         _LoggerConnector as LoggerConnector,
     )
@@ -81,6 +82,7 @@ else:
     _environments = importlib.import_module(f"{pl.__name__}.plugins.environments")
     ClusterEnvironment = _environments.ClusterEnvironment
     LightningEnvironment = _environments.LightningEnvironment
+    CheckpointConnector = pl.trainer.connectors.checkpoint_connector._CheckpointConnector
     LoggerConnector = pl.trainer.connectors.logger_connector._LoggerConnector
     RunningStage = pl.trainer.states.RunningStage
     TrainerFn = pl.trainer.states.TrainerFn
@@ -90,6 +92,7 @@ __all__ = [
     "OTHER",
     "PACKAGE",
     "VARIABLE",
+    "CheckpointConnector",
     "ClusterEnvironment",
     "LightningEnvironment",
     "LoggerConnector",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import inspect
 import logging
 import signal
@@ -259,6 +260,76 @@ def test_call_hook() -> None:
     # The first two are Lightning's own calls.
     assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
     assert trainer.callback_metrics["logged"] == 0.5
+
+
+def test_call_module_hook() -> None:
+    class Module(Watched):
+        def on_fit_end(self) -> None:
+            ended.append(self._current_fx_name)
+
+    ended: list[str | None] = []
+    trainer = make_trainer(limit_train_batches=1)
+    trainer.fit(Module())
+    lightning_internals.call_module_hook(trainer, "on_fit_end")
+    assert ended == ["on_fit_end"] * 2
+
+
+def test_takes_dataloader_iter() -> None:
+    def decorated(step: Any) -> Any:
+        return functools.wraps(step)(lambda *arguments: step(*arguments))
+
+    step = Watched().training_step
+    assert lightning_internals.takes_dataloader_iter(decorated(step))
+    assert not lightning_internals.takes_dataloader_iter(decorated(decorated(step)))
+    assert not lightning_internals.takes_dataloader_iter(BoringModel().training_step)
+
+
+def test_call_afterwards() -> None:
+    """After the hooks at the end of a step and of a validation, of callbacks and of the module."""
+    order: list[str] = []
+
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            order.append("step")
+
+        def on_validation_end(self) -> None:
+            order.append("validation")
+
+    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    lightning_loops.use_trial_loops(trainer)
+    calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
+    lightning_loops.call_afterwards(trainer, *calls)
+    trainer.fit(Module())
+    assert order == ["step", "after step", "after batch", "validation", "after validation"]
+    lightning_loops.call_afterwards(trainer, None, None, None)
+    trainer.validate(Module(), verbose=False)
+    assert order[5:] == ["validation"]
+
+
+def test_a_trainer_with_trial_loops_adds_a_trial_to_files_and_takes_it_from_them(tmp_path: Path) -> None:
+    class Module(Watched):
+        def add_trial(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["trial"] = 5
+
+        def take_trial(self, checkpoint: dict[str, Any]) -> None:
+            taken.append(checkpoint["trial"])
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert "trial" not in checkpoint
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert taken
+
+    taken: list[int] = []
+    for weights_only in (False, True):
+        trainer = make_trainer(limit_train_batches=1)
+        lightning_loops.use_trial_loops(trainer)
+        trainer.fit(Module())
+        trainer.save_checkpoint(tmp_path / "saved.ckpt", weights_only)
+        again = make_trainer(limit_train_batches=1)
+        lightning_loops.use_trial_loops(again)
+        again.validate(Module(), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
+    assert taken == [5, 5]
 
 
 def test_move_to_epoch() -> None:
@@ -545,7 +616,7 @@ def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
 
-def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_hints_and_hint_logger(caplog: pytest.LogCaptureFixture) -> None:
     make_trainer()
     assert "GPU available" in caplog.text
     caplog.clear()

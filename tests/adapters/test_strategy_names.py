@@ -16,14 +16,16 @@ from tests.warm_python import start_warm_python
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
 
-SCRIPT = """
+SCRIPT = f"""
+from {pl.__name__}.cli import LightningCLI
+
 from det_lightning.adapters import TrialModule
 from tests.trials import SmallTrial
 
 
 class Module(TrialModule):
     def __init__(self, learning_rate: float = 0.1) -> None:
-        super().__init__(SmallTrial, hparams={"learning_rate": learning_rate})
+        super().__init__(SmallTrial, hparams={{"learning_rate": learning_rate}})
 
 
 if __name__ == "__main__":
