@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -78,12 +78,13 @@ class RunDriver:
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
-    def start_up(self) -> None:
+    def start_up(self, given: Mapping[str, Callable[[], Any]]) -> None:
+        """Begin a run, with ``given`` functions that build loaders in place of the trial."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
         flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
-        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0)
+        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0, given)
         self._hooks.attach(run.context)
         run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
         run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")

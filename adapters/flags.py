@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import lightning_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.mixture import parts_of_other_package
@@ -39,16 +39,6 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     pl.callbacks.ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
     pl.callbacks.StochasticWeightAveraging: _AVERAGING,
 }
-# Data that a trial must supply itself: its run has a position in them, which checkpoints keep.
-_OWN_DATA = {
-    "train_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_training_data_loader()",
-    "val_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_validation_data_loader()",
-    "dataloaders": "validate() takes the data of the trial's build_validation_data_loader()",
-    "datamodule": (
-        "make the data module in the trial's __init__, and return det_lightning.pytorch.DataLoader(its dataset, ...) "
-        "from build_training_data_loader() and build_validation_data_loader()"
-    ),
-}
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
@@ -71,7 +61,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             "leave it out: the training data are one endless stream",
         ),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not before_launch and not lightning_internals.has_data(trainer),
+            of_call and not before_launch and not lightning_data.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
@@ -90,8 +80,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    if not (of_call or before_launch):
-        found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
     found += _unsupported_callbacks(trainer)
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")

@@ -1,6 +1,7 @@
 """Every use of Lightning beyond its documented API, with a contract test for each.
 
-Uses of its loops are in ``lightning_loops``, those of its strategies in ``lightning_strategies``.
+Uses of its loops are in ``lightning_loops``, of its strategies in ``lightning_strategies``, of given data in
+``lightning_data``.
 
 If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from lightning_utilities.core import rank_zero
 
-from det_lightning.adapters.lightning_package import LightningEnvironment, TrainerFn, pl
+from det_lightning.adapters.lightning_package import LightningEnvironment, pl
 from det_lightning.checkpoint.format.content import TrialState
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
@@ -139,33 +140,6 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     """Make ``trainer.current_epoch`` agree with a trial that resumes from a checkpoint."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
-
-
-def given_data(trainer: pl.Trainer) -> list[str]:
-    """Return the names of the arguments through which ``fit`` or ``validate`` was given data."""
-    fits = trainer.state.fn is TrainerFn.FITTING
-    sources: dict[str, Any] = (
-        {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
-        if fits
-        else {"dataloaders": trainer.validate_loop}
-    )
-    given = {name: _data_source_of(loop).instance for name, loop in sources.items()}
-    names = [
-        "datamodule" if isinstance(instance, pl.LightningDataModule) else name
-        for name, instance in given.items()
-        if instance is not trainer.lightning_module
-    ]
-    return sorted(set(names))
-
-
-def has_data(trainer: pl.Trainer) -> bool:
-    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
-    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
-    return bool(_data_source_of(loop).is_defined())
-
-
-def _data_source_of(loop: Any) -> Any:
-    return loop._data_source
 
 
 # Hooks

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import conflicts, driving, flags, lightning_internals, lightning_loops
+from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import WatchedHooks, answers, refuse_unsupported_methods
@@ -136,6 +136,7 @@ class TrialModule(InferenceModule):
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
         self._training_names: set[str] = set()
+        self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
@@ -173,6 +174,7 @@ class TrialModule(InferenceModule):
                 conflicts.refuse_changed_type(self, self._initial_type)
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
+        self._given_data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         lightning_loops.use_trial_loops(trainer)
         self._taken = flags.TakenFlags(trainer)
         self._forget_run()
@@ -294,6 +296,8 @@ class TrialModule(InferenceModule):
         trial, context = self.built()
         plan = self.checkpoint_plan
         period = None if plan is None else plan.period
+        if plan is not None:
+            given_data.warn_of_lost_state(self.trainer)
         assert self._taken is not None
         timer = self._taken.validation_timer(context)
         schedule = flags.complete_schedule(
@@ -304,10 +308,11 @@ class TrialModule(InferenceModule):
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         checkpoints = None if plan is None else RunCheckpoints(run, plan)
         self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
-        self.driver.start_up()
+        self.driver.start_up(given_data.builders(self._given_data, trial, context, self.trainer.training))
         lightning_loops.call_afterwards(
             self.trainer, self.after_training_step, self.after_validation_step, self.after_validation
         )
+        given_data.require_epochs(self.trainer, self._given_data, run.data.epoch_len)
         self._latest_run = run
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import itertools
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -664,44 +663,6 @@ def test_two_numbers_of_batches_for_an_update_are_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"accumulate_grad_batches=4: it means the same as .* 2"):
         fit(TrialModule(SmallTrial, aggregation_frequency=2), max_epochs=1, accumulate_grad_batches=4)
     fit(TrialModule(SmallTrial, aggregation_frequency=4), max_epochs=1, accumulate_grad_batches=4)
-
-
-class OwnData(pl.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(make_data(), batch_size=2)
-
-    val_dataloader = train_dataloader
-
-
-@pytest.mark.parametrize(
-    ("arguments", "way_out"),
-    [
-        ({"train_dataloaders": OwnData().train_dataloader()}, ["train_dataloaders=.*build_training_data_loader"]),
-        ({"val_dataloaders": OwnData().val_dataloader()}, ["val_dataloaders=.*build_validation_data_loader"]),
-        (
-            {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": [OwnData().val_dataloader()]},
-            ["train_dataloaders=", "val_dataloaders="],
-        ),
-        ({"datamodule": OwnData()}, ["datamodule=.*in the trial's __init__"]),
-        ({"train_dataloaders": OwnData()}, ["datamodule="]),
-    ],
-)
-def test_data_from_outside_of_the_trial_is_refused(arguments: dict[str, Any], way_out: list[str]) -> None:
-    module = TrialModule(SmallTrial)
-    lightning = trainer(max_epochs=1)
-    with pytest.raises(errors.UnsupportedTrainerFlags) as refused:
-        lightning.fit(module, **arguments)
-    for expected in way_out:
-        assert re.search(expected, str(refused.value))
-    assert module.trial is None
-    lightning.fit(module)
-    assert module.trial_run.state.batches_trained == EPOCH_LEN
-
-
-@pytest.mark.parametrize("arguments", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
-def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="build_validation_data_loader"):
-        trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
 def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:

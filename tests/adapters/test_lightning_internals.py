@@ -16,10 +16,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
-from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters import lightning_data, lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
-from tests.lightning import BoringDataModule, BoringModel, lightning_version, pl
+from tests.lightning import BoringModel, lightning_version, pl
 from tests.versions import from_lightning_2_6
 
 #: An interval that has always passed; Lightning 2.4 takes one of no length at all for none.
@@ -424,29 +424,42 @@ def test_show_batches_and_shown_batch() -> None:
     ]
 
 
+class OnlyTraining(pl.LightningDataModule):
+    def train_dataloader(self) -> list[int]:
+        return [7]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "names"),
+    ("arguments", "given"),
     [
-        ({}, []),
-        ({"train_dataloaders": [1]}, ["train_dataloaders"]),
-        ({"train_dataloaders": [1], "val_dataloaders": [2]}, ["train_dataloaders", "val_dataloaders"]),
-        ({"datamodule": BoringDataModule()}, ["datamodule"]),
+        ({}, {}),
+        ({"train_dataloaders": [1]}, {"train_dataloader": [1]}),
+        ({"train_dataloaders": [1], "val_dataloaders": [2]}, {"train_dataloader": [1], "val_dataloader": [2]}),
+        ({"train_dataloaders": [1], "val_dataloaders": []}, {"train_dataloader": [1], "val_dataloader": ()}),
+        ({"datamodule": OnlyTraining()}, {"train_dataloader": [7], "val_dataloader": ()}),
     ],
 )
-def test_given_data(arguments: dict[str, Any], names: list[str]) -> None:
+def test_take_given_data_and_datamodule_of(arguments: dict[str, Any], given: dict[str, Any]) -> None:
+    """A data module is asked, and Lightning asks the module for what there is."""
+
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.given_data(self.trainer) == names
+            assert lightning_data.datamodule_of(self.trainer) is arguments.get("datamodule")
+            taken = lightning_data.take_given_data(self.trainer)
+            assert {name: give() for name, give in taken.items()} == given
+            source: Any = self.trainer.fit_loop._data_source
+            assert source.instance is self
             raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
         make_trainer().fit(Module(), **arguments)
 
 
-def test_given_data_of_a_validation() -> None:
+def test_take_given_data_of_a_validation() -> None:
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.given_data(self.trainer) == ["dataloaders"]
+            taken = lightning_data.take_given_data(self.trainer)
+            assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
             raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
@@ -460,7 +473,7 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
         predict_dataloader = pl.LightningModule.predict_dataloader
 
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.has_data(self.trainer) == found
+            assert lightning_data.has_data(self.trainer) == found
             raise NotImplementedError
 
     for call in (make_trainer().test, make_trainer().predict):
@@ -693,7 +706,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_internals, lightning_loops, lightning_strategies)
+        for module in (lightning_data, lightning_internals, lightning_loops, lightning_strategies)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]
