@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -69,11 +69,39 @@ def refuse_changed_type(module: pl.LightningModule, initial: Any) -> None:
         )
 
 
+def refuse_automatic_optimization(module: pl.LightningModule) -> None:
+    """Raise an InvalidExperimentException if Lightning is to update the weights, which a trial does itself."""
+    if module.automatic_optimization:
+        raise errors.InvalidExperimentException(
+            "module.automatic_optimization was set to True, and a trial steps its optimizers itself: leave it False."
+        )
+
+
+def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
+    """Warn if modules are in evaluation mode when a training begins, which trains all models in training mode."""
+    if not all(module.training for module in modules):
+        logger.warning(
+            "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
+            "call eval() for that part in the trial's train_batch()."
+        )
+
+
+def warn_of_second_fit(trainer: pl.Trainer) -> None:
+    """Warn if a trainer would go on with a plain module where it left off, since a trial begins at batch 0 again."""
+    done = trainer.fit_loop.epoch_progress.current.completed
+    if done and not trainer.fit_loop.done:
+        logger.warning(
+            "The trainer has trained %d epochs, and this fit() begins at epoch 0 again, with the weights as they are. "
+            "To go on instead, save a checkpoint and pass ckpt_path=.",
+            done,
+        )
+
+
 def warn_of_missing_parameters(module: torch.nn.Module) -> None:
     """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
     logger.warning(
         "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
-        "freeze(), requires_grad_(), watch() of a logger or an optimizer, has no effect: %s.",
+        "freeze(), requires_grad_(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
         *(type(module).__name__, _LATER),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals, lightning_loops
+from det_lightning.adapters import conflicts, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
@@ -124,6 +124,8 @@ class RunDriver:
     def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
         run = self.run
+        if run.state.batches_trained == 0 and not run.has_validated:
+            conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._trainer.should_stop:  # once it may
             self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)

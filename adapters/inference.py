@@ -182,6 +182,12 @@ class InferenceModule(DrivenModule):
             conflicts.warn_of_missing_parameters(self)
         return super().named_parameters(*args, **kwargs)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        if self.context is None:
+            conflicts.warn_of_missing_parameters(self)
+        return super().state_dict(*args, **kwargs)
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, also under the names that they have in distributed training.
 

@@ -6,6 +6,7 @@ See ``lightning_internals`` for the other uses of undocumented API.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 from det_lightning.adapters.lightning_package import CheckpointConnector, LoggerConnector, RunningStage, TrainerFn, pl
+
+logger = logging.getLogger(__name__)
 
 
 class TrialOutputs(pl.loops.optimization.manual.ManualResult):
@@ -84,9 +87,21 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
-        self._advance(data_fetcher)
+        try:
+            self._advance(data_fetcher)
+        except StopIteration:
+            if self.after_step is not None and self._has_skipped():
+                logger.warning(
+                    "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial always has "
+                    "all of its batches, so the trial goes on with the same batch."
+                )
+            raise
         if self.after_step is not None:
             self.after_step()
+
+    def _has_skipped(self) -> bool:
+        counts: Any = self.batch_progress.current
+        return bool(counts.ready > counts.started)
 
     def _advance(self, data_fetcher: Any) -> None:
         if self.next_batch is None:

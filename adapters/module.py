@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from det_lightning import errors
 from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
@@ -136,6 +138,7 @@ class TrialModule(InferenceModule):
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
         self._training_names: set[str] = set()
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
         if hparams:
@@ -169,9 +172,13 @@ class TrialModule(InferenceModule):
         flags.refuse_unsupported_flags(trainer, self._given_aggregation)
         refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
         if trainer.training:
+            conflicts.refuse_automatic_optimization(self)
             conflicts.refuse_changed_hparams(self)
             if self.driver is None:
                 conflicts.refuse_changed_type(self, self._initial_type)
+                conflicts.warn_of_evaluation_mode([self])
+            else:
+                conflicts.warn_of_second_fit(trainer)
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
         self._given_data = given_data.take(trainer) if trainer.training or trainer.validating else {}
@@ -256,9 +263,16 @@ class TrialModule(InferenceModule):
         """Keep the gradients, which may belong to an unfinished aggregation."""
 
     def on_validation_model_eval(self) -> None:
-        """Leave the modes of the models to the run."""
+        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
+        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
+        self._modes = [(module, module.training) for module in own]
+        for module in own:
+            module.training = False
 
-    on_validation_model_train = on_validation_model_eval
+    def on_validation_model_train(self) -> None:
+        """Put what is not of the trial back into the modes that it had before."""
+        for module, mode in self._modes:
+            module.training = mode
 
     # Checkpoints of Lightning
 

@@ -57,6 +57,7 @@ def test_a_file_has_the_hyperparameters_of_the_training(tmp_path: Path, caplog: 
         lambda module: module.freeze(),
         lambda module: module.requires_grad_(False),
         lambda module: list(module.parameters()),
+        lambda module: module.state_dict(),
     ],
 )
 def test_parameters_that_are_not_there_yet_are_warned_of(use: Callable[[Any], Any], caplog: Any) -> None:
@@ -137,3 +138,61 @@ def test_watching_the_module_in_on_fit_start_sees_every_gradient() -> None:
     seen: list[int] = []
     trainer().fit(Module(SmallTrial))
     assert len(seen) == EPOCH_LEN
+
+
+def test_a_module_in_evaluation_mode_is_warned_of(caplog: Any) -> None:
+    class Module(TrialModule):
+        def on_train_start(self) -> None:
+            self.models.eval()
+
+    trainer().fit(Module(SmallTrial))
+    assert "in evaluation mode. As in Determined, a trial trains in training mode" in caplog.text
+    caplog.clear()
+    module = TrialModule(SmallTrial)
+    trainer().fit(module)
+    assert "evaluation mode" not in caplog.text
+    trainer().fit(TrialModule(SmallTrial).eval())
+    assert "in evaluation mode" in caplog.text
+
+
+def test_the_parts_of_a_subclass_are_in_evaluation_mode_in_a_validation() -> None:
+    class Module(TrialModule):
+        def __init__(self) -> None:
+            super().__init__(SmallTrial)
+            self.extra = torch.nn.Dropout()
+
+        def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            modes.append((self.training, self.extra.training))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            modes.append((self.training, self.extra.training))
+
+    modes: list[tuple[bool, bool]] = []
+    trainer(limit_train_batches=1, limit_val_batches=1, max_epochs=2).fit(Module())
+    assert modes == [(True, True), (False, False)] * 2
+
+
+def test_an_epoch_that_a_hook_cuts_short_is_warned_of(caplog: Any) -> None:
+    class Module(TrialModule):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 3 else None
+
+    trainer().fit(Module(SmallTrial))
+    assert "on_train_batch_start() returned -1, which ends an epoch of Lightning" in caplog.text
+
+
+def test_automatic_optimization_is_refused() -> None:
+    module = TrialModule(SmallTrial)
+    module.automatic_optimization = True
+    with pytest.raises(errors.InvalidExperimentException, match="automatic_optimization was set to True"):
+        trainer().fit(module)
+
+
+def test_a_second_fit_of_a_trainer_that_is_not_done_is_warned_of(caplog: Any) -> None:
+    module, fitting = TrialModule(SmallTrial), trainer()
+    fitting.fit(module)
+    fitting.fit(module)
+    assert "begins at epoch 0 again" not in caplog.text
+    fitting.fit_loop.max_epochs = 3
+    fitting.fit(module)
+    assert "has trained 1 epochs, and this fit() begins at epoch 0 again" in caplog.text
