@@ -69,7 +69,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *REPLACED_STRATEGIES)),
+            not _trains_trials(trainer),
             "use one that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
@@ -83,6 +83,14 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     found += _unsupported_callbacks(trainer)
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+def _trains_trials(trainer: pl.Trainer) -> bool:
+    strategy = trainer.strategy
+    if trainer.world_size == 1 and isinstance(strategy, pl.strategies.SingleDeviceStrategy):
+        return True
+    # What derives from those of Lightning does something else, as that of DeepSpeed.
+    return isinstance(strategy, TRIAL_STRATEGIES) or type(strategy) in REPLACED_STRATEGIES
 
 
 def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:

@@ -216,7 +216,9 @@ class WatchedHooks:
             )
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
-        self._module.configure_gradient_clipping(optimizer, self._taken.clip_val, self._taken.clip_algorithm)
+        self._module.configure_gradient_clipping(
+            optimizer, gradient_clip_val=self._taken.clip_val, gradient_clip_algorithm=self._taken.clip_algorithm
+        )
 
 
 def _saves_by_epoch(callback: pl.Callback) -> bool:

@@ -92,8 +92,8 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         except StopIteration:
             if self.after_step is not None and self._has_skipped():
                 logger.warning(
-                    "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial always has "
-                    "all of its batches, so the trial goes on with the same batch."
+                    "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial has "
+                    "all of its batches in any case, so the trial goes on with the same batch."
                 )
             raise
         if self.after_step is not None:
