@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 else:
     pl = importlib.import_module(_MODULES[PACKAGE])
-    _environments = importlib.import_module(f"{pl.__name__}.plugins.environments")
+    _fabric = "lightning.fabric" if PACKAGE == "lightning" else "lightning_fabric"
+    _environments = importlib.import_module(f"{_fabric}.plugins.environments")
     ClusterEnvironment = _environments.ClusterEnvironment
     LightningEnvironment = _environments.LightningEnvironment
     CheckpointConnector = pl.trainer.connectors.checkpoint_connector._CheckpointConnector
