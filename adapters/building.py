@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins import Precision
-from pytorch_lightning.trainer.states import TrainerFn
 
 from det_lightning import errors
+from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.arguments import wrong_argument
 from det_lightning.distributed.backend import LocalBackend
@@ -31,7 +29,7 @@ _TYPES = {
 TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
-class TrialPrecision(Precision):
+class TrialPrecision(pl.plugins.Precision):
     """Replaces Lightning's plugin, whose autocast would cover the whole step, including backward passes and updates."""
 
     def __init__(self, precision: Any) -> None:

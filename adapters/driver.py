@@ -6,15 +6,15 @@ import contextlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals, lightning_loops
+from det_lightning.adapters import conflicts, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
@@ -78,12 +78,13 @@ class RunDriver:
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
-    def start_up(self) -> None:
+    def start_up(self, given: Mapping[str, Callable[[], Any]]) -> None:
+        """Begin a run, with ``given`` functions that build loaders in place of the trial."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
         flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
-        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0)
+        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0, given)
         self._hooks.attach(run.context)
         run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
         run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")
@@ -123,6 +124,8 @@ class RunDriver:
     def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
         run = self.run
+        if run.state.batches_trained == 0 and not run.has_validated:
+            conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._trainer.should_stop:  # once it may
             self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)
@@ -292,6 +295,7 @@ class RunDriver:
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_loops.show_batches(self._trainer, None, None)
+        lightning_loops.call_afterwards(self._trainer, None, None, None)
         lightning_loops.allow_validation(self._trainer, None)
         if self._checkpoints is not None:
             self._checkpoints.close()

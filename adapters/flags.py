@@ -5,21 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-)
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.compile import to_uncompiled
-
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import lightning_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
+from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.mixture import parts_of_other_package
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.validation_timer import ValidationTimer
@@ -42,22 +32,12 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
     )
 # Callbacks that change optimizers, their steps or the batch size, which belong to the trial.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
-    BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
-    BatchSizeFinder: "give the batch size in hparams",
-    GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
-    LearningRateFinder: "try learning rates as hyperparameters",
-    ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
-    StochasticWeightAveraging: _AVERAGING,
-}
-# Data that a trial must supply itself: its run has a position in them, which checkpoints keep.
-_OWN_DATA = {
-    "train_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_training_data_loader()",
-    "val_dataloaders": "return the data as a det_lightning.pytorch.DataLoader from build_validation_data_loader()",
-    "dataloaders": "validate() takes the data of the trial's build_validation_data_loader()",
-    "datamodule": (
-        "make the data module in the trial's __init__, and return det_lightning.pytorch.DataLoader(its dataset, ...) "
-        "from build_training_data_loader() and build_validation_data_loader()"
-    ),
+    pl.callbacks.BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
+    pl.callbacks.BatchSizeFinder: "give the batch size in hparams",
+    pl.callbacks.GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
+    pl.callbacks.LearningRateFinder: "try learning rates as hyperparameters",
+    pl.callbacks.ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
+    pl.callbacks.StochasticWeightAveraging: _AVERAGING,
 }
 
 
@@ -81,7 +61,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             "leave it out: the training data are one endless stream",
         ),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not before_launch and not lightning_internals.has_data(trainer),
+            of_call and not before_launch and not lightning_data.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
@@ -89,7 +69,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"use one of {', '.join(TRIAL_PRECISIONS)}, or choose a precision in the trial's __init__",
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, (*TRIAL_STRATEGIES, *REPLACED_STRATEGIES)),
+            not _trains_trials(trainer),
             "use one that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
@@ -100,21 +80,40 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    found += [
-        f"{type(callback).__name__}: {instead}"
-        for callback in flags.callbacks
-        for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
-        if isinstance(callback, unsupported)
-    ]
-    if not (of_call or before_launch):
-        found += [f"{name}=...: {_OWN_DATA[name]}" for name in lightning_internals.given_data(trainer)]
+    found += _unsupported_callbacks(trainer)
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 
 
+def _trains_trials(trainer: pl.Trainer) -> bool:
+    strategy = trainer.strategy
+    if trainer.world_size == 1 and isinstance(strategy, pl.strategies.SingleDeviceStrategy):
+        return True
+    # What derives from those of Lightning does something else, as that of DeepSpeed.
+    return isinstance(strategy, TRIAL_STRATEGIES) or type(strategy) in REPLACED_STRATEGIES
+
+
+def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:
+    """Raise an UnsupportedTrainerFlags that names every callback that cannot work with a trial; see above."""
+    if found := _unsupported_callbacks(trainer):
+        raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+
+
+def _unsupported_callbacks(trainer: Any) -> list[str]:
+    return [
+        *(
+            f"{type(callback).__name__}: {instead}"
+            for callback in trainer.callbacks
+            for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
+            if isinstance(callback, unsupported)
+        ),
+        *parts_of_other_package(trainer),
+    ]
+
+
 def _uncompile(module: pl.LightningModule) -> bool:
     try:
-        to_uncompiled(module)
+        pl.utilities.compile.to_uncompiled(module)
     except ValueError:  # it was not compiled
         return False
     return True

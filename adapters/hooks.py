@@ -1,25 +1,24 @@
-"""Lightning's hooks: those in which a module drives its trial, and those that look at its batches and updates.
-
-The first work even if a subclass overrides them without ``super()``.
-"""
+"""Methods of modules that a trial answers for, and Lightning's hooks that look at its batches and updates."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
-from pytorch_lightning.profilers import PassThroughProfiler
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+
+logger = logging.getLogger(__name__)
 
 # Methods of modules that Lightning's own training calls, and a trial's does not.
 _UNUSED_METHODS = {
@@ -39,78 +38,103 @@ _UPDATE_HOOKS = {
     "on_before_zero_grad": "before_zero_grad",
 }
 
-_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def needed(instead: str = "") -> Callable[[_Hook], _Hook]:
-    """Mark a hook that a module cannot do without.
+def answers(instead: str) -> Callable[[_Method], _Method]:
+    """Mark a method whose answer Lightning needs from a trial; overrides must call it, or do what ``instead`` says."""
 
-    An override in a subclass that does not call it is followed by it; or an error says what to do ``instead``.
-    """
-
-    def mark(hook: _Hook) -> _Hook:
-        @functools.wraps(hook)
-        def noted(self: DrivenModule, *args: Any, **kwargs: Any) -> Any:
-            self.called_hooks.add(hook.__name__)
-            return hook(self, *args, **kwargs)
-
-        noted.instead = instead  # type: ignore[attr-defined]
-        return noted  # type: ignore[return-value]
+    def mark(method: _Method) -> _Method:
+        method.instead = instead  # type: ignore[attr-defined]
+        return method
 
     return mark
 
 
-def _is_needed(attribute: Any) -> bool:
+def _is_answer(attribute: Any) -> bool:
     return hasattr(attribute, "instead")
 
 
 class DrivenModule(pl.LightningModule):
-    """A module with hooks that are :func:`needed`.
+    """A module whose subclasses may override every hook, but must not replace what :func:`answers` marks.
 
     Attributes:
-        called_hooks: the names of the needed hooks that were called.
+        answered: what the marked methods that were called have returned, by their names.
+
+    Raises:
+        InvalidExperimentException: when a subclass is made that replaces such a method.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.called_hooks: set[str] = set()
-
-    @classmethod
-    def needed_hooks(cls) -> dict[str, Any]:
-        """Return the hooks that are needed, by name, as the class that drives the trial has them."""
-        return {name: hook for base in cls.__mro__[::-1] for name, hook in vars(base).items() if _is_needed(hook)}
+        self.answered: dict[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Complete what the class, or a mixin that it derives from, overrides."""
         super().__init_subclass__(**kwargs)
-        for name, hook in cls.needed_hooks().items():
-            owner = next(base for base in cls.__mro__ if name in vars(base))
-            is_new = owner is cls or not issubclass(owner, DrivenModule)
-            if is_new and not _is_needed(vars(owner)[name]):
-                setattr(cls, name, _completed(vars(owner)[name], hook))
+        _refuse(cls, cls.replaced_answers())
+
+    @classmethod
+    def answers(cls) -> dict[str, Any]:
+        """Return the methods that are marked, by name, as the class that drives the trial has them."""
+        return {name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _is_answer(method)}
+
+    @classmethod
+    def replaced_answers(cls) -> dict[str, str]:
+        """Return by name what is wrong with the overrides that never call the method which they override."""
+        found = {}
+        for name, method in cls.answers().items():
+            override = inspect.getattr_static(cls, name)
+            if _is_answer(override):
+                continue
+            if name.endswith("_step") and not lightning_internals.takes_dataloader_iter(getattr(cls, name)):
+                way = "an override takes dataloader_iter, below one decorator at most, and passes it to super()"
+                found[name] = f"{method.instead}; {way}"
+            elif not _mentions(override, name):
+                found[name] = f"{cls.__name__}.{name}() does not call super().{name}(): {method.instead}"
+        return found
+
+    def require_answer(self, name: str) -> None:
+        """Raise an InvalidExperimentException if the marked method is not among those that were called."""
+        if name not in self.answered:
+            call = f"{type(self).__name__}.{name}() has not called super().{name}()"
+            _refuse(type(self), {name: f"{call}: {self.answers()[name].instead}"})
+
+    def require_same(self, name: str, used: Sequence[Any]) -> None:
+        """Raise an InvalidExperimentException if what Lightning has got is not what the marked method has returned."""
+        self.require_answer(name)
+        if list(map(id, used)) != list(map(id, self.answered[name])):
+            way = f"{type(self).__name__}.{name}() must return what super().{name}() returns"
+            _refuse(type(self), {name: f"{way}: {self.answers()[name].instead}"})
 
 
-def _completed(override: Any, hook: Any) -> Callable[..., Any]:
-    """Return ``override``, followed by ``hook`` unless it has called that."""
-    name = hook.__name__
+def _mentions(override: Any, name: str) -> bool:
+    """Return whether the code of an override names the method that it overrides, also below decorators."""
+    function = inspect.unwrap(getattr(override, "__func__", override))
+    closure = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    codes = [getattr(function, "__code__", None)]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, types.CodeType):
+            if {name, "getattr"} & {*code.co_names}:  # what getattr() gets is known only when it runs
+                return True
+            codes += code.co_consts
+    return any(_mentions(inner, name) for inner in closure if isinstance(inner, types.FunctionType))
 
-    @functools.wraps(override)
-    def completed(self: DrivenModule, *args: Any, **kwargs: Any) -> Any:
-        self.called_hooks.discard(name)
-        method = override.__get__(self, type(self)) if hasattr(override, "__get__") else override
-        result = method(*args, **kwargs)
-        if name in self.called_hooks:
-            return result
-        if hook.instead:
-            raise errors.InvalidExperimentException(
-                f"{type(self).__name__}.{name}() does not call super().{name}(), which a trial needs: {hook.instead}."
-            )
-        hook(self, *args, **kwargs)
-        return result
 
-    # Lightning looks for a step's parameters below one decorator, not below those of the override.
-    completed.__wrapped__ = inspect.unwrap(override)
-    return completed
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # its variable is not set yet
+        return False
+
+
+def _refuse(module_class: type, wrong: Mapping[str, str]) -> None:
+    if wrong:
+        raise errors.InvalidExperimentException(
+            f"{module_class.__name__} has methods that a trial cannot be trained with: "
+            + "; ".join(f"{name}(): {way}" for name, way in sorted(wrong.items()))
+            + "."
+        )
 
 
 def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
@@ -118,23 +142,11 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
 
     If it ``trains``, or validates, that includes overrides of what a trial does not call.
     """
-    needed = module.needed_hooks()
-    wrong = {
-        name: hook.instead or "define it in a subclass, or in a callback, not on an instance"
-        for name, hook in needed.items()
-        if overrides(module, type(module), name)
-    }
+    wrong = {name: method.instead for name, method in module.answers().items() if overrides(module, type(module), name)}
     if trains:
+        wrong |= module.replaced_answers()
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
-        for name in ("training_step", "validation_step"):
-            if "dataloader_iter" not in inspect.signature(getattr(module, name)).parameters:
-                wrong[name] = f"{needed[name].instead}; an override takes dataloader_iter, and passes it to super()"
-    if wrong:
-        raise errors.InvalidExperimentException(
-            f"{type(module).__name__} has methods that a trial cannot be trained with: "
-            + "; ".join(f"{name}(): {way}" for name, way in sorted(wrong.items()))
-            + "."
-        )
+    _refuse(type(module), wrong)
 
 
 class WatchedHooks:
@@ -152,7 +164,8 @@ class WatchedHooks:
         self._module = module
         self._base = base
         self._profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-        self._profiles = not isinstance(self._profiler, PassThroughProfiler)
+        self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
+        self._has_warned = False
         self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
 
     def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
@@ -163,17 +176,20 @@ class WatchedHooks:
         """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
         if self._profiles or (stage == "train" and self._of_updates):
             return True
-        callbacks = [c for c in self._callbacks if not isinstance(c, ProgressBar) and not _saves_by_epoch(c)]
+        callbacks = [
+            c for c in self._callbacks if not isinstance(c, pl.callbacks.ProgressBar) and not _saves_by_epoch(c)
+        ]
         return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
-        cannot_ask = (EarlyStopping, ModelCheckpoint, ProgressBar)
+        cannot_ask = (pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar)
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)
+            hooks.before_own_clip.append(self._warn_of_own_clipping)
         if self._profiles:
             hooks.before_backward.append(lambda loss: self._profiler.start("backward"))
             hooks.before_step.append(lambda optimizer: self._profiler.start("optimizer_step"))
@@ -188,12 +204,25 @@ class WatchedHooks:
                 lambda: lightning_internals.show_optimizer_steps(self._trainer, context.optimizer_steps)
             )
 
+    def _warn_of_own_clipping(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            clip_val = self._taken.clip_val
+            flag = "configure_gradient_clipping()" if clip_val is None else f"gradient_clip_val={clip_val}"
+            logger.warning(
+                "%s has no effect on %s: the trial clips its gradients with step_optimizer(clip_grads=...). Leave out "
+                "one of the two.",
+                *(flag, type(optimizer).__name__),
+            )
+
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
-        self._module.configure_gradient_clipping(optimizer, self._taken.clip_val, self._taken.clip_algorithm)
+        self._module.configure_gradient_clipping(
+            optimizer, gradient_clip_val=self._taken.clip_val, gradient_clip_algorithm=self._taken.clip_algorithm
+        )
 
 
 def _saves_by_epoch(callback: pl.Callback) -> bool:
-    if type(callback) is not ModelCheckpoint:
+    if type(callback) is not pl.callbacks.ModelCheckpoint:
         return False
     key = callback.state_key
     return "'every_n_train_steps': 0" in key and "'train_time_interval': None" in key

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import torch
 from typing_extensions import Self
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals
+from det_lightning.adapters import conflicts, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.hooks import DrivenModule, needed
+from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import scalars_of
@@ -167,6 +167,7 @@ class InferenceModule(DrivenModule):
     def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
         """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
         if self._loaded is not None and self._loaded is not context:
+            conflicts.refuse_lost_changes(self._loaded.models, context.models)
             weights = [model.state_dict() for model in self._loaded.models]
             load_models(context, {"models_state_dict": weights}, "The module that was loaded from a checkpoint")
             self._loaded = None
@@ -174,6 +175,18 @@ class InferenceModule(DrivenModule):
         self.context = context
         self.trial = original_trial(runnable)
         self.models = torch.nn.ModuleList(context.models)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the parameters; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        if self.context is None:
+            conflicts.warn_of_missing_parameters(self)
+        return super().named_parameters(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        if self.context is None:
+            conflicts.warn_of_missing_parameters(self)
+        return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, also under the names that they have in distributed training.
@@ -205,7 +218,9 @@ class InferenceModule(DrivenModule):
             )
         return self.runnable, self.context
 
-    @needed("make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()")
+    @answers(
+        "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
+    )
     def configure_optimizers(self) -> Any:
         _, context = self.built()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -214,6 +229,7 @@ class InferenceModule(DrivenModule):
             optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
             for optimizer in context.optimizers
         ]
+        self.answered["configure_optimizers"] = optimizers
         return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -252,8 +268,7 @@ class InferenceModule(DrivenModule):
         """
         return self._predictor()(*args, **kwargs)
 
-    @needed()
-    def on_predict_start(self) -> None:
+    def begin_prediction(self) -> None:
         self.built()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -264,14 +279,13 @@ class InferenceModule(DrivenModule):
         takes_batch_idx = "batch_idx" in inspect.signature(predict_batch).parameters
         return predict_batch(batch, batch_idx=batch_idx) if takes_batch_idx else predict_batch(batch)
 
-    @needed()
-    def on_predict_end(self) -> None:
+    def end_evaluation(self) -> None:
+        """End a prediction or a test."""
         self.built()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
-    @needed()
-    def on_test_start(self) -> None:
+    def begin_test(self) -> None:
         runnable, context = self.built()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
@@ -280,13 +294,8 @@ class InferenceModule(DrivenModule):
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
-    @needed()
-    def on_test_epoch_end(self) -> None:
+    def end_test_epoch(self) -> None:
         assert self._tested is not None
         if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun():
             return  # a subclass evaluates the data itself
         self.log_dict(as_tensors(self._tested.close()), prog_bar=True, on_epoch=True, batch_size=1)
-
-    @needed()
-    def on_test_end(self) -> None:
-        self.built()[1].backend.placement.end_validation()

@@ -11,10 +11,9 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
-
 from det_lightning import errors
+from det_lightning.adapters.lightning_internals import hint_logger
+from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -80,10 +79,10 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
     return content
 
 
-def _reads_files_of_torch(plugin: CheckpointIO | None) -> bool:
-    if isinstance(plugin, AsyncCheckpointIO):
+def _reads_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
+    if isinstance(plugin, pl.plugins.AsyncCheckpointIO):
         plugin = plugin.checkpoint_io
-    return type(plugin) is TorchCheckpointIO
+    return type(plugin) is pl.plugins.TorchCheckpointIO
 
 
 def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -98,12 +97,12 @@ def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[
         return read(copied, name=location)
 
 
-class TrialCheckpointIO(CheckpointIO):
+class TrialCheckpointIO(pl.plugins.CheckpointIO):
     """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
 
     def __init__(
         self,
-        inner: CheckpointIO,
+        inner: pl.plugins.CheckpointIO,
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
         newest_first: Sequence[str] = (),
@@ -112,7 +111,7 @@ class TrialCheckpointIO(CheckpointIO):
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
-        logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_without_secrets)
+        hint_logger().addFilter(_without_secrets)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
@@ -229,7 +228,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(TorchCheckpointIO(), trusted, options)
+        super().__init__(pl.plugins.TorchCheckpointIO(), trusted, options)
         self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

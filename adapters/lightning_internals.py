@@ -1,6 +1,7 @@
 """Every use of Lightning beyond its documented API, with a contract test for each.
 
-Uses of its loops are in ``lightning_loops``, those of its strategies in ``lightning_strategies``.
+Uses of its loops are in ``lightning_loops``, of its strategies in ``lightning_strategies``, of given data in
+``lightning_data``.
 
 If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
 """
@@ -12,21 +13,13 @@ import logging
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_utilities.core.rank_zero import rank_zero_only
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.core.optimizer import LightningOptimizer
-from pytorch_lightning.strategies import ParallelStrategy
-from pytorch_lightning.trainer import call
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.data import extract_batch_size
-from pytorch_lightning.utilities.model_helpers import _restricted_classmethod
+from lightning_utilities.core import rank_zero
 
+from det_lightning.adapters.lightning_package import LightningEnvironment, pl
 from det_lightning.checkpoint.format.content import TrialState
 
 # Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
@@ -41,7 +34,7 @@ warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting i
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 #: A classmethod that cannot be called on an instance.
-restricted_classmethod = _restricted_classmethod
+restricted_classmethod = pl.utilities.model_helpers._restricted_classmethod
 
 # A module with automatic optimization, which is Lightning's default.
 _AUTOMATIC = pl.LightningModule()
@@ -149,40 +142,23 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     current.ready = current.started = current.processed = current.completed = epochs_trained
 
 
-def given_data(trainer: pl.Trainer) -> list[str]:
-    """Return the names of the arguments through which ``fit`` or ``validate`` was given data."""
-    fits = trainer.state.fn is TrainerFn.FITTING
-    sources: dict[str, Any] = (
-        {"train_dataloaders": trainer.fit_loop, "val_dataloaders": trainer.fit_loop.epoch_loop.val_loop}
-        if fits
-        else {"dataloaders": trainer.validate_loop}
-    )
-    given = {name: _data_source_of(loop).instance for name, loop in sources.items()}
-    names = [
-        "datamodule" if isinstance(instance, pl.LightningDataModule) else name
-        for name, instance in given.items()
-        if instance is not trainer.lightning_module
-    ]
-    return sorted(set(names))
-
-
-def has_data(trainer: pl.Trainer) -> bool:
-    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
-    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
-    return bool(_data_source_of(loop).is_defined())
-
-
-def _data_source_of(loop: Any) -> Any:
-    return loop._data_source
-
-
 # Hooks
 
 
 def call_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a hook of all callbacks, then of the module, as Lightning does: profiled, and allowed to log."""
-    call._call_callback_hooks(trainer, hook, *args)
-    call._call_lightning_module_hook(trainer, hook, *args)
+    pl.trainer.call._call_callback_hooks(trainer, hook, *args)
+    call_module_hook(trainer, hook, *args)
+
+
+def takes_dataloader_iter(step: Callable[..., Any]) -> bool:
+    """Return whether Lightning gives a step the iterator over the data, not a batch."""
+    return bool(pl.utilities.signature_utils.is_param_in_hook_signature(step, "dataloader_iter", explicit=True))
+
+
+def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of the module, as Lightning does."""
+    pl.trainer.call._call_lightning_module_hook(trainer, hook, *args)
 
 
 # Metrics and logging
@@ -200,7 +176,7 @@ def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
     if not isinstance(trainer, pl.Trainer) or not trainer.training:
         return None
     shown = getattr(trainer.fit_loop.epoch_loop, "shown", None)  # of lightning_loops.TrialEpochLoop
-    return 1 if shown is None or not counts else int(extract_batch_size(shown))
+    return 1 if shown is None or not counts else int(pl.utilities.data.extract_batch_size(shown))
 
 
 def publish_metrics(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -224,16 +200,22 @@ def save_by_time(trainer: pl.Trainer) -> None:
     users_flag = trainer.check_val_every_n_epoch
     announce_no_validations(trainer)
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+        if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback._train_time_interval is not None:
             # The method of the class itself: an override in a subclass has already seen this step.
-            ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
+            pl.callbacks.ModelCheckpoint.on_train_batch_end(callback, trainer, _AUTOMATIC, None, None, 0)
     trainer.check_val_every_n_epoch = users_flag
+
+
+def hint_logger() -> logging.Logger:
+    """Return the logger of Lightning's hints, which is that of the package of Lightning that was imported last."""
+    hints: logging.Logger = vars(rank_zero)["log"]
+    return hints
 
 
 @contextlib.contextmanager
 def quiet_hints() -> Iterator[None]:
     """Silence Lightning's hints about devices and products, for users who did not choose Lightning."""
-    hints = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    hints = hint_logger()
     level = hints.level
     hints.setLevel(logging.WARNING)
     try:
@@ -247,7 +229,7 @@ def quiet_hints() -> Iterator[None]:
 
 def set_printing_rank(rank: int) -> None:
     """Set the rank of this process in Lightning's ``rank_zero_only``."""
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]
+    rank_zero.rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
 def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
@@ -276,11 +258,11 @@ def interrupts_come_through() -> Iterator[None]:
 # Strategies
 
 
-def converts_batch_norms(strategy: ParallelStrategy) -> bool:
+def converts_batch_norms(strategy: pl.strategies.ParallelStrategy) -> bool:
     """Return whether ``sync_batchnorm=True`` makes a strategy replace modules."""
     return strategy._layer_sync is not None
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
-    return optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+    return optimizer.optimizer if isinstance(optimizer, pl.core.optimizer.LightningOptimizer) else optimizer

@@ -6,20 +6,19 @@ See ``lightning_internals`` for the other uses of undocumented API.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
-from pytorch_lightning.loops.optimization.manual import ManualResult, _ManualOptimization
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+
+from det_lightning.adapters.lightning_package import CheckpointConnector, LoggerConnector, RunningStage, TrainerFn, pl
+
+logger = logging.getLogger(__name__)
 
 
-class TrialOutputs(ManualResult):
+class TrialOutputs(pl.loops.optimization.manual.ManualResult):
     """What a step passes to the hooks at its end: a dict whose ``"loss"``, if any, may be anything."""
 
     @classmethod
@@ -32,7 +31,7 @@ class TrialOutputs(ManualResult):
         return cls(extra=outputs)
 
 
-class TrialOptimization(_ManualOptimization):
+class TrialOptimization(pl.loops.optimization.manual._ManualOptimization):
     """Lightning's loop for manual optimization, adapted to what a trial returns."""
 
     output_result_cls = TrialOutputs
@@ -56,12 +55,12 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
 
 
-class TrialEpochLoop(_TrainingEpochLoop):
+class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
     """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
 
     ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
     ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
-    is called; ``shown`` is that batch until the step is over.
+    is called; ``shown`` is that batch until the step is over. ``after_step``, if set, is called after each step.
     """
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -70,6 +69,7 @@ class TrialEpochLoop(_TrainingEpochLoop):
         self.validation_due: bool | None = None
         self.next_batch: Callable[[], tuple[Any, int]] | None = None
         self.shown: Any = None
+        self.after_step: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def counting_from_one(self) -> Iterator[None]:
@@ -87,6 +87,23 @@ class TrialEpochLoop(_TrainingEpochLoop):
         return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
+        try:
+            self._advance(data_fetcher)
+        except StopIteration:
+            if self.after_step is not None and self._has_skipped():
+                logger.warning(
+                    "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial has "
+                    "all of its batches in any case, so the trial goes on with the same batch."
+                )
+            raise
+        if self.after_step is not None:
+            self.after_step()
+
+    def _has_skipped(self) -> bool:
+        counts: Any = self.batch_progress.current
+        return bool(counts.ready > counts.started)
+
+    def _advance(self, data_fetcher: Any) -> None:
         if self.next_batch is None:
             super().advance(data_fetcher)
             return
@@ -115,16 +132,19 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
         return self.latest, batch_idx, dataloader_idx
 
 
-class TrialEvaluationLoop(_EvaluationLoop):
+class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
     """Lightning's loop over validation data.
 
     If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
+    ``after_step`` and ``after_validation``, if set, are called after the hooks at the end of a step, and of all.
     """
 
     prepare_batch: Callable[[Any], Any] | None = None
+    after_step: Callable[[], None] | None = None
+    after_validation: Callable[[], None] | None = None
 
     @classmethod
-    def like(cls, loop: _EvaluationLoop) -> TrialEvaluationLoop:
+    def like(cls, loop: pl.loops.evaluation_loop._EvaluationLoop) -> TrialEvaluationLoop:
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made
@@ -137,9 +157,33 @@ class TrialEvaluationLoop(_EvaluationLoop):
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+        if self.after_step is not None:
+            self.after_step()
+
+    def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
+        super()._on_evaluation_end(*args, **kwargs)
+        if self.after_validation is not None:
+            self.after_validation()
 
 
-class TrialLoggerConnector(_LoggerConnector):
+class TrialCheckpointConnector(CheckpointConnector):
+    """Lightning's checkpoints, with the trial in them, whatever hooks a module overrides."""
+
+    def dump_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().dump_checkpoint(*args, **kwargs)
+        add = getattr(self.trainer.lightning_module, "add_trial", None)
+        if add is not None:
+            add(checkpoint)
+        return checkpoint
+
+    def restore_model(self) -> None:
+        take = getattr(self.trainer.lightning_module, "take_trial", None)
+        if self._loaded_checkpoint and take is not None:
+            take(self._loaded_checkpoint)
+        super().restore_model()
+
+
+class TrialLoggerConnector(LoggerConnector):
     """Decides when callbacks and modules log, in a trial's run by the number of the batch, which is also the step."""
 
     @property
@@ -152,7 +196,7 @@ class TrialLoggerConnector(_LoggerConnector):
 
 
 def use_trial_loops(trainer: Any) -> None:
-    """Train in a :class:`TrialEpochLoop`, validate in a :class:`TrialEvaluationLoop`, count batches from 1 in logs."""
+    """Replace the loops of a trainer, its logs, which then count batches from 1, and its checkpoints."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
@@ -163,6 +207,9 @@ def use_trial_loops(trainer: Any) -> None:
     connector = TrialLoggerConnector(trainer)
     vars(connector).update(vars(trainer._logger_connector))
     trainer._logger_connector = connector
+    checkpoints = TrialCheckpointConnector(trainer)
+    vars(checkpoints).update(vars(trainer._checkpoint_connector))
+    trainer._checkpoint_connector = checkpoints
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
@@ -188,6 +235,21 @@ def show_batches(
     loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
     for loop in loops:
         loop.prepare_batch = prepare_validation_batch
+
+
+def call_afterwards(
+    trainer: pl.Trainer,
+    training_step: Callable[[], None] | None,
+    validation_step: Callable[[], None] | None,
+    validation: Callable[[], None] | None,
+) -> None:
+    """Let functions be called after each step and each validation, when all hooks at its end were called."""
+    epoch_loop: Any = trainer.fit_loop.epoch_loop
+    epoch_loop.after_step = training_step
+    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
+    for loop in loops:
+        loop.after_step = validation_step
+        loop.after_validation = validation
 
 
 def shown_batch(dataloader_iter: Any) -> Any:

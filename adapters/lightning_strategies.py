@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
-from pytorch_lightning.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from pytorch_lightning.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from det_lightning.adapters.lightning_package import pl
 
 # Launchers
 
@@ -25,15 +23,17 @@ class _CheckingLauncher:
         return super().launch(function, *args, trainer=trainer, **kwargs)  # type: ignore[misc]
 
 
-class CheckingScriptLauncher(_CheckingLauncher, _SubprocessScriptLauncher):
+class CheckingScriptLauncher(_CheckingLauncher, pl.strategies.launchers._SubprocessScriptLauncher):
     """Lightning's launcher that runs the script again."""
 
 
-class CheckingProcessLauncher(_CheckingLauncher, _MultiProcessingLauncher):
+class CheckingProcessLauncher(_CheckingLauncher, pl.strategies.launchers._MultiProcessingLauncher):
     """Lightning's launcher that forks or spawns processes."""
 
 
-def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProcessLauncher | CheckingScriptLauncher:
+def checking_launcher(
+    strategy: pl.strategies.DDPStrategy, start_method: Any
+) -> CheckingProcessLauncher | CheckingScriptLauncher:
     """Return a launcher that calls the module's ``check_before_launch(trainer)`` before it starts processes."""
     environment = strategy.cluster_environment
     if start_method != "popen":
@@ -45,22 +45,22 @@ def checking_launcher(strategy: DDPStrategy, start_method: Any) -> CheckingProce
 # Strategies
 
 
-def ddp_options(strategy: DDPStrategy) -> tuple[dict[str, Any], list[str]]:
+def ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy replicates models, as arguments, and the names of its other options in use."""
     hooks = {name: vars(strategy)[f"_{name}"] for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper")}
     options = {**strategy._ddp_kwargs, **hooks}
     return options, [] if strategy._model_averaging_period is None else ["model_averaging_period"]
 
 
-def fsdp_options(strategy: FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
+def fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy shards models, as arguments, and the names of its other options in use."""
     kwargs = {name: value for name, value in strategy.kwargs.items() if name != "use_orig_params"}
     policy = kwargs.pop("auto_wrap_policy", None)
     options: dict[str, Any] = {}
     if isinstance(policy, ModuleWrapPolicy):
         options["policy"] = functools.partial(policy, recurse=False)
-    by_default = vars(FSDPStrategy())
-    own = by_default.keys() - vars(DDPStrategy()).keys() - {"kwargs", "num_nodes"}
+    by_default = vars(pl.strategies.FSDPStrategy())
+    own = by_default.keys() - vars(pl.strategies.DDPStrategy()).keys() - {"kwargs", "num_nodes"}
     used = sorted(name for name, value in vars(strategy).items() if name in own and value != by_default[name])
     names = [name.strip("_").removesuffix("_kwargs") for name in used]
     if policy is not None and not options:
@@ -68,12 +68,12 @@ def fsdp_options(strategy: FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
     return options, [*names, *kwargs]
 
 
-def replace_strategy(trainer: pl.Trainer, strategy: DDPStrategy) -> None:
+def replace_strategy(trainer: pl.Trainer, strategy: pl.strategies.DDPStrategy) -> None:
     """Make a trainer use another strategy, in the processes that were started for the current one."""
     given: Any = trainer.strategy
     module = trainer.lightning_module
     # The attributes that all strategies for several processes share: devices, launcher, process group, plugins.
-    of_processes = vars(DDPStrategy()).keys() & vars(FSDPStrategy()).keys()
+    of_processes = vars(pl.strategies.DDPStrategy()).keys() & vars(pl.strategies.FSDPStrategy()).keys()
     vars(strategy).update({name: value for name, value in vars(given).items() if name in of_processes})
     strategy.num_nodes = given.num_nodes
     strategy.set_world_ranks()

@@ -10,11 +10,10 @@ from collections.abc import Container, Mapping
 from typing import IO, Any
 
 import torch
-from pytorch_lightning.core.saving import load_hparams_from_yaml
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from det_lightning import errors
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
@@ -48,7 +47,7 @@ class SavedTrial:
         if isinstance(path, str | os.PathLike):
             self._source = str(Location.parse(path, dict(storage_options or {})))
             reader = TrialCheckpointIO(
-                TorchCheckpointIO(), trusted=not weights_only, options=storage_options, only_weights=True
+                pl.plugins.TorchCheckpointIO(), trusted=not weights_only, options=storage_options, only_weights=True
             )
             checkpoint = reader.load_checkpoint(path, where, weights_only)
         else:
@@ -75,7 +74,7 @@ class SavedTrial:
         settings = read_settings(content.resume, content.load_data)
         hparams = settings["hparams"]
         if hparams_file is not None:
-            hparams = dict(load_hparams_from_yaml(hparams_file))
+            hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
         elif hparams is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
             hparams = (content.lightning or {}).get("hyper_parameters")
         known = {"hparams": hparams, "exp_conf": settings["experiment_config"]}

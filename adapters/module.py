@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.trainer.states import TrainerFn
+import torch
 
 from det_lightning import errors
-from det_lightning.adapters import flags, lightning_internals, lightning_loops
+from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
-from det_lightning.adapters.hooks import WatchedHooks, needed, refuse_unsupported_methods
+from det_lightning.adapters.hooks import WatchedHooks, answers, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
+from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.mixture import warn_of_mixture
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.arguments import wrong_argument
@@ -105,6 +105,8 @@ class TrialModule(InferenceModule):
         recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
+        warn_of_mixture()
+        self._initial_type = self.dtype
         self.automatic_optimization = False
         if not (context is None or isinstance(context, PyTorchTrialContext)):
             raise TypeError(
@@ -129,13 +131,15 @@ class TrialModule(InferenceModule):
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured_schedule = Schedule(**configuration.missing_in(given))
         at_start = configuration.complete(step_zero_validation=step_zero_validation)
-        self._step_zero_validation: bool = at_start.get("step_zero_validation", False)
+        self.validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
         self._training_names: set[str] = set()
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
+        self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
@@ -152,31 +156,45 @@ class TrialModule(InferenceModule):
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
 
-    @needed()
-    def configure_callbacks(self) -> list[pl.Callback]:
-        flags.refuse_unsupported_flags(self.trainer, self._given_aggregation)
-        refuse_unsupported_methods(self, trains=self.trainer.training or self.trainer.validating)
-        if self.trainer.world_size > 1:
-            use_trial_strategy(self.trainer)
-        lightning_loops.use_trial_loops(self.trainer)
-        self._taken = flags.TakenFlags(self.trainer)
-        self._forget_run()
-        callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
-        if not any(isinstance(callback, _RunGuard) for callback in callbacks):
-            # Here, and not by the result, so that it is there whatever an override returns; before the checkpoints.
-            callbacks.insert(sum(not isinstance(callback, Checkpoint) for callback in callbacks), _RunGuard())
-        return []
+    @property
+    def trainer(self) -> pl.Trainer:
+        """The trainer of the module; see ``LightningModule.trainer``. It is told of the trial when it is set."""
+        return super().trainer
 
-    @needed()
-    def setup(self, stage: str) -> None:
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        pl.LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
+        if isinstance(trainer, pl.Trainer):
+            self._attach(trainer)
+
+    def _attach(self, trainer: pl.Trainer) -> None:
+        """Take what the trial decides on from a trainer that begins a call, or refuse it."""
+        flags.refuse_unsupported_flags(trainer, self._given_aggregation)
+        refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
+        if trainer.training:
+            conflicts.refuse_automatic_optimization(self)
+            conflicts.refuse_changed_hparams(self)
+            if self.driver is None:
+                conflicts.refuse_changed_type(self, self._initial_type)
+                conflicts.warn_of_evaluation_mode([self])
+            else:
+                conflicts.warn_of_second_fit(trainer)
+        if trainer.world_size > 1:
+            use_trial_strategy(trainer)
+        self._given_data = given_data.take(trainer) if trainer.training or trainer.validating else {}
+        lightning_loops.use_trial_loops(trainer)
+        self._taken = flags.TakenFlags(trainer)
+        self._forget_run()
+        self.answered.clear()
+        driving.add_callbacks(trainer)
+
+    def build(self) -> None:
+        """Build the trial for the trainer's call, unless it is built already."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
         # The trial's callbacks would see a sanity check as a validation, which Determined does not do.
         lightning_internals.skip_sanity_check(self.trainer)
-
-    @needed()
-    def configure_model(self) -> None:
         assert self._taken is not None
         taken = self._taken
         runnable, context = self.builder.build(self.trainer, taken.precision, taken.accumulated_batches)
@@ -185,97 +203,86 @@ class TrialModule(InferenceModule):
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
-    @needed("return the data from the trial's build_training_data_loader()")
+    @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
-        return self.trial_run.data.training
+        data = self.trial_run.data.training
+        self.answered["train_dataloader"] = [data]
+        return data
 
-    @needed("return the data from the trial's build_validation_data_loader()")
+    @answers("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
         if self.trainer.state.fn is not TrainerFn.FITTING:
-            self._start_run()
-        return self.trial_run.data.validation
+            self.start_run()
+        data = self.trial_run.data.validation
+        self.answered["val_dataloader"] = [data]
+        return data
 
-    # Training and validation. The methods of RunDriver document what the hooks do.
+    # Training and validation. The methods of RunDriver document what the steps do.
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
-
-    @needed()
-    def on_fit_start(self) -> None:
-        self._start_run()
-
-    @needed()
-    def on_train_start(self) -> None:
-        self._driving().begin_training(self._step_zero_validation)
-
-    @needed("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
+    @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        self.answered["training_step"] = None
         with StopIterationGuard():
-            return self._driving().train(dataloader_iter)
+            return self.driving().train(dataloader_iter)
 
-    @needed()
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
+    def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        self.answered["validation_step"] = None
+        with StopIterationGuard():
+            return self.driving().evaluate(dataloader_iter)
+
+    def after_training_step(self) -> None:
+        """Do what is due after a step, and after the hooks at its end."""
+        self.require_answer("training_step")
+        del self.answered["training_step"]
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_loops.allow_validation(self.trainer, due=self._driving().act())
+            lightning_loops.allow_validation(self.trainer, due=self.driving().act())
 
-    @needed()
-    def on_train_end(self) -> None:
-        self._driving().finish()
+    def after_validation_step(self) -> None:
+        self.require_answer("validation_step")
+        del self.answered["validation_step"]
 
-    @needed()
-    def teardown(self, stage: str) -> None:
-        """End the run; raise ``Preempted`` if a process of it was asked to end, and everything is saved."""
-        self.restore_flags()
-        if self.driver is not None:
-            self.driver.close()
-            run = self.driver.run
-            if run.early_end.preempted and self.stop_request is not None:
-                # All at once, because a launcher ends the other processes when the first one ends.
-                run.context.distributed.broadcast(None)
-                raise errors.Preempted(lightning_internals.exit_code_of(self.trainer, self.stop_request.exit_code))
+    def after_validation(self) -> None:
+        """Do what is due after a validation, and after the hooks at its end."""
+        with StopIterationGuard():
+            if self.trainer.state.fn is TrainerFn.FITTING:
+                self.driving().act_after_validation()
 
     def restore_flags(self) -> None:
         if self._taken is not None:
             self._taken.restore()
             self._taken = None
 
+    # A run decides on these itself.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
+
     def on_validation_model_zero_grad(self) -> None:
         """Keep the gradients, which may belong to an unfinished aggregation."""
 
     def on_validation_model_eval(self) -> None:
-        """Leave the modes of the models to the run."""
+        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
+        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
+        self._modes = [(module, module.training) for module in own]
+        for module in own:
+            module.training = False
 
-    on_validation_model_train = on_validation_model_eval
+    def on_validation_model_train(self) -> None:
+        """Put what is not of the trial back into the modes that it had before."""
+        for module, mode in self._modes:
+            module.training = mode
 
-    @needed()
-    def on_validation_start(self) -> None:
-        with StopIterationGuard():
-            self.trial_run.begin_validation()
+    # Checkpoints of Lightning
 
-    @needed("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
-    def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        with StopIterationGuard():
-            return self._driving().evaluate(dataloader_iter)
-
-    @needed()
-    def on_validation_epoch_end(self) -> None:
-        with StopIterationGuard():
-            self._driving().end_validation_epoch()
-
-    @needed()
-    def on_validation_end(self) -> None:
-        with StopIterationGuard():
-            if self.trainer.state.fn is TrainerFn.FITTING:
-                self._driving().act_after_validation()
-
-    @needed()
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def add_trial(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resume of the trial needs to a checkpoint, after ``on_save_checkpoint``."""
         add_content(checkpoint, self.trial_run)
+        conflicts.write_trained_hparams(self, checkpoint)
 
-    @needed()
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the trial's part of a checkpoint until the loaders are built."""
+    def take_trial(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
         content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
@@ -294,15 +301,17 @@ class TrialModule(InferenceModule):
             raise _no_run()
         return self._latest_run
 
-    def _driving(self) -> RunDriver:
+    def driving(self) -> RunDriver:
         if self.driver is None:
             raise _no_run()
         return self.driver
 
-    def _start_run(self) -> None:
+    def start_run(self) -> None:
         trial, context = self.built()
         checkpoints = self.checkpoints
         period = None if checkpoints is None else checkpoints.policy.period
+        if checkpoints is not None:
+            given_data.warn_of_lost_state(self.trainer)
         assert self._taken is not None
         timer = self._taken.validation_timer(context)
         schedule = flags.complete_schedule(
@@ -314,7 +323,11 @@ class TrialModule(InferenceModule):
         if checkpoints is not None:
             checkpoints.attach(run)
         self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
-        self.driver.start_up()
+        self.driver.start_up(given_data.builders(self._given_data, trial, context, self.trainer.training))
+        lightning_loops.call_afterwards(
+            self.trainer, self.after_training_step, self.after_validation_step, self.after_validation
+        )
+        given_data.require_epochs(self.trainer, self._given_data, run.data.epoch_len)
         self._latest_run = run
 
 
@@ -329,16 +342,3 @@ def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> T
             f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
         )
     return module
-
-
-class _RunGuard(pl.Callback):
-    """Ends the run of a trial after an exception; Lightning notifies only callbacks of exceptions."""
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if not isinstance(pl_module, TrialModule):
-            return
-        pl_module.restore_flags()
-        if pl_module.driver is not None:
-            pl_module.driver.abandon(exception)
-        if not isinstance(exception, SystemExit):  # such as Preempted
-            pl_module.builder.abandon(exception)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.core._metrics import scalars_of
 
 _BAR_INTERVAL_S = 0.1
@@ -79,7 +76,9 @@ class LightningReporter:
             self._module.log_dict(as_tensors(named), prog_bar=True, on_epoch=True, batch_size=1)
 
     def _has_own_log(self) -> bool:
-        return any(is_overridden(name, self._module, self._base) for name in ("log", "log_dict"))
+        return any(
+            pl.utilities.model_helpers.is_overridden(name, self._module, self._base) for name in ("log", "log_dict")
+        )
 
 
 def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
@@ -93,7 +92,7 @@ class BarRefresh:
     def __init__(self, trainer: pl.Trainer) -> None:
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         self._trainer = trainer
-        bars = [callback for callback in callbacks if isinstance(callback, ProgressBar)]
+        bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
         #: Whether there are bars, here or on another rank: only the first rank draws them.
         self.any_on_a_rank = bool(bars)
         self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
@@ -108,7 +107,7 @@ class BarRefresh:
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
         for bar in self._bars:
             # tqdm's bar is drawn only at multiples of its refresh rate.
-            rate = bar.refresh_rate if isinstance(bar, TQDMProgressBar) else 1
+            rate = bar.refresh_rate if isinstance(bar, pl.callbacks.TQDMProgressBar) else 1
             if batches >= rate:
                 shown = batches - batches % rate
                 getattr(bar, hook)(self._trainer, self._trainer.lightning_module, None, None, shown - 1)

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
-
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.code_copy import CodeCopier

@@ -8,10 +8,8 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-
 from det_lightning import errors
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
@@ -50,7 +48,7 @@ class ExperimentReporter(pl.Callback):
     def __init__(self, task: TrialTask) -> None:
         self._task = task
         self._module: TrialModule | None = None
-        self._loggers: list[Logger] = []
+        self._loggers: list[pl.loggers.Logger] = []
         self._progress_at = 0.0
         self._digests: dict[str, list[str]] = {}
 
@@ -64,7 +62,7 @@ class ExperimentReporter(pl.Callback):
 
         return [self, HParamsSummary(output, self._task)]
 
-    def make_loggers(self) -> list[Logger]:
+    def make_loggers(self) -> list[pl.loggers.Logger]:
         """Return new loggers; a package that is missing raises a ModuleNotFoundError.
 
         Files go to the trial's directory; those of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI`` is set.
@@ -130,22 +128,22 @@ class ExperimentReporter(pl.Callback):
         self._task.report("checkpoint", steps_completed, values)
 
 
-def _csv(task: TrialTask) -> Logger:
-    return CSVLogger(task.directory, name="csv", version=_run(task))
+def _csv(task: TrialTask) -> pl.loggers.Logger:
+    return pl.loggers.CSVLogger(task.directory, name="csv", version=_run(task))
 
 
-def _tensorboard(task: TrialTask) -> Logger:
-    return TensorBoardLogger(task.directory, name="lightning", version=_run(task), default_hp_metric=False)
+def _tensorboard(task: TrialTask) -> pl.loggers.Logger:
+    return pl.loggers.TensorBoardLogger(task.directory, name="lightning", version=_run(task), default_hp_metric=False)
 
 
-def _mlflow(task: TrialTask) -> Logger:
+def _mlflow(task: TrialTask) -> pl.loggers.Logger:
     tags = {"experiment": str(task.experiment_id), "trial": str(task.trial_id), "run": str(task.run_id)}
     experiment = task.config["name"]
     directory = task.directory.parent.parent
     server = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory / 'mlflow.db'}"
     _create_mlflow_experiment(experiment, server, directory / "mlruns")
     name = f"trial-{task.trial_id}-{_run(task)}"
-    return MLFlowLogger(experiment, run_name=name, tracking_uri=server, tags=tags)
+    return pl.loggers.MLFlowLogger(experiment, run_name=name, tracking_uri=server, tags=tags)
 
 
 def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
@@ -163,9 +161,9 @@ def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
             raise
 
 
-def _wandb(task: TrialTask) -> Logger:
+def _wandb(task: TrialTask) -> pl.loggers.Logger:
     name = task.config["name"]
-    return WandbLogger(
+    return pl.loggers.WandbLogger(
         name=f"trial-{task.trial_id}-{_run(task)}",
         save_dir=task.directory,
         project=name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 from tensorboard.plugins.hparams import summary_v2
 
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput, validation_tag
 from det_lightning.masking import is_masked, mask

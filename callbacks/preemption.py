@@ -8,9 +8,8 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
-import pytorch_lightning as pl
-
 from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_come_through
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.arguments import wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
 import torch
 
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import require
 

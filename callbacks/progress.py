@@ -6,22 +6,20 @@ import contextlib
 import sys
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import TQDMProgressBar
-from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
+from det_lightning.adapters.lightning_package import pl
 
 
-class TrialProgressBar(TQDMProgressBar):
+class TrialProgressBar(pl.callbacks.TQDMProgressBar):
     """Lightning's bar for a trial, on stderr: one line per epoch, which stays, with the metrics reported last."""
 
     def __init__(self) -> None:
         super().__init__(leave=True)
 
-    def init_train_tqdm(self) -> Tqdm:
+    def init_train_tqdm(self) -> pl.callbacks.progress.tqdm_progress.Tqdm:
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_train_tqdm()
 
-    def init_validation_tqdm(self) -> Tqdm:
+    def init_validation_tqdm(self) -> pl.callbacks.progress.tqdm_progress.Tqdm:
         with contextlib.redirect_stdout(sys.stderr):
             return super().init_validation_tqdm()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
-
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import wrong_argument
 from det_lightning.core._tensorboard import TensorBoardOutput

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
 from det_lightning import InvalidHP, core, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from tests.lightning import pl
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 LENGTH = 24

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import importlib
 import os
 import runpy
 import select
@@ -76,9 +77,10 @@ def start_warm_python() -> WarmPython:
 
 def serve(folder: Path) -> None:
     """Fork for every client, until the standard input ends."""
-    import pytorch_lightning  # noqa: F401  # what all forks begin with
     import torch.distributed.launcher.api  # noqa: F401  # most of torchrun
 
+    # What all forks begin with.
+    importlib.import_module(os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning")
     # Their end would look at all of these objects, and copy the memory that they are in.
     gc.collect()
     gc.freeze()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning.strategies import StrategyRegistry
 
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend, DDPOptions
@@ -66,13 +66,13 @@ class PerModelDDPStrategy(PerModelStrategy):
         return DDPBackend(device, self._options)
 
 
-StrategyRegistry.register(
+pl.strategies.StrategyRegistry.register(
     PerModelDDPStrategy.strategy_name,
     PerModelDDPStrategy,
     description="a trial's models replicated over devices, each as a DDP module of its own",
     override=True,
 )
-StrategyRegistry.register(
+pl.strategies.StrategyRegistry.register(
     FIND_UNUSED,
     PerModelDDPStrategy,
     description="the same, for models that leave out parameters in some batches",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-
+from det_lightning.adapters.lightning_package import ClusterEnvironment
 from det_lightning.ranks.topology import ProcessTopology
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import StrategyRegistry
-from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.fsdp import FSDPBackend, Policy
@@ -111,7 +109,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
             load_into_optimizer(optimizer, state)
 
 
-StrategyRegistry.register(
+pl.strategies.StrategyRegistry.register(
     PerModelFSDPStrategy.strategy_name,
     PerModelFSDPStrategy,
     description="a trial's models sharded over devices, each by FSDP2 on its own",

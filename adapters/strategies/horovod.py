@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
@@ -24,7 +23,7 @@ _Collective = Callable[[torch.Tensor], torch.Tensor]
 _OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
 
 
-class HorovodStrategy(ParallelStrategy):
+class HorovodStrategy(pl.strategies.ParallelStrategy):
     """``pl.Trainer(strategy="horovod")`` in a script that ``horovodrun`` starts: Horovod exchanges a trial's gradients.
 
     ``horovodrun`` decides how many processes there are; the trainer's ``devices=`` has no effect. Learning rates stay
@@ -150,7 +149,7 @@ def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) ->
         return run(own.float()).bfloat16() if as_float else run(own)
 
 
-StrategyRegistry.register(
+pl.strategies.StrategyRegistry.register(
     HorovodStrategy.strategy_name,
     HorovodStrategy,
     description="a trial's gradients over Horovod, in the processes of horovodrun",

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pytorch_lightning.strategies import DDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.distributed.backend import Backend
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port
@@ -26,7 +26,7 @@ _OF_PROCESSES = {
 }
 
 
-class PerModelStrategy(DDPStrategy):
+class PerModelStrategy(pl.strategies.DDPStrategy):
     """Lightning's DDP without its DDP module: the trial's models are prepared for training one by one.
 
     Takes the arguments of ``DDPStrategy`` about processes, and raises a TypeError for any other.

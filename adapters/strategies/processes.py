@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import torch.distributed as dist
-from pytorch_lightning.strategies import Strategy
 
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
@@ -40,7 +40,7 @@ class TrainingProcesses:
 
     @classmethod
     def of_script(
-        cls, distributed: DistributedContext | None, strategy: str | Strategy | None = None
+        cls, distributed: DistributedContext | None, strategy: str | pl.strategies.Strategy | None = None
     ) -> TrainingProcesses:
         """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
         is_context = distributed is None or isinstance(distributed, DistributedContext)
@@ -62,7 +62,7 @@ class TrainingProcesses:
         return cls(distributed, chosen.make_backend(device_of(distributed.local_rank)))
 
     @classmethod
-    def of_trainer(cls, strategy: Strategy) -> TrainingProcesses:
+    def of_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
         """Return the processes of a ``pl.Trainer`` strategy; raise a ValueError if the environment asks for Horovod."""
         if not isinstance(strategy, HorovodStrategy):
             refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))
@@ -71,7 +71,7 @@ class TrainingProcesses:
             return cls(strategy.make_distributed(), strategy.make_backend(device))
         return cls(DistributedContext(), LocalBackend(device))
 
-    def make_strategy(self) -> Strategy | str:
+    def make_strategy(self) -> pl.strategies.Strategy | str:
         """Return a strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
             return "auto"
@@ -93,7 +93,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
     return TrainingProcesses(distributed, backend)
 
 
-def _is_horovod(strategy: str | Strategy) -> bool:
+def _is_horovod(strategy: str | pl.strategies.Strategy) -> bool:
     """Return whether a run trains with Horovod: because it is chosen, or by default if the environment asks for it."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
@@ -103,7 +103,7 @@ def _is_horovod(strategy: str | Strategy) -> bool:
     return False
 
 
-def _chosen(strategy: str | Strategy) -> PerModelStrategy:
+def _chosen(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
     if isinstance(strategy, _PER_MODEL):
         return strategy
     if strategy == FIND_UNUSED:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
-from pytorch_lightning.plugins import Precision
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 
 #: Strategies of Lightning that have a counterpart for trials.
-REPLACED_STRATEGIES = (DDPStrategy, FSDPStrategy)
+REPLACED_STRATEGIES = (pl.strategies.DDPStrategy, pl.strategies.FSDPStrategy)
 
 
 def use_trial_strategy(trainer: pl.Trainer) -> None:
@@ -28,14 +26,14 @@ def use_trial_strategy(trainer: pl.Trainer) -> None:
         "models by itself."
     )
     lightning_strategies.replace_strategy(trainer, taken)
-    if isinstance(given, FSDPStrategy):
-        taken.precision_plugin = Precision()
+    if isinstance(given, pl.strategies.FSDPStrategy):
+        taken.precision_plugin = pl.plugins.Precision()
 
 
-def counterpart_of(strategy: DDPStrategy | FSDPStrategy) -> PerModelStrategy:
+def counterpart_of(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStrategy) -> PerModelStrategy:
     """Return the strategy for trials with the options of one of ``REPLACED_STRATEGIES``."""
     kind: type[PerModelStrategy] = PerModelDDPStrategy
-    if isinstance(strategy, FSDPStrategy):
+    if isinstance(strategy, pl.strategies.FSDPStrategy):
         kind = PerModelFSDPStrategy
         options, others = lightning_strategies.fsdp_options(strategy)
     else:

@@ -29,6 +29,7 @@ EXIT_CODES = (
     "usage."
 )
 _REQUIRED = ("libcst", "packaging", "ruff", "yaml")
+_LIGHTNING = re.compile(r"^[ \t]*(?:import|from)[ \t]+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
 
@@ -188,7 +189,9 @@ def _converted(path: pathlib.Path) -> WrittenModule:
     try:
         with ReaderPool() as pool:
             port = pool.port(path)  # a separate process, because some files crash it
-        written = write_module(path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path))
+        written = write_module(
+            path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path), _package_of_lightning(path)
+        )
     except (PortingFailed, RecursionError) as e:
         raise ValueError(f"{path} cannot be read: {e}.") from e
     except libcst.ParserSyntaxError as e:
@@ -208,3 +211,15 @@ def _aggregating_configuration(path: pathlib.Path) -> str:
         if found is not None and found.group(1) != "1":
             return file.name
     return ""
+
+
+def _package_of_lightning(path: pathlib.Path) -> str:
+    """Return the package that a file, or else the files next to and below it, import Lightning from."""
+    from det_lightning.porting.project import find_files
+
+    for files in ([path], find_files([path.parent])):
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.suffix == ".py"]
+        names = {name for text in texts for name in _LIGHTNING.findall(text)}
+        if names:
+            return "lightning.pytorch" if names == {"lightning"} else "pytorch_lightning"
+    return "pytorch_lightning"

@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 import torch.utils.data
@@ -30,7 +30,8 @@ class TrialData:
     A resumed run has the ``journal`` of its checkpoint, which says how the passes over the training data began, and is
     ``resumed_at`` the positions of its checkpoint. ``limit`` is the maximum number of batches in an epoch (an int), or
     a share of the loader's batches (a float). With ``overfits`` every epoch has the same ones, the first in dataset
-    order. ``has_validated`` says whether the run had validated before it was interrupted.
+    order. ``has_validated`` says whether the run had validated before it was interrupted. ``given`` has functions that
+    build loaders in place of the trial, by the name of its method.
     """
 
     def __init__(
@@ -43,15 +44,17 @@ class TrialData:
         limit: float = 1.0,
         overfits: bool = False,
         has_validated: bool = False,
+        given: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
     ) -> None:
         self._context = context
+        self._given = given
         self._replicas = context.distributed.size
         self._rank = context.distributed.rank
         self._resumed_at = resumed_at or {}
         self.journal = PassJournal(journal, position=self._resumed_at.get("training"))
         #: Training batches are copied to the device on a side stream.
         self.copies_aside = False
-        loader = trial.build_training_data_loader()
+        loader = self._build("build_training_data_loader", trial)
         # Lightning applies overfit_batches to the length that it sees, so it must see that of all batches.
         unlimited = _length_of_share(loader, self._replicas) if overfits else None
         if overfits:
@@ -64,7 +67,7 @@ class TrialData:
             raise _less_than_one_batch(f"limit_train_batches={limit}", length)
         context.position.epoch_len = self.epoch_len
         self.training = TrainStream(training, context.position, unlimited or length)
-        validation = trial.build_validation_data_loader()
+        validation = self._build("build_validation_data_loader", trial)
         validation = self._build_validation(validation, sharded_validation)
         if has_validated:
             _begin_workers_without_drawing(validation)
@@ -74,6 +77,9 @@ class TrialData:
             types.SimpleNamespace(generator=getattr(validation, "generator", None)),
             getattr(validation, "batch_sampler", None),
         )
+
+    def _build(self, method: str, trial: PyTorchTrial) -> Any:
+        return self._given[method]() if method in self._given else getattr(trial, method)()
 
     def restore_validation(self) -> None:
         """Give the samplers of the validation the states that they had in the interrupted run."""
@@ -109,7 +115,7 @@ class TrialData:
         return loader.get_data_loader(repeat=False, skip=0, num_replicas=replicas, rank=rank)
 
     def _require_allowed(self, method: str, loader: Any) -> None:
-        if self._context.experimental.reproducibility_checks:
+        if self._context.experimental.reproducibility_checks and method not in self._given:
             raise RuntimeError(
                 f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}, which is not repeated, "
                 "sharded and resumed for you. Return a det_lightning.pytorch.DataLoader, which takes the same "

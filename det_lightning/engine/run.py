@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
@@ -76,7 +77,12 @@ class TrialRun:
 
     # Beginning and end
 
-    def start_up(self, epoch_limit: float = 1.0, overfits: bool = False) -> None:
+    def start_up(
+        self,
+        epoch_limit: float = 1.0,
+        overfits: bool = False,
+        given: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
+    ) -> None:
         """Notify the callbacks, and build the loaders; for the arguments see :class:`TrialData`."""
         self.context.update_hooks.clear()
         self._at_end.callback(self.context.update_hooks.clear)
@@ -104,6 +110,7 @@ class TrialRun:
             epoch_limit,
             overfits,
             self.has_validated,
+            given,
         )
         self._at_end.callback(self.data.close)
         self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()

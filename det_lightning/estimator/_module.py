@@ -47,14 +47,13 @@ class EstimatorModule(TrialModule):
         assert isinstance(adapter, EstimatorAdapter)
         return adapter
 
-    def configure_model(self) -> None:
-        """Build the trial."""
-        super().configure_model()
+    def build(self) -> None:
+        """Build the trial for the trainer's call, unless it is built already."""
+        super().build()
         self._adapter().single_batch = self._validates_one_batch
 
     def on_train_end(self) -> None:
-        """Report and save what is left; keep TensorFlow's files for a checkpoint that is saved after the run."""
-        super().on_train_end()
+        """Keep TensorFlow's files for a checkpoint that is saved after the run."""
         self._final_files = self._read_files()
 
     def _read_files(self) -> dict[str, torch.Tensor]:
@@ -68,15 +67,15 @@ class EstimatorModule(TrialModule):
             name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in files.items() if content
         }
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Also add TensorFlow's files."""
-        super().on_save_checkpoint(checkpoint)
+        super().add_trial(checkpoint)
         checkpoint[_FILES] = self._read_files() if self._adapter().is_training else self._final_files
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint, and its files, until the run begins."""
         files: dict[str, torch.Tensor] | None = checkpoint.pop(_FILES, None)
-        super().on_load_checkpoint(checkpoint)
+        super().take_trial(checkpoint)
         if files is None or self.resume_content is None:
             return
         self._unpacked = tempfile.TemporaryDirectory(prefix="det_lightning-estimator-")

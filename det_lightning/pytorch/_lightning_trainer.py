@@ -10,10 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ProgressBar
-
 from det_lightning import errors
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.arguments import require, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
@@ -144,7 +142,7 @@ def make_lightning_trainer(
     callbacks += callbacks_in(arguments)
     if preemption not in callbacks:
         callbacks.append(preemption)
-    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
     shows_bar = given.get("enable_progress_bar", has_bar or _is_watched())
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())

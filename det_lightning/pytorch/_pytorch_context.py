@@ -235,6 +235,8 @@ class PyTorchTrialContext:
         if clip_grads is not None or hooks.before_step or hooks.clip:
             self.precision.scaling.unscale(optimizer)
             if clip_grads is not None:
+                for before in hooks.before_own_clip:
+                    before(optimizer)
                 clip_grads(parameters_of(optimizer))
             else:
                 for clip in hooks.clip:

@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytorch_lightning.strategies import Strategy
-
 from det_lightning import errors
 from det_lightning.adapters.lightning_internals import quiet_hints
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule
 from det_lightning.adapters.strategies.processes import TrainingProcesses
 from det_lightning.arguments import refuse_texts
@@ -60,7 +59,7 @@ def init(
     enable_tensorboard_logging: bool = True,
     trial_seed: int | None = None,
     tensorboard_path: str | os.PathLike[str] | None = None,
-    strategy: str | Strategy | None = None,
+    strategy: str | pl.strategies.Strategy | None = None,
 ) -> Iterator[PyTorchTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 

@@ -234,6 +234,8 @@ class UpdateHooks:
     after_backward: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
     #: Called if the trial does not clip gradients itself, once these are exchanged and unscaled.
     clip: _OptimizerHooks = dataclasses.field(default_factory=list)
+    #: Called before the trial clips gradients itself.
+    before_own_clip: _OptimizerHooks = dataclasses.field(default_factory=list)
     #: Called once gradients are exchanged, unscaled and clipped.
     before_step: _OptimizerHooks = dataclasses.field(default_factory=list)
     after_step: list[Callable[[], Any]] = dataclasses.field(default_factory=list)

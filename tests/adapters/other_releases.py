@@ -14,13 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.__version__ import version as lightning_version
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.lightning import lightning_version, pl
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
 
 SAVED_AFTER = 10

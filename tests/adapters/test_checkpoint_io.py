@@ -8,24 +8,20 @@ from typing import Any
 
 import fsspec
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.demos.boring_classes import BoringModel
-from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
 from det_lightning import errors
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.pytorch import Batch, load_trial_from_checkpoint_path
+from tests.lightning import BoringModel, lightning_version, pl
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def trainer(*callbacks: pl.Callback, **flags: Any) -> pl.Trainer:
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    saves = any(isinstance(callback, pl.callbacks.ModelCheckpoint) for callback in callbacks)
     return pl.Trainer(accelerator="cpu", enable_checkpointing=saves, callbacks=[*callbacks], **quiet, **flags)
 
 
@@ -46,7 +42,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str) -> None:
-    saver = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
+    saver = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
     assert len(CheckpointStorage(folder).list_ids()) == 3
     trained = [load_checkpoint(path).trial_state.epochs_trained for path in saver.best_k_models]
@@ -57,7 +53,7 @@ def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str)
 
 @pytest.mark.slow
 def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
-    saver = ModelCheckpoint(folder, save_last=True)
+    saver = pl.callbacks.ModelCheckpoint(folder, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
     resumed = TrialModule(SmallTrial)
     trainer(max_epochs=4).fit(resumed, ckpt_path=saver.last_model_path)
@@ -65,16 +61,16 @@ def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
 
 
 def test_the_state_of_lightnings_callbacks_comes_back(folder: str) -> None:
-    first = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
+    first = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
     fit(TrialModule(SmallTrial), first, max_epochs=2, plugins=[DeterminedCheckpointIO()])
-    second = ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
+    second = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
     plugins = [DeterminedCheckpointIO()]
     trainer(second, max_epochs=2, plugins=plugins).fit(TrialModule(SmallTrial), ckpt_path=first.best_model_path)
     assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
 
 
 def test_a_trial_is_built_from_it(folder: str) -> None:
-    saver = ModelCheckpoint(folder)
+    saver = pl.callbacks.ModelCheckpoint(folder)
     module = fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO()])
     trial = load_trial_from_checkpoint_path(saver.best_model_path, trial_class=SmallTrial)
     assert torch.equal(weights_of(trial), weights_of(module.trial))
@@ -83,14 +79,14 @@ def test_a_trial_is_built_from_it(folder: str) -> None:
 def test_the_code_is_that_of_the_given_directory(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project/model_def.py").write_text("")
-    saver = ModelCheckpoint(tmp_path / "checkpoints", "only")
+    saver = pl.callbacks.ModelCheckpoint(tmp_path / "checkpoints", "only")
     fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "project")])
     assert [path.name for path in (tmp_path / "checkpoints/only.ckpt/code").iterdir()] == ["model_def.py"]
 
 
 def test_a_link_is_replaced_or_removed_and_the_checkpoint_that_it_leads_to_stays(tmp_path: Path) -> None:
     def save(name: str) -> None:
-        saver = ModelCheckpoint(tmp_path, name, enable_version_counter=False)
+        saver = pl.callbacks.ModelCheckpoint(tmp_path, name, enable_version_counter=False)
         fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "no code")])
 
     (tmp_path / "no code").mkdir()
@@ -109,7 +105,7 @@ def test_a_link_is_replaced_or_removed_and_the_checkpoint_that_it_leads_to_stays
 def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "data.ckpt").mkdir()
     (tmp_path / "data.ckpt/precious").write_text("precious")
-    saver = ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
+    saver = pl.callbacks.ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
     with pytest.raises(errors.CheckpointNotFound, match="is not a checkpoint, and is not deleted"):
         fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "data.ckpt")])
     assert (tmp_path / "data.ckpt/precious").exists()
@@ -117,9 +113,12 @@ def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> No
 
 def test_another_module_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="no entry 'det_lightning'"):
-        trainer(ModelCheckpoint(tmp_path), max_epochs=1, limit_train_batches=1, plugins=[DeterminedCheckpointIO()]).fit(
-            BoringModel()
-        )
+        trainer(
+            pl.callbacks.ModelCheckpoint(tmp_path),
+            max_epochs=1,
+            limit_train_batches=1,
+            plugins=[DeterminedCheckpointIO()],
+        ).fit(BoringModel())
 
 
 def test_ckpt_path_takes_a_url_of_any_storage() -> None:
@@ -149,7 +148,7 @@ class Payload:
         return Path.touch, (self.made,)
 
 
-@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO()]], ids=["plain", "async"])
+@pytest.mark.parametrize("plugins", [[], [pl.plugins.AsyncCheckpointIO()]], ids=["plain", "async"])
 @pytest.mark.parametrize("what", ["fit", "validate"])
 def test_a_file_that_carries_code_is_refused_by_every_release_of_lightning(
     what: str, plugins: list[Any], folder: str, tmp_path: Path

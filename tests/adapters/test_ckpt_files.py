@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 from tests.versions import draws_dropout_as_torch_2_13_cpu
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 
 from det_lightning.adapters import TrialModule
 from det_lightning.units import Batch
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
 
 
@@ -28,7 +27,7 @@ class Validations(pl.Callback):
 def fit(module: TrialModule, *callbacks: pl.Callback, ckpt_path: Path | str | None = None, **flags: Any) -> None:
     quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     flags = {"accelerator": "cpu", "max_epochs": 3, **quiet, **flags}
-    checkpoints = any(isinstance(one, Checkpoint) for one in callbacks)
+    checkpoints = any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks)
     seed_everything()
     pl.Trainer(callbacks=list(callbacks), enable_checkpointing=checkpoints, **flags).fit(module, ckpt_path=ckpt_path)
 
@@ -47,7 +46,7 @@ def test_a_resume_at_any_batch_ends_as_the_run_that_was_not_interrupted(
     arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path
 ) -> None:
     straight, validations = TrialModule(SmallTrial, **arguments), Validations()
-    each_batch = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
+    each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
     fit(straight, validations, each_batch, **flags)
     files = list(tmp_path.glob("*.ckpt"))
     assert len(files) == 3 * EPOCH_LEN
@@ -68,7 +67,7 @@ def test_a_validation_that_failed_is_repeated(tmp_path: Path) -> None:
                 raise ValueError("the validation fails")
             return super().evaluate_batch(batch)
 
-    saving = OnExceptionCheckpoint(tmp_path)
+    saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
     with pytest.raises(ValueError, match="the validation fails"):
         fit(TrialModule(Failing), saving)
     Failing.fails = False

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.spike import TrainingSpikeException
-from pytorch_lightning.callbacks import LambdaCallback, SpikeDetection
-from pytorch_lightning.profilers import AdvancedProfiler, SimpleProfiler
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
@@ -120,19 +117,19 @@ def test_a_subclass_of_the_module_sees_them_too() -> None:
 def test_a_hook_that_is_set_on_an_instance_counts(hook: str) -> None:
     calls: list[str] = []
     lambdas = {hook: lambda trainer, module, *arguments: calls.append(hook)}
-    fit(TrialModule(SmallTrial), callbacks=[LambdaCallback(**lambdas)])
+    fit(TrialModule(SmallTrial), callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
     assert len(calls) == EPOCH_LEN * (2 if "optimizer" in hook or "zero" in hook else 1)
 
 
 def test_hooks_do_not_change_the_weights() -> None:
     plain, watched = TrialModule(SmallTrial), TrialModule(SmallTrial)
     fit(plain, max_epochs=2)
-    fit(watched, max_epochs=2, callbacks=[UpdateWatcher()], profiler=SimpleProfiler())
+    fit(watched, max_epochs=2, callbacks=[UpdateWatcher()], profiler=pl.profilers.SimpleProfiler())
     assert torch.equal(weights_of(plain.trial), weights_of(watched.trial))
 
 
 def test_profilers_show_backward_passes_and_optimizer_steps() -> None:
-    profiler = SimpleProfiler()
+    profiler = pl.profilers.SimpleProfiler()
     fit(TrialModule(SmallTrial), profiler=profiler)
     assert len(profiler.recorded_durations["run_training_batch"]) == EPOCH_LEN
     assert len(profiler.recorded_durations["backward"]) == EPOCH_LEN
@@ -140,7 +137,7 @@ def test_profilers_show_backward_passes_and_optimizer_steps() -> None:
 
 
 def test_a_profiler_that_lists_functions_shows_them_too(tmp_path: Path) -> None:
-    fit(TrialModule(SmallTrial), profiler=AdvancedProfiler(tmp_path, "profile"))
+    fit(TrialModule(SmallTrial), profiler=pl.profilers.AdvancedProfiler(tmp_path, "profile"))
     report = (tmp_path / "fit-profile.txt").read_text()
     assert "Profile stats for: backward" in report
     assert "Profile stats for: optimizer_step" in report
@@ -160,8 +157,8 @@ def test_spike_detection_ends_a_run_whose_loss_jumps(tmp_path: Path) -> None:
         def loss(self, batch: Any) -> torch.Tensor:
             return super().loss(batch) * (1e6 if self.context.current_train_batch() == 5 else 1)
 
-    detection = SpikeDetection(warmup=3, exclude_batches_path=tmp_path / "batches.json")
-    with pytest.raises(TrainingSpikeException):
+    detection = pl.callbacks.SpikeDetection(warmup=3, exclude_batches_path=tmp_path / "batches.json")
+    with pytest.raises(RuntimeError, match="spike"):
         fit(TrialModule(Trial), callbacks=[detection])
 
 
@@ -172,7 +169,9 @@ def test_outputs_are_what_train_batch_returned(loss: Any) -> None:
             return {"loss": loss, "tensor": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
 
     seen: list[dict[str, Any]] = []
-    watcher = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *rest: seen.append(outputs))
+    watcher = pl.callbacks.LambdaCallback(
+        on_train_batch_end=lambda trainer, module, outputs, *rest: seen.append(outputs)
+    )
     fit(TrialModule(Trial), max_steps=2, callbacks=[watcher])
     assert [list(outputs) for outputs in seen] == [["loss", "tensor"]]
     assert seen[0]["loss"] == loss
@@ -185,7 +184,9 @@ def test_a_single_tensor_is_the_loss_of_the_outputs() -> None:
             return super().train_batch(batch, epoch_idx, batch_idx)["loss"]
 
     losses: list[torch.Tensor] = []
-    watcher = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *rest: losses.append(outputs["loss"]))
+    watcher = pl.callbacks.LambdaCallback(
+        on_train_batch_end=lambda trainer, module, outputs, *rest: losses.append(outputs["loss"])
+    )
     fit(TrialModule(Trial), callbacks=[watcher])
     assert len(losses) == EPOCH_LEN
     assert not any(loss.requires_grad for loss in losses)
@@ -197,13 +198,17 @@ def test_a_change_of_a_batch_in_a_hook_reaches_the_trial() -> None:
             assert batch[0].sum() == 0
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    watcher = LambdaCallback(on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].zero_())
+    watcher = pl.callbacks.LambdaCallback(
+        on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].zero_()
+    )
     fit(TrialModule(Trial), callbacks=[watcher])
 
 
 def test_after_a_resume_hooks_get_the_batch_that_follows(tmp_path: Path) -> None:
-    def watching(seen: list[Any]) -> LambdaCallback:
-        return LambdaCallback(on_train_batch_start=lambda trainer, module, batch, index: seen.append((index, batch[1])))
+    def watching(seen: list[Any]) -> pl.callbacks.LambdaCallback:
+        return pl.callbacks.LambdaCallback(
+            on_train_batch_start=lambda trainer, module, batch, index: seen.append((index, batch[1]))
+        )
 
     straight: list[Any] = []
     fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[watching(straight)])
@@ -283,7 +288,7 @@ def test_a_module_logs_from_any_hook(hook: str, on_epoch: bool | None) -> None:
     def log(trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
         module.log("value", 0.25, on_epoch=on_epoch)
 
-    watcher = LambdaCallback(**{hook: log})
+    watcher = pl.callbacks.LambdaCallback(**{hook: log})
     trainer = fit(TrialModule(SmallTrial), max_steps=6, callbacks=[watcher], val_check_interval=2)
     assert trainer.callback_metrics["value"] == 0.25
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.demos.boring_classes import BoringModel
 from torch.utils.data import TensorDataset
 
 from det_lightning import errors, pytorch
@@ -20,6 +17,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
 from tests.adapters.test_ckpt_files import fit, older_file, trainer
+from tests.lightning import BoringModel, pl
 from tests.trials import SmallTrial, make_data, weights_of
 
 __all__ = ["older_file"]
@@ -251,7 +249,7 @@ def test_processes_that_are_not_scripts_return_the_weights(
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     module = TrialModule(SmallTrial, {"global_batch_size": 16})
     strategy = PerModelDDPStrategy(start_method=start_method)
-    checkpoints = ModelCheckpoint(tmp_path)
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     flags: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_epochs": 1, "callbacks": [checkpoints], **quiet}
     pl.Trainer(strategy=strategy, **flags).fit(module)

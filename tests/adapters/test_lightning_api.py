@@ -5,39 +5,24 @@ from __future__ import annotations
 import csv
 import datetime
 import itertools
-import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ModelPruning,
-    ProgressBar,
-    RichProgressBar,
-    StochasticWeightAveraging,
-    Timer,
-    TQDMProgressBar,
-)
-from pytorch_lightning.demos.boring_classes import BoringModel
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.lightning import BoringModel, pl
 from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 from tests.versions import from_lightning_2_6
 
 
 def trainer(**flags: Any) -> pl.Trainer:
-    bars = any(isinstance(callback, ProgressBar) for callback in flags.get("callbacks", []))
+    bars = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in flags.get("callbacks", []))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": bars}
     return pl.Trainer(**{"accelerator": "cpu", "enable_model_summary": False, **quiet, **flags})
 
@@ -82,10 +67,18 @@ def test_either_trainer_gives_the_same_weights() -> None:
     assert torch.equal(weights_of(module.trial), trained_by_determineds_trainer(pytorch.Epoch(3), pytorch.Epoch(1)))
 
 
-@pytest.mark.parametrize("callback", [TQDMProgressBar(), RichProgressBar(), Timer(), LearningRateMonitor()])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        pl.callbacks.TQDMProgressBar(),
+        pl.callbacks.RichProgressBar(),
+        pl.callbacks.Timer(),
+        pl.callbacks.LearningRateMonitor(),
+    ],
+)
 def test_lightnings_callbacks_do_not_change_the_weights(callback: pl.Callback, tmp_path: Path) -> None:
     module = TrialModule(SmallTrial)
-    fit(module, max_epochs=3, callbacks=[callback], logger=CSVLogger(tmp_path), log_every_n_steps=5)
+    fit(module, max_epochs=3, callbacks=[callback], logger=pl.loggers.CSVLogger(tmp_path), log_every_n_steps=5)
     assert torch.equal(weights_of(module.trial), trained_by_determineds_trainer(pytorch.Epoch(3), pytorch.Epoch(1)))
 
 
@@ -141,7 +134,7 @@ def test_fast_dev_run_trains_and_validates_one_batch() -> None:
 
 
 def test_metrics_reach_loggers_and_callback_metrics(tmp_path: Path) -> None:
-    loggers = [CSVLogger(tmp_path, name="csv"), TensorBoardLogger(tmp_path, name="tb")]
+    loggers = [pl.loggers.CSVLogger(tmp_path, name="csv"), pl.loggers.TensorBoardLogger(tmp_path, name="tb")]
     lightning = fit(TrialModule(SmallTrial), max_epochs=2, logger=loggers, log_every_n_steps=5)
     assert {"loss", "batch", "validation_loss"} <= lightning.callback_metrics.keys()
     with (Path(str(loggers[0].log_dir)) / "metrics.csv").open() as file:
@@ -158,8 +151,8 @@ def test_what_callbacks_log_has_the_steps_of_reports(tmp_path: Path) -> None:
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
             pl_module.log("value", 0.25)
 
-    logger = CSVLogger(tmp_path)
-    callbacks = [Logging(), LearningRateMonitor("step")]
+    logger = pl.loggers.CSVLogger(tmp_path)
+    callbacks = [Logging(), pl.callbacks.LearningRateMonitor("step")]
     fit(TrialModule(SmallTrial), max_epochs=2, logger=logger, log_every_n_steps=5, callbacks=callbacks)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -182,8 +175,8 @@ def test_a_validation_metric_with_the_name_of_a_training_metric_gets_the_prefix_
 
 
 def test_a_validation_before_the_first_batch_has_the_names_of_those_that_follow(tmp_path: Path) -> None:
-    monitors = [EarlyStopping(name) for name in ("val_loss", "accuracy")]
-    logger = CSVLogger(tmp_path)
+    monitors = [pl.callbacks.EarlyStopping(name) for name in ("val_loss", "accuracy")]
+    logger = pl.loggers.CSVLogger(tmp_path)
     module = TrialModule(SameName, step_zero_validation=True)
     lightning = fit(module, max_epochs=1, callbacks=monitors, logger=logger)
     assert lightning.callback_metrics.keys() == {"loss", "batch", "val_loss", "accuracy"}
@@ -199,7 +192,7 @@ def test_a_validation_before_the_first_batch_is_logged_if_no_batch_follows(tmp_p
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             raise ZeroDivisionError
 
-    logger = CSVLogger(tmp_path)
+    logger = pl.loggers.CSVLogger(tmp_path)
     with pytest.raises(ZeroDivisionError):
         fit(TrialModule(Failing, step_zero_validation=True), max_epochs=1, logger=logger)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
@@ -215,7 +208,7 @@ def test_callbacks_see_the_same_metrics_of_a_validation_whether_there_is_a_logge
             self.values = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in self.kinds]
 
     seen = []
-    for logger in (False, CSVLogger(tmp_path)):
+    for logger in (False, pl.loggers.CSVLogger(tmp_path)):
         seen.append(Seen())
         seed_everything()
         fit(TrialModule(SmallTrial), max_epochs=1, logger=logger, callbacks=[seen[-1]])
@@ -247,7 +240,9 @@ def test_an_override_of_log_sees_the_metrics_of_a_validation_without_any_logger(
 
 def test_early_stopping_ends_the_training() -> None:
     module = TrialModule(RecordingTrial)
-    lightning = fit(module, max_epochs=50, callbacks=[EarlyStopping("validation_loss", min_delta=100.0, patience=2)])
+    lightning = fit(
+        module, max_epochs=50, callbacks=[pl.callbacks.EarlyStopping("validation_loss", min_delta=100.0, patience=2)]
+    )
     assert lightning.current_epoch == 3
     assert module.trial.validated == [7, 14, 21]
 
@@ -274,13 +269,13 @@ def test_per_batch_hooks_fire_for_every_batch() -> None:
 
 
 def test_learning_rates_are_monitored_batch_by_batch(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path)
+    logger = pl.loggers.CSVLogger(tmp_path)
     fit(
         TrialModule(SmallTrial),
         max_epochs=1,
         logger=logger,
         log_every_n_steps=1,
-        callbacks=[LearningRateMonitor("step")],
+        callbacks=[pl.callbacks.LearningRateMonitor("step")],
     )
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rates = [float(row["lr-SGD"]) for row in csv.DictReader(file) if row["lr-SGD"]]
@@ -288,7 +283,7 @@ def test_learning_rates_are_monitored_batch_by_batch(tmp_path: Path) -> None:
 
 
 def test_model_checkpoint_keeps_the_best_and_a_run_goes_on_from_it(tmp_path: Path) -> None:
-    best = ModelCheckpoint(tmp_path, monitor="validation_loss", save_last=True)
+    best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_last=True)
     fit(TrialModule(SmallTrial), max_epochs=2, enable_checkpointing=True, callbacks=[best])
     assert Path(best.best_model_path).is_file()
     resumed = TrialModule(SmallTrial)
@@ -321,7 +316,7 @@ class Stop(pl.Callback):
 def test_model_checkpoint_saves_when_it_saves_any_other_module(
     flags: dict[str, Any], saved_after: list[int], tmp_path: Path
 ) -> None:
-    checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
     callbacks = [*flags.pop("callbacks", []), checkpoints]
     fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
     steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("epoch*.ckpt"))
@@ -331,7 +326,7 @@ def test_model_checkpoint_saves_when_it_saves_any_other_module(
 
 def test_model_checkpoint_saves_after_the_validations_of_a_period(tmp_path: Path) -> None:
     module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
-    fit(module, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, save_top_k=-1)])
+    fit(module, enable_checkpointing=True, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
     steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
     assert steps == [2 * batches for batches in (4, 8, 9)]
 
@@ -340,7 +335,7 @@ def test_model_checkpoint_saves_after_the_validations_of_a_period(tmp_path: Path
 def test_a_run_goes_on_bit_equal_from_the_middle_of_an_epoch_where_it_was_ended(
     flags: dict[str, Any], tmp_path: Path
 ) -> None:
-    checkpoints = ModelCheckpoint(tmp_path, save_last=True)
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True)
     callbacks = [*flags.pop("callbacks", []), checkpoints]
     fit(TrialModule(SmallTrial), enable_checkpointing=True, callbacks=callbacks, **flags)
     resumed = TrialModule(SmallTrial)
@@ -359,12 +354,19 @@ def test_a_run_that_a_callback_ends_validates_what_it_has_trained() -> None:
 
 def test_early_stopping_waits_for_min_steps_and_no_longer() -> None:
     module = TrialModule(RecordingTrial)
-    fit(module, max_epochs=4, min_steps=30, callbacks=[EarlyStopping("validation_loss", patience=0, mode="max")])
+    fit(
+        module,
+        max_epochs=4,
+        min_steps=30,
+        callbacks=[pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")],
+    )
     assert (module.trial.trained, module.trial.validated) == (15, [7, 14, 15])
 
 
 def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
-    by_time = ModelCheckpoint(tmp_path, train_time_interval=datetime.timedelta(microseconds=1), save_top_k=-1)
+    by_time = pl.callbacks.ModelCheckpoint(
+        tmp_path, train_time_interval=datetime.timedelta(microseconds=1), save_top_k=-1
+    )
     fit(TrialModule(SmallTrial), max_epochs=1, enable_checkpointing=True, callbacks=[by_time])
     steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
     assert steps == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
@@ -379,7 +381,7 @@ def test_model_checkpoint_finds_a_training_metric_before_the_first_report(tmp_pa
             losses.append(metrics["loss"].item())
             return {**metrics, "none": None, "list": [1, 2]}
 
-    by_step = ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=4, save_top_k=-1)
+    by_step = pl.callbacks.ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=4, save_top_k=-1)
     flags: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0, "enable_checkpointing": True}
     fit(TrialModule(Trial), callbacks=[by_step], log_every_n_steps=100, **flags)
     means = [sum(losses[:batches]) / batches for batches in (2, 4, 6)]
@@ -388,7 +390,7 @@ def test_model_checkpoint_finds_a_training_metric_before_the_first_report(tmp_pa
 
 def test_a_callback_finds_a_training_metric_at_the_end_of_an_epoch_without_a_report() -> None:
     module = TrialModule(SmallTrial)
-    stopping = EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
+    stopping = pl.callbacks.EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
     lightning = fit(module, max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
     assert lightning.current_epoch == 2
 
@@ -482,7 +484,7 @@ def test_a_trainers_flags_are_left_as_they_were() -> None:
 def test_a_bar_shows_the_epochs_of_max_length(max_length: pytorch.TrainUnit, shown: int) -> None:
     descriptions: list[str] = []
 
-    class Bar(RichProgressBar):
+    class Bar(pl.callbacks.RichProgressBar):
         def _get_train_description(self, current_epoch: int) -> str:
             description = super()._get_train_description(current_epoch)
             descriptions.append(description.strip())
@@ -539,7 +541,7 @@ def test_overfit_batches_trains_on_the_first_batches_in_every_epoch(amount: floa
 @pytest.mark.parametrize(("amount", "batches"), [(0.3, 2), (0.5, 3)])
 def test_overfit_batches_means_the_same_to_callbacks_that_look_at_each_batch(amount: float, batches: int) -> None:
     module = TrialModule(RecordingTrial)
-    fit(module, max_epochs=3, overfit_batches=amount, callbacks=[Timer()])
+    fit(module, max_epochs=3, overfit_batches=amount, callbacks=[pl.callbacks.Timer()])
     assert module.trial.validated == [batches, 2 * batches, 3 * batches]
 
 
@@ -580,15 +582,15 @@ def test_overfit_batches_needs_a_loader_of_ours() -> None:
     [
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
         pytest.param(
-            {"callbacks": [StochasticWeightAveraging(0.1)]},
+            {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]},
             "StochasticWeightAveraging: .* the callback WeightAveraging",
             marks=from_lightning_2_6,
         ),
-        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: .*AveragedModel"),
-        ({"callbacks": [ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
-        ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder: give"),
+        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: .*AveragedModel"),
+        ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
+        ({"callbacks": [pl.callbacks.BatchSizeFinder()]}, "BatchSizeFinder: give"),
         (
-            {"reload_dataloaders_every_n_epochs": 1, "callbacks": [BatchSizeFinder()]},
+            {"reload_dataloaders_every_n_epochs": 1, "callbacks": [pl.callbacks.BatchSizeFinder()]},
             "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: give",
         ),
     ],
@@ -611,7 +613,7 @@ def test_a_compiled_module_is_refused_and_can_be_used_as_it_is() -> None:
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
 @pytest.mark.parametrize("fault", ["ModelPruning", "torch.compile"])
 def test_what_cannot_work_is_refused_before_a_second_process_is_started(start_method: Any, fault: str) -> None:
-    callbacks = [ModelPruning("l1_unstructured")] if fault == "ModelPruning" else []
+    callbacks = [pl.callbacks.ModelPruning("l1_unstructured")] if fault == "ModelPruning" else []
     strategy = PerModelDDPStrategy(start_method=start_method)
     lightning = trainer(max_epochs=1, devices=2, strategy=strategy, callbacks=callbacks)
     module = TrialModule(SmallTrial)
@@ -661,44 +663,6 @@ def test_two_numbers_of_batches_for_an_update_are_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"accumulate_grad_batches=4: it means the same as .* 2"):
         fit(TrialModule(SmallTrial, aggregation_frequency=2), max_epochs=1, accumulate_grad_batches=4)
     fit(TrialModule(SmallTrial, aggregation_frequency=4), max_epochs=1, accumulate_grad_batches=4)
-
-
-class OwnData(pl.LightningDataModule):
-    def train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(make_data(), batch_size=2)
-
-    val_dataloader = train_dataloader
-
-
-@pytest.mark.parametrize(
-    ("arguments", "way_out"),
-    [
-        ({"train_dataloaders": OwnData().train_dataloader()}, ["train_dataloaders=.*build_training_data_loader"]),
-        ({"val_dataloaders": OwnData().val_dataloader()}, ["val_dataloaders=.*build_validation_data_loader"]),
-        (
-            {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": [OwnData().val_dataloader()]},
-            ["train_dataloaders=", "val_dataloaders="],
-        ),
-        ({"datamodule": OwnData()}, ["datamodule=.*in the trial's __init__"]),
-        ({"train_dataloaders": OwnData()}, ["datamodule="]),
-    ],
-)
-def test_data_from_outside_of_the_trial_is_refused(arguments: dict[str, Any], way_out: list[str]) -> None:
-    module = TrialModule(SmallTrial)
-    lightning = trainer(max_epochs=1)
-    with pytest.raises(errors.UnsupportedTrainerFlags) as refused:
-        lightning.fit(module, **arguments)
-    for expected in way_out:
-        assert re.search(expected, str(refused.value))
-    assert module.trial is None
-    lightning.fit(module)
-    assert module.trial_run.state.batches_trained == EPOCH_LEN
-
-
-@pytest.mark.parametrize("arguments", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
-def test_validation_data_from_outside_of_the_trial_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="build_validation_data_loader"):
-        trainer().validate(TrialModule(SmallTrial), **arguments)
 
 
 def test_arguments_that_are_no_trial_or_unit_are_refused() -> None:

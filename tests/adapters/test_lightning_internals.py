@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import inspect
 import logging
 import signal
@@ -11,19 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
-from pytorch_lightning.__version__ import version as lightning_version
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
-from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
-from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters import lightning_data, lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
+from tests.lightning import BoringModel, lightning_version, pl
 from tests.versions import from_lightning_2_6
 
 #: An interval that has always passed; Lightning 2.4 takes one of no length at all for none.
@@ -88,7 +84,7 @@ def test_allow_validation() -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_announce_no_validations(announced: bool, tmp_path: Path) -> None:
-    class Watcher(ModelCheckpoint):
+    class Watcher(pl.callbacks.ModelCheckpoint):
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             super().on_validation_end(trainer, pl_module)
             saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
@@ -126,7 +122,7 @@ def test_take_validation_interval_and_restore_validation_interval() -> None:
             lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 3))
 
     module = Module()
-    stopping = EarlyStopping("loss", strict=False)  # it looks for val_check_interval
+    stopping = pl.callbacks.EarlyStopping("loss", strict=False)  # it looks for val_check_interval
     trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping], num_sanity_val_steps=0)
     lightning_loops.use_trial_loops(trainer)
     assert lightning_internals.take_validation_interval(trainer) == 3600
@@ -220,7 +216,7 @@ def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.log("value", 0.25, batch_size=1)
 
-    class Steps(CSVLogger):
+    class Steps(pl.loggers.CSVLogger):
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
             logged.extend([step] if "value" in metrics else [])
 
@@ -264,6 +260,76 @@ def test_call_hook() -> None:
     # The first two are Lightning's own calls.
     assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
     assert trainer.callback_metrics["logged"] == 0.5
+
+
+def test_call_module_hook() -> None:
+    class Module(Watched):
+        def on_fit_end(self) -> None:
+            ended.append(self._current_fx_name)
+
+    ended: list[str | None] = []
+    trainer = make_trainer(limit_train_batches=1)
+    trainer.fit(Module())
+    lightning_internals.call_module_hook(trainer, "on_fit_end")
+    assert ended == ["on_fit_end"] * 2
+
+
+def test_takes_dataloader_iter() -> None:
+    def decorated(step: Any) -> Any:
+        return functools.wraps(step)(lambda *arguments: step(*arguments))
+
+    step = Watched().training_step
+    assert lightning_internals.takes_dataloader_iter(decorated(step))
+    assert not lightning_internals.takes_dataloader_iter(decorated(decorated(step)))
+    assert not lightning_internals.takes_dataloader_iter(BoringModel().training_step)
+
+
+def test_call_afterwards() -> None:
+    """After the hooks at the end of a step and of a validation, of callbacks and of the module."""
+    order: list[str] = []
+
+    class Module(Watched):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            order.append("step")
+
+        def on_validation_end(self) -> None:
+            order.append("validation")
+
+    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    lightning_loops.use_trial_loops(trainer)
+    calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
+    lightning_loops.call_afterwards(trainer, *calls)
+    trainer.fit(Module())
+    assert order == ["step", "after step", "after batch", "validation", "after validation"]
+    lightning_loops.call_afterwards(trainer, None, None, None)
+    trainer.validate(Module(), verbose=False)
+    assert order[5:] == ["validation"]
+
+
+def test_a_trainer_with_trial_loops_adds_a_trial_to_files_and_takes_it_from_them(tmp_path: Path) -> None:
+    class Module(Watched):
+        def add_trial(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["trial"] = 5
+
+        def take_trial(self, checkpoint: dict[str, Any]) -> None:
+            taken.append(checkpoint["trial"])
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert "trial" not in checkpoint
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert taken
+
+    taken: list[int] = []
+    for weights_only in (False, True):
+        trainer = make_trainer(limit_train_batches=1)
+        lightning_loops.use_trial_loops(trainer)
+        trainer.fit(Module())
+        trainer.save_checkpoint(tmp_path / "saved.ckpt", weights_only)
+        again = make_trainer(limit_train_batches=1)
+        lightning_loops.use_trial_loops(again)
+        again.validate(Module(), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
+    assert taken == [5, 5]
 
 
 def test_move_to_epoch() -> None:
@@ -358,29 +424,42 @@ def test_show_batches_and_shown_batch() -> None:
     ]
 
 
+class OnlyTraining(pl.LightningDataModule):
+    def train_dataloader(self) -> list[int]:
+        return [7]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "names"),
+    ("arguments", "given"),
     [
-        ({}, []),
-        ({"train_dataloaders": [1]}, ["train_dataloaders"]),
-        ({"train_dataloaders": [1], "val_dataloaders": [2]}, ["train_dataloaders", "val_dataloaders"]),
-        ({"datamodule": BoringDataModule()}, ["datamodule"]),
+        ({}, {}),
+        ({"train_dataloaders": [1]}, {"train_dataloader": [1]}),
+        ({"train_dataloaders": [1], "val_dataloaders": [2]}, {"train_dataloader": [1], "val_dataloader": [2]}),
+        ({"train_dataloaders": [1], "val_dataloaders": []}, {"train_dataloader": [1], "val_dataloader": ()}),
+        ({"datamodule": OnlyTraining()}, {"train_dataloader": [7], "val_dataloader": ()}),
     ],
 )
-def test_given_data(arguments: dict[str, Any], names: list[str]) -> None:
+def test_take_given_data_and_datamodule_of(arguments: dict[str, Any], given: dict[str, Any]) -> None:
+    """A data module is asked, and Lightning asks the module for what there is."""
+
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.given_data(self.trainer) == names
+            assert lightning_data.datamodule_of(self.trainer) is arguments.get("datamodule")
+            taken = lightning_data.take_given_data(self.trainer)
+            assert {name: give() for name, give in taken.items()} == given
+            source: Any = self.trainer.fit_loop._data_source
+            assert source.instance is self
             raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
         make_trainer().fit(Module(), **arguments)
 
 
-def test_given_data_of_a_validation() -> None:
+def test_take_given_data_of_a_validation() -> None:
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.given_data(self.trainer) == ["dataloaders"]
+            taken = lightning_data.take_given_data(self.trainer)
+            assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
             raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
@@ -394,7 +473,7 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
         predict_dataloader = pl.LightningModule.predict_dataloader
 
         def configure_callbacks(self) -> Any:
-            assert lightning_internals.has_data(self.trainer) == found
+            assert lightning_data.has_data(self.trainer) == found
             raise NotImplementedError
 
     for call in (make_trainer().test, make_trainer().predict):
@@ -417,10 +496,12 @@ def test_checking_launcher(start_method: Any) -> None:
 
 
 def test_ddp_options() -> None:
-    options, others = lightning_strategies.ddp_options(DDPStrategy(static_graph=True, ddp_comm_state=3))
+    options, others = lightning_strategies.ddp_options(pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3))
     hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
     assert (options, others) == ({"static_graph": True, **hooks}, [])
-    assert lightning_strategies.ddp_options(DDPStrategy(model_averaging_period=3))[1] == ["model_averaging_period"]
+    assert lightning_strategies.ddp_options(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == [
+        "model_averaging_period"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -435,11 +516,11 @@ def test_ddp_options() -> None:
     ],
 )
 def test_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
-    assert lightning_strategies.fsdp_options(FSDPStrategy(**arguments)) == ({}, others)
+    assert lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
 
 
 def test_fsdp_options_with_a_policy_of_classes() -> None:
-    options, others = lightning_strategies.fsdp_options(FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
+    options, others = lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
     assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
     assert others == []
 
@@ -448,7 +529,7 @@ def test_replace_strategy() -> None:
     """The other strategy has the devices, the launcher and the process group of the given one, not its options."""
     processes: dict[str, Any] = {"process_group_backend": "gloo", "timeout": datetime.timedelta(seconds=5)}
     given: Any = PerModelDDPStrategy(start_method="spawn", **processes)
-    other: Any = DDPStrategy(static_graph=True)
+    other: Any = pl.strategies.DDPStrategy(static_graph=True)
 
     class Module(Watched):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
@@ -530,7 +611,7 @@ def test_save_by_time(interval: datetime.timedelta, saved: int, tmp_path: Path) 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             lightning_internals.save_by_time(self.trainer)
 
-    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
     make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_train_batches=3).fit(Module())
     assert len(list(tmp_path.glob("*.ckpt"))) == saved
 
@@ -542,20 +623,20 @@ def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
             lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
             lightning_internals.save_by_time(self.trainer)
 
-    checkpoint = ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
     make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_val_batches=0).fit(Module())
     assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
 
-def test_quiet_hints(caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_hints_and_hint_logger(caplog: pytest.LogCaptureFixture) -> None:
     make_trainer()
     assert "GPU available" in caplog.text
     caplog.clear()
     with lightning_internals.quiet_hints():
         make_trainer()
     assert "GPU available" not in caplog.text
-    assert logging.getLogger("pytorch_lightning.utilities.rank_zero").level != logging.WARNING
+    assert lightning_internals.hint_logger().level != logging.WARNING
 
 
 def test_set_printing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,10 +663,10 @@ def test_interrupts_come_through() -> None:
 
 
 def test_converts_batch_norms() -> None:
-    synchronized = make_trainer(strategy=DDPStrategy(), sync_batchnorm=True).strategy
-    plain = make_trainer(strategy=DDPStrategy()).strategy
-    assert isinstance(synchronized, DDPStrategy)
-    assert isinstance(plain, DDPStrategy)
+    synchronized = make_trainer(strategy=pl.strategies.DDPStrategy(), sync_batchnorm=True).strategy
+    plain = make_trainer(strategy=pl.strategies.DDPStrategy()).strategy
+    assert isinstance(synchronized, pl.strategies.DDPStrategy)
+    assert isinstance(plain, pl.strategies.DDPStrategy)
     assert lightning_internals.converts_batch_norms(synchronized)
     assert not lightning_internals.converts_batch_norms(plain)
 
@@ -625,7 +706,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_internals, lightning_loops, lightning_strategies)
+        for module in (lightning_data, lightning_internals, lightning_loops, lightning_strategies)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]

@@ -1,4 +1,4 @@
-"""Subclasses of TrialModule that override a hook in which it drives the trial, with ``super()`` or without."""
+"""Subclasses of TrialModule that override what the trainer calls, with ``super()`` or without."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
-NEEDED = {name: hook for name in dir(TrialModule) if hasattr(hook := getattr(TrialModule, name), "instead")}
-NOTIFYING = sorted(name for name, hook in NEEDED.items() if not hook.instead)
-ANSWERING = sorted(name for name, hook in NEEDED.items() if hook.instead)
+ANSWERS = TrialModule.answers()
+HOOKS = [
+    *("configure_callbacks", "setup", "configure_model", "teardown", "on_save_checkpoint", "on_load_checkpoint"),
+    *("on_fit_start", "on_train_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+    *("on_validation_start", "on_validation_epoch_end", "on_validation_end", "on_validation_model_train"),
+    *("on_predict_start", "on_predict_end", "on_test_start", "on_test_epoch_end", "on_test_end"),
+]
 
 
 class Predicting(SmallTrial):
@@ -35,7 +39,7 @@ def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
     """Return what a module does under all methods of a trainer."""
     seed_everything()
     module = module_class(Predicting)
-    checkpoints = ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
+    checkpoints = pl.callbacks.ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
     fitting = trainer(max_epochs=2, callbacks=[checkpoints])
     fitting.fit(module)
     resumed = module_class(Predicting)
@@ -58,7 +62,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize("inherits", [False, True])
-@pytest.mark.parametrize("hook", NOTIFYING)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_is_overridden_without_super_as_in_any_module(
     hook: str, inherits: bool, expected: list[Any], tmp_path: Path
 ) -> None:
@@ -75,19 +79,29 @@ def test_a_hook_is_overridden_without_super_as_in_any_module(
     assert calls
 
 
-@pytest.mark.parametrize("hook", ANSWERING)
+@pytest.mark.parametrize("hook", sorted(ANSWERS))
 def test_a_hook_that_would_replace_the_trials_work_is_refused(hook: str) -> None:
     def override(self: TrialModule, dataloader_iter: Any = None) -> Any:
         return [[make_data()[:]]] if "dataloader" in hook else None
 
-    module_class = type("Module", (TrialModule,), {hook: override})
     message = rf"Module.{hook}\(\) does not call super\(\).{hook}\("
     with pytest.raises(errors.InvalidExperimentException, match=message) as refused:
-        trainer(enable_checkpointing=False).fit(module_class(SmallTrial))
-    assert NEEDED[hook].instead in str(refused.value)
+        type("Module", (TrialModule,), {hook: override})
+    assert ANSWERS[hook].instead in str(refused.value)
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        type("Module", (type("Mixin", (), {hook: override}), TrialModule), {})
 
 
-def test_a_hook_that_super_has_called_is_not_called_again() -> None:
+@pytest.mark.parametrize("hook", ["training_step", "validation_step", "configure_optimizers"])
+def test_an_override_that_calls_super_only_at_times_ends_the_run_where_it_does_not(hook: str) -> None:
+    def override(self: TrialModule, dataloader_iter: Any = None) -> Any:
+        return getattr(super(TrialModule, self), hook)() if self is None else None
+
+    with pytest.raises(errors.InvalidExperimentException, match=rf"Module.{hook}\(\) has not called super\(\)"):
+        trainer(enable_checkpointing=False).fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
+
+
+def test_a_hook_follows_what_the_trial_does_in_it_whether_it_calls_super_or_not() -> None:
     begun: list[str] = []
 
     class Watcher(pytorch.PyTorchCallback):
@@ -103,26 +117,65 @@ def test_a_hook_that_super_has_called_is_not_called_again() -> None:
 
     class Module(TrialModule):
         def on_train_start(self) -> None:
-            begun.append("before")
             super().on_train_start()
-            begun.append("after")
+            begun.append("after training")
 
         def on_validation_start(self) -> None:
-            super().on_validation_start()
+            begun.append("after validation")
 
     class Derived(Module):
         def on_train_start(self) -> None:
             super().on_train_start()
 
     trainer(enable_checkpointing=False).fit(Derived(Trial))
-    assert begun == ["before", "training", "after", "validation"]
+    assert begun == ["training", "after training", "validation", "after validation"]
+
+
+def test_a_checkpoint_holds_what_the_hooks_at_the_end_of_a_step_did(tmp_path: Path) -> None:
+    class Module(TrialModule):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.clamp_(-0.1, 0.1)
+
+        def on_validation_end(self) -> None:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.mul_(0.5)
+
+    seed_everything()
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(EPOCH_LEN))
+    whole = Module(SmallTrial)
+    trainer(max_epochs=3, enable_checkpointing=False, callbacks=[checkpoints]).fit(whole)
+    assert weights_of(whole.trial).abs().max() <= 0.05
+    for directory in (path for path in tmp_path.iterdir() if (path / "metadata.json").exists()):
+        resumed = Module(SmallTrial)
+        trainer(max_epochs=3, enable_checkpointing=False).fit(resumed, ckpt_path=directory)
+        assert torch.equal(weights_of(resumed.trial), weights_of(whole.trial))
+
+
+@pytest.mark.parametrize(
+    ("hook", "other"),
+    [
+        ("train_dataloader", torch.utils.data.DataLoader(make_data())),
+        ("val_dataloader", torch.utils.data.DataLoader(make_data())),
+        ("configure_optimizers", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)),
+    ],
+)
+def test_another_answer_than_that_of_super_is_refused(hook: str, other: Any) -> None:
+    def override(self: TrialModule) -> Any:
+        getattr(super(type(self), self), hook)()
+        return other
+
+    with pytest.raises(errors.InvalidExperimentException, match=rf"must return what super\(\).{hook}\(\) returns"):
+        trainer(enable_checkpointing=False).fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
     class Module(TrialModule):
         def configure_callbacks(self) -> Any:
-            stopping = EarlyStopping("validation_loss", patience=0, mode="max")
+            stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
             return (stopping,) if several else stopping
 
     module = Module(SmallTrial)
@@ -149,7 +202,7 @@ def test_a_module_that_configures_no_callbacks_is_ended_after_an_exception(calls
 
 
 @pytest.mark.parametrize("stage", ["training", "validation"])
-def test_a_step_with_decorators_is_called(stage: str) -> None:
+def test_a_step_with_a_decorator_is_called(stage: str) -> None:
     calls: list[Any] = []
 
     def counted(step: Any) -> Any:
@@ -163,7 +216,9 @@ def test_a_step_with_decorators_is_called(stage: str) -> None:
     def override(self: TrialModule, dataloader_iter: Any) -> Any:
         return getattr(TrialModule, f"{stage}_step")(self, dataloader_iter)
 
-    module = type("Module", (TrialModule,), {f"{stage}_step": counted(counted(override))})
+    with pytest.raises(errors.InvalidExperimentException, match="below one decorator at most"):
+        type("Module", (TrialModule,), {f"{stage}_step": counted(counted(override))})
+    module = type("Module", (TrialModule,), {f"{stage}_step": counted(override)})
     trainer(enable_checkpointing=False).fit(module(SmallTrial))
     assert calls
 
@@ -186,8 +241,10 @@ def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
         def step(self, batch: Any, batch_idx: int) -> None:
             """Never called."""
 
-    setattr(Module, f"{stage}_step", Module.step)
     refusal = rf"Module has .* {stage}_step\(\): put it in the trial's .*; an override takes dataloader_iter"
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
+        type("Module", (Module,), {f"{stage}_step": Module.step})
+    setattr(Module, f"{stage}_step", Module.step)
     with pytest.raises(errors.InvalidExperimentException, match=refusal):
         trainer(enable_checkpointing=False).fit(Module(SmallTrial))
     assert trainer().predict(Module(Predicting), torch.utils.data.DataLoader(make_data(), batch_size=25))
@@ -213,21 +270,21 @@ def test_an_override_that_would_never_be_called_is_refused(method: str, way_out:
     assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
 
 
-@pytest.mark.parametrize(
-    ("hook", "way_out"),
-    [
-        ("on_train_start", "define it in a subclass, or in a callback"),
-        (
-            "configure_optimizers",
-            "make the optimizers and schedulers in the trial",
-        ),  # as LightningCLI --optimizer sets it
-    ],
-)
-def test_a_needed_hook_on_an_instance_is_refused(hook: str, way_out: str) -> None:
+def test_an_answer_on_an_instance_is_refused() -> None:
     module = TrialModule(SmallTrial)
-    setattr(module, hook, lambda: None)
-    with pytest.raises(errors.InvalidExperimentException, match=rf"{hook}\(\): {way_out}"):
+    module.configure_optimizers = lambda: None  # type: ignore[method-assign]  # as LightningCLI --optimizer does
+    way_out = r"configure_optimizers\(\): make the optimizers and schedulers in the trial"
+    with pytest.raises(errors.InvalidExperimentException, match=way_out):
         trainer(enable_checkpointing=False).fit(module)
+
+
+def test_a_hook_on_an_instance_is_called() -> None:
+    calls: list[str] = []
+    module = TrialModule(SmallTrial)
+    module.on_train_start = lambda: calls.append("begun")  # type: ignore[method-assign]
+    trainer(enable_checkpointing=False).fit(module)
+    assert calls == ["begun"]
+    assert module.trial_run.state.batches_trained == EPOCH_LEN
 
 
 def test_a_subclass_predicts_and_tests_in_its_own_way() -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
+from tests.lightning import pl
 from tests.trials import make_data
 from tests.versions import from_lightning_2_6
 
@@ -153,7 +152,7 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
     saving = flags.pop("saves_every", None)
     callbacks: list[pl.Callback] = [recorder]
     if saving is not None:
-        callbacks.append(ModelCheckpoint(directory, every_n_train_steps=saving, save_top_k=-1))
+        callbacks.append(pl.callbacks.ModelCheckpoint(directory, every_n_train_steps=saving, save_top_k=-1))
     off = ("logger", "enable_progress_bar", "enable_model_summary")
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -8,12 +8,11 @@ import time
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial
 
 
@@ -48,7 +47,7 @@ def fit(module: TrialModule, **flags: Any) -> None:
     ("bars", "steps"),
     [
         ([], 2),  # up to batches 7 and 14, where the epochs end; reports after batches 5 and 10 end no step
-        ([TQDMProgressBar], 4),  # up to batches 5, 7, 10 and 14
+        ([pl.callbacks.TQDMProgressBar], 4),  # up to batches 5, 7, 10 and 14
     ],
 )
 def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float, bars: list[Any], steps: int) -> None:
@@ -62,7 +61,7 @@ def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float, bars: list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bar_class", [TQDMProgressBar, RichProgressBar])
+@pytest.mark.parametrize("bar_class", [pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar])
 def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
     shown: list[int] = []
 

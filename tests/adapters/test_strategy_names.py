@@ -5,27 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.replaced import counterpart_of
+from tests.lightning import pl
 from tests.versions import SHARDS, needs_shards
 from tests.warm_python import start_warm_python
 
 NAMES = ("trial_ddp", "trial_ddp_find_unused_parameters_true", "trial_fsdp", "horovod")
 
-SCRIPT = """
-from pytorch_lightning.cli import LightningCLI
+SCRIPT = f"""
+from {pl.__name__}.cli import LightningCLI
+
 from det_lightning.adapters import TrialModule
 from tests.trials import SmallTrial
 
 
 class Module(TrialModule):
     def __init__(self, learning_rate: float = 0.1) -> None:
-        super().__init__(SmallTrial, hparams={"learning_rate": learning_rate})
+        super().__init__(SmallTrial, hparams={{"learning_rate": learning_rate}})
 
 
 if __name__ == "__main__":
@@ -48,7 +48,7 @@ def run(code: str, *arguments: str, directory: Path) -> str:
     "imported", ["det_lightning.adapters", "det_lightning.adapters.module", "det_lightning.adapters.strategies.ddp"]
 )
 def test_any_import_below_adapters_registers_the_strategies(imported: str, tmp_path: Path) -> None:
-    code = f"import {imported}\nfrom pytorch_lightning.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
+    code = f"import {imported}\nfrom {pl.__name__}.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
     assert set(NAMES) <= set(run(code, directory=tmp_path).split())
 
 
@@ -65,19 +65,19 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
 @needs_shards
 def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Use PerModelFSDPStrategy"):
-        counterpart_of(FSDPStrategy(cpu_offload=True))
+        counterpart_of(pl.strategies.FSDPStrategy(cpu_offload=True))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="DDPStrategy: model_averaging_period"):
-        counterpart_of(DDPStrategy(model_averaging_period=2))
+        counterpart_of(pl.strategies.DDPStrategy(model_averaging_period=2))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="PerModelDDPStrategy does not take delay_all_reduce"):
-        counterpart_of(DDPStrategy(delay_all_reduce_named_params=[]))
+        counterpart_of(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
     with pytest.raises(TypeError, match="PerModelFSDPStrategy does not take cpu_offload"):
         PerModelFSDPStrategy(cpu_offload=True)
 
 
 @needs_shards
 def test_the_strategies_of_lightning_have_counterparts_for_trials() -> None:
-    assert counterpart_of(DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
-    assert counterpart_of(FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+    assert counterpart_of(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
+    assert counterpart_of(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
 
 
 @pytest.mark.skipif(SHARDS, reason="this torch shards")

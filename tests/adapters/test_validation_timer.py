@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule, validation_timer
+from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
 from tests.versions import before_lightning_2_6, from_lightning_2_6
 from tests.warm_python import WarmPython
@@ -97,7 +96,7 @@ def test_the_next_batch_after_the_time_is_followed_by_a_validation(
 
 @from_lightning_2_6
 def test_a_resumed_run_measures_from_its_beginning(clock: Clock, tmp_path: Path) -> None:
-    every_epoch = ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
+    every_epoch = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
     flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
     assert validated_after(clock, max_epochs=1, callbacks=[every_epoch], **flags) == [3, 6]
     clock.seconds += 3600
@@ -107,8 +106,8 @@ def test_a_resumed_run_measures_from_its_beginning(clock: Clock, tmp_path: Path)
 
 @from_lightning_2_6
 def test_callbacks_look_after_each_validation(clock: Clock, tmp_path: Path) -> None:
-    best = ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
-    patience = EarlyStopping("validation_loss", patience=1, min_delta=1e6)
+    best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
+    patience = pl.callbacks.EarlyStopping("validation_loss", patience=1, min_delta=1e6)
     flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
     assert validated_after(clock, max_epochs=3, callbacks=[best, patience], **flags) == [3, 6]
     assert len(list(tmp_path.glob("*.ckpt"))) == 2

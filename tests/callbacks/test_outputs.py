@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 import torchmetrics
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,6 +17,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter
+from tests.lightning import pl
 from tests.trials import SmallTrial
 
 

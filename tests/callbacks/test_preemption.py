@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
@@ -19,6 +18,7 @@ from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.checkpoint import CheckpointStorage
 from tests.ending import SignalAtStart
 from tests.launching import LAUNCHER, TORCHRUN, end_of, start, wait
+from tests.lightning import pl
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

@@ -371,6 +371,24 @@ def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other_file", "imported"),
+    [
+        ("import lightning as L\n", "lightning.pytorch"),
+        ("from lightning.pytorch import Trainer\n", "lightning.pytorch"),
+        ("from pytorch_lightning import Trainer\n", "pytorch_lightning"),
+        ("import lightning_fabric\n", "pytorch_lightning"),
+    ],
+)
+def test_the_module_imports_lightning_as_the_project_does(other_file: str, imported: str, tmp_path: Path) -> None:
+    (tmp_path / "trial.py").write_text((TRIALS / "words.py").read_text())
+    (tmp_path / "other.py").write_text(other_file)
+    printed = run(tmp_path / "trial.py")
+    assert f"import {imported} as pl\n" in printed.stdout
+    assert f"import {imported} as pl\n" in printed.stderr
+
+
+@pytest.mark.slow
 def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     wrong = {"python2.py": b"import determined\nprint 1", "latin.py": b"# \xe9", "none.py": b"x = 1\n"}
     for name, content in wrong.items():

@@ -52,6 +52,7 @@ class WrittenModule:
     todos: list[Todo]
     trainer_arguments: list[str]
     arguments: list[str]  # names of the class's own that have no default
+    package: str = "pytorch_lightning"  # the one that Lightning is imported from
 
     def program(self, module: str) -> str:
         """Return the source of a program that trains; ``module`` is the name to import the file by.
@@ -64,7 +65,7 @@ class WrittenModule:
         given = ", ".join(f'**{{"{name}": ...}}' if keyword.iskeyword(name) else f"{name}=..." for name in names)
         settings = ", ".join(["max_epochs=...", "num_sanity_val_steps=0", *self.trainer_arguments])
         return (
-            f"import pytorch_lightning as pl\nfrom {module} import {self.name}\n\n"
+            f"import {self.package} as pl\nfrom {module} import {self.name}\n\n"
             f"trainer = pl.Trainer({settings})\ntrainer.fit({self.name}({given}))\n"
         )
 
@@ -73,12 +74,12 @@ class NoTrialError(ValueError):
     """The file holds no trial that can be written as a LightningModule; the message says why."""
 
 
-def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
+def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lightning") -> WrittenModule:
     """Return the source of a trial, rewritten as a LightningModule.
 
     Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. ``aggregated_by``
-    names what sets an ``aggregation_frequency`` outside of the file. Raises NoTrialError, and libcst.ParserSyntaxError
-    if it is not Python 3.
+    names what sets an ``aggregation_frequency`` outside of the file; ``package`` is the one that the project imports
+    Lightning from. Raises NoTrialError, and libcst.ParserSyntaxError if it is not Python 3.
     """
     file = ModuleFile(expand_blocks(port_python(text.replace("\r\n", "\n"))[0]))
     definition = _find_trial(file)
@@ -103,12 +104,12 @@ def write_module(text: str, aggregated_by: str = "") -> WrittenModule:
     hooks.append_hooks(trial, reducing)
     for callback in _classes_of(file, "PyTorchCallback"):
         hooks.rewrite_callback(file, callback)
-    imports.needed.add("import pytorch_lightning as pl")
+    imports.needed.add(f"import {package} as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
             imports.needed.add(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
-    return _finished(trial, module_name)
+    return dataclasses.replace(_finished(trial, module_name), package=package)
 
 
 def _finished(trial: Trial, module_name: str) -> WrittenModule:

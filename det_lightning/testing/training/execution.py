@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_internals import interrupts_come_through
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng

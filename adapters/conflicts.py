@@ -1,0 +1,132 @@
+"""What a user does to a module before its trial is built, as to any LightningModule, and the trial would not see."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters.lightning_package import pl
+from det_lightning.checkpoint.format.plain_values import with_plain_numbers
+
+logger = logging.getLogger(__name__)
+
+_LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
+
+
+def changed_hparams(module: pl.LightningModule) -> list[str]:
+    """Return the names of the hyperparameters of a module that were changed since it was made."""
+    initial = module.hparams_initial
+    return sorted(
+        str(name)
+        for name in {*initial, *module.hparams}
+        if name not in initial or name not in module.hparams or _differ(initial[name], module.hparams[name])
+    )
+
+
+def _differ(before: Any, now: Any) -> bool:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() != now.keys() or any(_differ(before[key], now[key]) for key in before)
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return len(before) != len(now) or any(map(_differ, before, now))
+    plain = bool | int | float | str | None
+    if isinstance(before, float) and isinstance(now, float) and math.isnan(before) and math.isnan(now):
+        return False
+    if isinstance(before, plain) or isinstance(now, plain):
+        return bool(type(before) is not type(now) or before != now)
+    return False  # objects, of which hparams_initial has copies
+
+
+def refuse_changed_hparams(module: pl.LightningModule) -> None:
+    """Raise an InvalidExperimentException that names the hyperparameters which were changed on the module."""
+    if names := changed_hparams(module):
+        raise errors.InvalidExperimentException(
+            f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
+            f"module was made with. Make a new one: {type(module).__name__}(..., hparams={{...}})."
+        )
+
+
+def write_trained_hparams(module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Write the hyperparameters of the training to a checkpoint, with a warning if ``module.hparams`` differ."""
+    if names := changed_hparams(module):
+        checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = with_plain_numbers(dict(module.hparams_initial))
+        logger.warning(
+            "module.hparams was changed (%s). The checkpoint has the hyperparameters that the trial trains with.",
+            ", ".join(names),
+        )
+
+
+def refuse_changed_type(module: pl.LightningModule, initial: Any) -> None:
+    """Raise an InvalidExperimentException if the module was cast to another type before its trial is built."""
+    if module.dtype != initial:
+        raise errors.InvalidExperimentException(
+            f"The module was cast to {module.dtype} before fit(), which builds its trial anew, in {initial}. Leave the "
+            "cast out, and use pl.Trainer(precision=...), such as precision='64-true'; or cast in the trial's __init__."
+        )
+
+
+def refuse_automatic_optimization(module: pl.LightningModule) -> None:
+    """Raise an InvalidExperimentException if Lightning is to update the weights, which a trial does itself."""
+    if module.automatic_optimization:
+        raise errors.InvalidExperimentException(
+            "module.automatic_optimization was set to True, and a trial steps its optimizers itself: leave it False."
+        )
+
+
+def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
+    """Warn if modules are in evaluation mode when a training begins, which trains all models in training mode."""
+    if not all(module.training for module in modules):
+        logger.warning(
+            "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
+            "call eval() for that part in the trial's train_batch()."
+        )
+
+
+def warn_of_second_fit(trainer: pl.Trainer) -> None:
+    """Warn if a trainer would go on with a plain module where it left off, since a trial begins at batch 0 again."""
+    done = trainer.fit_loop.epoch_progress.current.completed
+    if done and not trainer.fit_loop.done:
+        logger.warning(
+            "The trainer has trained %d epochs, and this fit() begins at epoch 0 again, with the weights as they are. "
+            "To go on instead, save a checkpoint and pass ckpt_path=.",
+            done,
+        )
+
+
+def warn_of_missing_parameters(module: torch.nn.Module) -> None:
+    """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
+    logger.warning(
+        "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
+        "freeze(), requires_grad_(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
+        *(type(module).__name__, _LATER),
+    )
+
+
+def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> None:
+    """Raise an InvalidExperimentException if loaded models were changed in ways that do not carry over to built ones.
+
+    Only weights carry over.
+    """
+    changes = {
+        "frozen parameters (freeze() or requires_grad_())": any(
+            not old.requires_grad and new.requires_grad for old, new in _pairs(loaded, built)
+        ),
+        "hooks (watch() of a logger, or register_hook())": any(
+            getattr(old, "_backward_hooks", None) and not getattr(new, "_backward_hooks", None)
+            for old, new in _pairs(loaded, built)
+        ),
+    }
+    if found := [name for name, is_found in changes.items() if is_found]:
+        raise errors.InvalidExperimentException(
+            f"The module that was loaded from a checkpoint has {' and '.join(found)}, and fit() builds the trial "
+            f"again, with its weights only: {_LATER}."
+        )
+
+
+def _pairs(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> Iterator[tuple[Any, Any]]:
+    for old, new in zip(loaded, built, strict=False):
+        yield from zip([*old.parameters()], [*new.parameters()], strict=False)

@@ -1,0 +1,194 @@
+"""Data that a call of ``pl.Trainer`` gives, in place of the loaders that a trial builds."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch.utils.data
+
+from det_lightning import errors
+from det_lightning.adapters import lightning_data
+from det_lightning.adapters.lightning_package import pl
+from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+
+logger = logging.getLogger(__name__)
+
+_MOVING_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_ARGUMENTS = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
+
+
+def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
+    """Raise an UnsupportedTrainerFlags if a data module overrides hooks of batch transfers: a trial moves batches."""
+    names = [name for name in _MOVING_HOOKS if datamodule is not None and _overrides(datamodule, name)]
+    if names:
+        raise errors.UnsupportedTrainerFlags(
+            f"{type(datamodule).__name__} has {' and '.join(names)}, and a trial moves its batches itself: change the "
+            "batch in the dataset, in the collate_fn, or in the trial's train_batch() and evaluate_batch()."
+        )
+
+
+def warn_of_lost_state(trainer: pl.Trainer) -> None:
+    """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
+    datamodule = lightning_data.datamodule_of(trainer)
+    if datamodule is not None and _overrides(datamodule, "state_dict"):
+        logger.warning(
+            "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",
+            type(datamodule).__name__,
+        )
+
+
+def _overrides(datamodule: pl.LightningDataModule, name: str) -> bool:
+    return getattr(type(datamodule), name) is not getattr(pl.LightningDataModule, name)
+
+
+def builders(
+    sources: Mapping[str, Callable[[], Any]], trial: PyTorchTrial, context: PyTorchTrialContext, is_fit: bool
+) -> dict[str, Callable[[], Any]]:
+    """Return functions that build the loaders of a call, by the name of the trial's method that they replace.
+
+    A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, which is sharded and
+    resumed like one of the trial.
+    """
+    if sources and isinstance(trial, SelfSavingTrial):
+        raise errors.UnsupportedTrainerFlags(
+            f"{type(original_trial(trial)).__name__} reads its own data; leave out the data of the call."
+        )
+    made: dict[str, Callable[[], Any]] = {}
+    if (training := sources.get("train_dataloader")) is not None:
+
+        def build_training() -> Any:
+            loader = _adapt(training(), "train_dataloader", context)
+            return loader if isinstance(loader, DataLoader) else Passes(loader, context.position)
+
+        made["build_training_data_loader"] = build_training
+    if (validation := sources.get("val_dataloader")) is not None:
+        made["build_validation_data_loader"] = lambda: _adapt(validation(), "val_dataloader", context)
+        if training is None and not is_fit:
+            made["build_training_data_loader"] = functools.partial(_build_unused, trial, validation, context)
+    return made
+
+
+def _build_unused(trial: PyTorchTrial, validation: Callable[[], Any], context: PyTorchTrialContext) -> Any:
+    """Build the training data for a validation, which only takes the length of an epoch from them."""
+    try:
+        return trial.build_training_data_loader()
+    except NotImplementedError:  # the trial is always given its data
+        return _adapt(validation(), "val_dataloader", context)
+
+
+def require_epochs(trainer: pl.Trainer, sources: Mapping[str, Any], epoch_len: int) -> None:
+    """Raise an UnsupportedTrainerFlags if training data without a length are to be trained for a number of epochs."""
+    if "train_dataloader" in sources and epoch_len == sys.maxsize and trainer.max_epochs not in (-1, None):
+        raise errors.UnsupportedTrainerFlags(
+            f"max_epochs={trainer.max_epochs} with training data that have no length: give the data a __len__; or pass "
+            "limit_train_batches=n, which is then the length of an epoch, or max_steps= in place of max_epochs=."
+        )
+
+
+def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
+    loader = _only(given, name)
+    if not _is_exact(loader):
+        return loader
+    if isinstance(loader.sampler, torch.utils.data.DistributedSampler) and context.distributed.size > 1:
+        raise errors.UnsupportedTrainerFlags(
+            f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
+            "them twice: leave the sampler out."
+        )
+    return _as_determineds(loader)
+
+
+class Passes:
+    """Endless passes over data that cannot be sharded or resumed exactly, from a batch on."""
+
+    def __init__(self, data: Any, position: TrainingPosition) -> None:
+        first_batch = position.initial_batch
+        self._data = data
+        self._position = position
+        self._length: int | None = len(data) if _has_length(data) else None
+        self._skipped = first_batch if self._length is None else first_batch % self._length
+        if first_batch:
+            logger.warning(
+                "The training data are of type %s, whose position no checkpoint holds: the run goes on after batch %d "
+                "of a new pass. An exact resume needs a torch.utils.data.DataLoader over a map-style dataset.",
+                *(type(data).__name__, self._skipped),
+            )
+
+    def _has_epochs(self) -> bool:
+        return self._position.epoch_length() < sys.maxsize
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError(f"{type(self._data).__name__} has no length.")
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped = self._skipped
+        while True:
+            count = 0
+            for count, batch in enumerate(self._data, 1):
+                if count > skipped:
+                    yield batch
+            skipped = 0
+            if not count or (self._length is None and not self._has_epochs()):
+                raise RuntimeError(
+                    f"The training data that were given, a {type(self._data).__name__} without a length, end after "
+                    f"{count} batches: give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
+                )
+
+
+def _has_length(data: Any) -> bool:
+    try:
+        return len(data) > 0
+    except TypeError:  # as torch's loader over an iterable dataset
+        return False
+
+
+def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
+    """Return what gives the loaders of a call, by the name of the module's method that it takes the place of."""
+    refuse_moving_hooks(lightning_data.datamodule_of(trainer))
+    return lightning_data.take_given_data(trainer)
+
+
+def _only(given: Any, name: str) -> Any:
+    """Return the one loader among what was given, or refuse several."""
+    is_combined = isinstance(given, dict | pl.utilities.combined_loader.CombinedLoader)
+    if not is_combined and not isinstance(given, list | tuple):
+        return given
+    if len(given) == 0 or (len(given) == 1 and not is_combined):
+        return given[0] if given else ()
+    instead = (
+        "combine the data in one dataset, with torch.utils.data.StackDataset or ConcatDataset"
+        if name == "train_dataloader"
+        else "call validate() once for each"
+    )
+    raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes one loader, and got several: {instead}.")
+
+
+def _is_exact(loader: Any) -> bool:
+    """Return whether a loader is nothing but torch's, over a map-style dataset and in batches."""
+    return (
+        isinstance(loader, torch.utils.data.DataLoader)
+        and type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
+        and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def _as_determineds(loader: Any) -> DataLoader:
+    arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
+    if type(loader.batch_sampler) is torch.utils.data.BatchSampler:
+        batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    else:
+        batching = {"batch_sampler": loader.batch_sampler}
+    return DataLoader(loader.dataset, **batching, **arguments)

@@ -1,0 +1,104 @@
+"""The choice of the package that Lightning is imported from; all other modules take Lightning from here.
+
+``lightning`` and ``pytorch_lightning`` hold the same code twice, and a trainer of one refuses the classes of the other.
+So one of them is chosen when this module is first imported: the one in ``DET_LIGHTNING_PACKAGE``, else the one that is
+already imported, else the one that the importing program names in its source, else ``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+VARIABLE = "DET_LIGHTNING_PACKAGE"
+_DEFAULT = "pytorch_lightning"
+# By the name that programs import, the module with Lightning's classes.
+_MODULES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
+
+
+def _choose() -> str:
+    named = os.environ.get(VARIABLE)
+    if named:
+        if named not in _MODULES:
+            raise ValueError(f"{VARIABLE}={named!r} must be one of {', '.join(_MODULES)}; or leave it unset.")
+        return named
+    installed = [name for name in _MODULES if importlib.util.find_spec(name) is not None]
+    if len(installed) == 1:
+        return installed[0]
+    imported = [name for name, module in _MODULES.items() if module in sys.modules]
+    if len(imported) == 1:
+        return imported[0]
+    return next((names.pop() for names in _packages_in_sources() if len(names) == 1), _DEFAULT)
+
+
+def _packages_in_sources() -> Iterator[set[str]]:
+    """Yield for each running file, innermost first, the packages of Lightning that it imports anywhere."""
+    frame = sys._getframe()
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("det_lightning", "importlib"):
+            continue
+        source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+        if "lightning" in source:
+            yield _imported_packages(source)
+
+
+def _imported_packages(source: str) -> set[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a notebook's cell with magics
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} & _MODULES.keys()
+
+
+#: The package that is used, as programs import it.
+PACKAGE = _choose()
+#: The other one.
+(OTHER,) = _MODULES.keys() - {PACKAGE}
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+    from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from pytorch_lightning.__version__ import version as lightning_version
+    from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector as CheckpointConnector
+    from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import (
+        _LoggerConnector as LoggerConnector,
+    )
+    from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+else:
+    pl = importlib.import_module(_MODULES[PACKAGE])
+    _fabric = "lightning.fabric" if PACKAGE == "lightning" else "lightning_fabric"
+    _environments = importlib.import_module(f"{_fabric}.plugins.environments")
+    ClusterEnvironment = _environments.ClusterEnvironment
+    LightningEnvironment = _environments.LightningEnvironment
+    CheckpointConnector = pl.trainer.connectors.checkpoint_connector._CheckpointConnector
+    LoggerConnector = pl.trainer.connectors.logger_connector._LoggerConnector
+    RunningStage = pl.trainer.states.RunningStage
+    TrainerFn = pl.trainer.states.TrainerFn
+    lightning_version = pl.__version__
+
+__all__ = [
+    "OTHER",
+    "PACKAGE",
+    "VARIABLE",
+    "CheckpointConnector",
+    "ClusterEnvironment",
+    "LightningEnvironment",
+    "LoggerConnector",
+    "RunningStage",
+    "TrainerFn",
+    "lightning_version",
+    "pl",
+]

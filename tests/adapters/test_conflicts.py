@@ -1,0 +1,198 @@
+"""What a user does to a module before ``fit``, and what a trial does beside a flag: never ignored without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from det_lightning import errors
+from det_lightning.adapters import TrialModule
+from tests.adapters.test_lightning_api import Clipless
+from tests.lightning import pl
+from tests.trials import EPOCH_LEN, SmallTrial, weights_of
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    return pl.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(off, False), **flags})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.hparams.update(learning_rate=0.5),
+        lambda module: setattr(module.hparams, "learning_rate", 0.5),
+        lambda module: module.hparams["layers"].append(3),
+        lambda module: module.hparams.update(new=1),
+        lambda module: module.hparams.pop("layers"),
+    ],
+)
+def test_hyperparameters_that_were_changed_on_the_module_are_refused(change: Callable[[Any], Any]) -> None:
+    module = TrialModule(SmallTrial, {"learning_rate": 0.1, "layers": [1, 2], "nothing": float("nan")})
+    trainer().fit(module)
+    change(module)
+    with pytest.raises(errors.InvalidExperimentException, match=r"module.hparams was changed .*Make a new one"):
+        trainer().fit(module)
+
+
+def test_a_file_has_the_hyperparameters_of_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Module(TrialModule):
+        def on_train_start(self) -> None:
+            self.hparams["learning_rate"] = 0.5
+
+    fitting = trainer()
+    fitting.fit(Module(SmallTrial, {"learning_rate": 0.1}))
+    fitting.save_checkpoint(tmp_path / "saved.ckpt")
+    assert torch.load(tmp_path / "saved.ckpt")["hyper_parameters"] == {"learning_rate": 0.1}
+    assert "module.hparams was changed (learning_rate)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda module: module.freeze(),
+        lambda module: module.requires_grad_(False),
+        lambda module: list(module.parameters()),
+        lambda module: module.state_dict(),
+    ],
+)
+def test_parameters_that_are_not_there_yet_are_warned_of(use: Callable[[Any], Any], caplog: Any) -> None:
+    module = TrialModule(SmallTrial)
+    use(module)
+    assert "has no parameters of its trial before fit()" in caplog.text
+    assert "do it in on_fit_start()" in caplog.text
+    caplog.clear()
+    trainer().fit(module)
+    use(module)
+    assert "has no parameters" not in caplog.text
+
+
+def test_parameters_that_are_frozen_in_on_fit_start_stay_as_they_are() -> None:
+    class Module(TrialModule):
+        def on_fit_start(self) -> None:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad = not name.startswith("models.0.")
+            before.append(weights_of(self.trial))
+
+    before: list[torch.Tensor] = []
+    module = Module(SmallTrial)
+    trainer().fit(module)
+    now = weights_of(module.trial)
+    first = 4 * 8 + 8  # weights and biases of the first model
+    assert torch.equal(now[:first], before[0][:first])
+    assert not torch.equal(now, before[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda module: module.freeze(), "frozen parameters"),
+        (lambda module: next(module.parameters()).register_hook(lambda gradient: None), "hooks"),
+        (lambda module: module.double(), "cast to torch.float64 before"),
+    ],
+)
+def test_changes_of_a_loaded_module_that_a_training_would_lose_are_refused(
+    change: Callable[[Any], Any], named: str, tmp_path: Path
+) -> None:
+    first = trainer()
+    first.fit(TrialModule(SmallTrial))
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    module = TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=SmallTrial)
+    change(module)
+    with pytest.raises(errors.InvalidExperimentException, match=named):
+        trainer().fit(module)
+
+
+def test_a_module_that_is_cast_before_its_trial_is_built_is_refused() -> None:
+    casts: list[Callable[[Any], Any]] = [
+        lambda module: module.double(),
+        lambda module: module.half(),
+        lambda module: module.to(torch.bfloat16),
+    ]
+    for cast in casts:
+        module = TrialModule(SmallTrial)
+        cast(module)
+        with pytest.raises(errors.InvalidExperimentException, match=r"cast to .*pl.Trainer\(precision="):
+            trainer().fit(module)
+
+
+def test_a_clipping_of_the_trial_beside_that_of_the_trainer_is_warned_of_once(caplog: Any) -> None:
+    trainer(gradient_clip_val=0.1).fit(TrialModule(Clipless))
+    warnings = [record.getMessage() for record in caplog.records if "gradient_clip_val" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "gradient_clip_val=0.1 has no effect on Adam: the trial clips its gradients" in warnings[0]
+    caplog.clear()
+    trainer().fit(TrialModule(Clipless))
+    assert "clips" not in caplog.text
+
+
+def test_watching_the_module_in_on_fit_start_sees_every_gradient() -> None:
+    class Module(TrialModule):
+        def on_fit_start(self) -> None:
+            next(self.parameters()).register_hook(lambda gradient: seen.append(1))
+
+    seen: list[int] = []
+    trainer().fit(Module(SmallTrial))
+    assert len(seen) == EPOCH_LEN
+
+
+def test_a_module_in_evaluation_mode_is_warned_of(caplog: Any) -> None:
+    class Module(TrialModule):
+        def on_train_start(self) -> None:
+            self.models.eval()
+
+    trainer().fit(Module(SmallTrial))
+    assert "in evaluation mode. As in Determined, a trial trains in training mode" in caplog.text
+    caplog.clear()
+    module = TrialModule(SmallTrial)
+    trainer().fit(module)
+    assert "evaluation mode" not in caplog.text
+    trainer().fit(TrialModule(SmallTrial).eval())
+    assert "in evaluation mode" in caplog.text
+
+
+def test_the_parts_of_a_subclass_are_in_evaluation_mode_in_a_validation() -> None:
+    class Module(TrialModule):
+        def __init__(self) -> None:
+            super().__init__(SmallTrial)
+            self.extra = torch.nn.Dropout()
+
+        def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            modes.append((self.training, self.extra.training))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            modes.append((self.training, self.extra.training))
+
+    modes: list[tuple[bool, bool]] = []
+    trainer(limit_train_batches=1, limit_val_batches=1, max_epochs=2).fit(Module())
+    assert modes == [(True, True), (False, False)] * 2
+
+
+def test_an_epoch_that_a_hook_cuts_short_is_warned_of(caplog: Any) -> None:
+    class Module(TrialModule):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 3 else None
+
+    trainer().fit(Module(SmallTrial))
+    assert "on_train_batch_start() returned -1, which ends an epoch of Lightning" in caplog.text
+
+
+def test_automatic_optimization_is_refused() -> None:
+    module = TrialModule(SmallTrial)
+    module.automatic_optimization = True
+    with pytest.raises(errors.InvalidExperimentException, match="automatic_optimization was set to True"):
+        trainer().fit(module)
+
+
+def test_a_second_fit_of_a_trainer_that_is_not_done_is_warned_of(caplog: Any) -> None:
+    module, fitting = TrialModule(SmallTrial), trainer()
+    fitting.fit(module)
+    fitting.fit(module)
+    assert "begins at epoch 0 again" not in caplog.text
+    fitting.fit_loop.max_epochs = 3
+    fitting.fit(module)
+    assert "has trained 1 epochs, and this fit() begins at epoch 0 again" in caplog.text

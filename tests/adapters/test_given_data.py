@@ -1,0 +1,201 @@
+"""Data that ``fit`` and ``validate`` are given: a data module, or loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
+from det_lightning.callbacks import DeterminedCheckpoint
+from tests.lightning import pl
+from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+
+
+class OwnData(pl.LightningDataModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append("setup " + stage)
+
+    def teardown(self, stage: str) -> None:
+        self.calls.append("teardown " + stage)
+
+    def train_dataloader(self) -> Any:
+        self.calls.append("train_dataloader")
+        return DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        self.calls.append("val_dataloader")
+        return DataLoader(make_data(), batch_size=16)
+
+
+class WithoutData(SmallTrial):
+    def build_training_data_loader(self) -> Any:
+        raise NotImplementedError
+
+    build_validation_data_loader = build_training_data_loader
+
+
+def trainer(**flags: Any) -> pl.Trainer:
+    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    return pl.Trainer(**{"accelerator": "cpu", "max_epochs": 3, **dict.fromkeys(off, False), **flags})
+
+
+def fit(trial: Any, flags: dict[str, Any] | None = None, **data: Any) -> TrialModule:
+    seed_everything()
+    module = TrialModule(trial)
+    trainer(**(flags or {})).fit(module, **data)
+    return module
+
+
+def loaders() -> dict[str, Any]:
+    return {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": OwnData().val_dataloader()}
+
+
+@pytest.mark.parametrize("flags", [{}, {"val_check_interval": 3}, {"limit_train_batches": 4}, {"overfit_batches": 2}])
+def test_a_loader_of_torch_trains_like_the_same_loader_of_the_trial(flags: dict[str, Any]) -> None:
+    expected = weights_of(fit(SmallTrial, flags).trial)
+    assert torch.equal(weights_of(fit(WithoutData, flags, datamodule=OwnData()).trial), expected)
+    assert torch.equal(weights_of(fit(WithoutData, flags, **loaders()).trial), expected)
+    (train, val) = loaders().values()
+    assert torch.equal(
+        weights_of(fit(WithoutData, flags, train_dataloaders=[train], val_dataloaders=[val]).trial), expected
+    )
+
+
+def test_a_data_module_is_called_as_by_a_plain_module() -> None:
+    data = OwnData()
+    fit(WithoutData, {"max_epochs": 2}, datamodule=data)
+    begin, end = ["prepare_data", "setup fit"], ["teardown fit"]
+    assert data.calls == [*begin, "train_dataloader", "val_dataloader", *end]
+    first = OwnData()
+    fit(WithoutData, {"max_epochs": 1}, train_dataloaders=first)
+    assert first.calls == data.calls
+
+
+@pytest.mark.parametrize("saved_by", ["file", "directory"])
+@pytest.mark.parametrize("stopped_after", [5, EPOCH_LEN])
+def test_a_run_resumes_exactly_in_a_map_style_loader(saved_by: str, stopped_after: int, tmp_path: Path) -> None:
+    expected = weights_of(fit(WithoutData, datamodule=OwnData()).trial)
+    directory = DeterminedCheckpoint(tmp_path / "storage", policy="none")
+    seed_everything()
+    first = trainer(max_epochs=-1, max_steps=2 * stopped_after, callbacks=[directory])
+    first.fit(TrialModule(WithoutData), datamodule=OwnData())
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    path = tmp_path / "saved.ckpt" if saved_by == "file" else directory.last_checkpoint_path
+    resumed = TrialModule(WithoutData)
+    trainer().fit(resumed, ckpt_path=path, datamodule=OwnData())
+    assert torch.equal(weights_of(resumed.trial), expected)
+
+
+def test_only_training_data_leave_the_validation_to_the_trial() -> None:
+    module = fit(SmallTrial, train_dataloaders=OwnData().train_dataloader())
+    assert torch.equal(weights_of(module.trial), weights_of(fit(SmallTrial).trial))
+    assert "validation_loss" in module.trainer.callback_metrics
+
+
+@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {}])
+def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
+    class OnlyTraining(pl.LightningDataModule):
+        train_dataloader = OwnData.train_dataloader
+        calls: list[str] = []  # noqa: RUF012
+
+    data = {"train_dataloaders": OwnData().train_dataloader(), **none} if none else {"datamodule": OnlyTraining()}
+    module = fit(WithoutData, **data)
+    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
+    assert "validation_loss" not in module.trainer.callback_metrics
+
+
+@pytest.mark.parametrize("data", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
+def test_a_validation_takes_the_data_that_it_is_given(data: dict[str, Any]) -> None:
+    half = torch.utils.data.Subset(make_data(), range(25))
+    module = fit(WithoutData, datamodule=OwnData())
+    own = trainer().validate(module, **data, verbose=False)
+    assert own == [{name: value.item() for name, value in module.trainer.callback_metrics.items()}]
+    assert own != trainer().validate(module, dataloaders=DataLoader(half, batch_size=16), verbose=False)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(make_data())
+
+
+class Counted(Stream):
+    def __len__(self) -> int:
+        return len(make_data())
+
+
+def test_an_iterable_is_repeated_and_an_inexact_resume_is_said(tmp_path: Path, caplog: Any) -> None:
+    stream = DataLoader(Counted(), batch_size=BATCH_SIZE)
+    first = trainer(max_epochs=-1, max_steps=2 * 5)
+    first.fit(TrialModule(WithoutData), train_dataloaders=stream, val_dataloaders=[])
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    assert "The training data" not in caplog.text
+    resumed = TrialModule(WithoutData)
+    trainer().fit(resumed, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
+    assert "The training data are of type DataLoader, whose position no checkpoint holds" in caplog.text
+    assert "goes on after batch 5 of a new pass" in caplog.text
+    assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
+
+
+def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> None:
+    stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
+    limited = fit(WithoutData, {"limit_train_batches": 10}, train_dataloaders=stream, val_dataloaders=[])
+    assert limited.trial_run.state.batches_trained == 30
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"max_epochs=3 with training data that have no length"):
+        fit(WithoutData, train_dataloaders=stream, val_dataloaders=[])
+    by_steps = {"max_steps": 2 * 3, "max_epochs": -1}
+    assert fit(WithoutData, by_steps, train_dataloaders=stream, val_dataloaders=[]).trial_run.state.batches_trained == 3
+    with pytest.raises(RuntimeError, match="without a length, end after 7 batches: give the data a __len__"):
+        fit(WithoutData, {"max_steps": 100, "max_epochs": -1}, train_dataloaders=stream, val_dataloaders=[])
+
+
+@pytest.mark.parametrize(
+    ("data", "refusal"),
+    [
+        ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
+        ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
+        (
+            {"val_dataloaders": [loaders()["val_dataloaders"]] * 2},
+            r"call validate\(\) once for each",
+        ),
+    ],
+)
+def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
+        fit(SmallTrial, **data)
+
+
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+def test_a_data_module_that_changes_batches_on_their_way_is_refused(hook: str) -> None:
+    data = type("Data", (OwnData,), {hook: lambda self, batch, *rest: batch})()
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"Data has {hook}, and a trial moves its batches itself"):
+        fit(WithoutData, datamodule=data)
+
+
+def test_loaders_of_determined_are_taken_too() -> None:
+    own = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
+    assert torch.equal(weights_of(fit(SmallTrial, train_dataloaders=own).trial), weights_of(fit(SmallTrial).trial))
+
+
+def test_a_state_of_the_data_module_that_is_not_saved_is_warned_of(tmp_path: Path, caplog: Any) -> None:
+    class Stateful(OwnData):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": 3}
+
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
+    fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=OwnData())
+    assert "state_dict" not in caplog.text
+    fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=Stateful())
+    assert "without the state_dict() of Stateful" in caplog.text

@@ -1,0 +1,335 @@
+"""Each row of the page for Lightning users, beside a plain module; and the rows beside Lightning's own signatures."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from packaging.version import Version
+
+from det_lightning import errors
+from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
+from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES, counterpart_of
+from tests.adapters.plain_module import Use, fit, loader, outcome
+from tests.lightning import lightning_version, pl
+
+PAGE = Path(__file__).parents[2] / "docs" / "lightning-users.md"
+IS_2_6 = Version(lightning_version) >= Version("2.6")
+
+
+def rows(section: str) -> dict[str, str]:
+    """Return the rows of a section of the page: by name, the result."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r"^\| `([^`]+)` \| (works|differs|refused) \| .*\|$", text, re.MULTILINE))
+
+
+FLAGS, CALLBACKS = rows("Flags of pl.Trainer"), rows("Callbacks")
+OUTPUTS, STRATEGIES = rows("Loggers and profilers"), rows("Strategies")
+PRECISIONS, METHODS = rows("Precision"), rows("Hooks and methods of the module")
+
+
+def require_rows(table: dict[str, str], names: set[str]) -> None:
+    assert names - table.keys() == set(), "Lightning has what the page lacks"
+    if IS_2_6:  # older releases lack some
+        assert table.keys() - names == set(), "the page has what Lightning lacks"
+
+
+def methods_of_modules() -> set[str]:
+    bases = [base for base in pl.LightningModule.__mro__ if base.__module__.startswith(pl.__name__)]
+    own = {
+        name for base in bases for name, value in vars(base).items() if callable(value) or "classmethod" in repr(value)
+    }
+    return {name for name in own if not name.startswith("_")} | {"forward", "state_dict", "load_state_dict"}
+
+
+def test_every_flag_callback_logger_and_method_has_a_row() -> None:
+    require_rows(FLAGS, {*inspect.signature(pl.Trainer.__init__).parameters} - {"self"})
+    classes = {name for name in dir(pl.callbacks) if inspect.isclass(getattr(pl.callbacks, name))}
+    require_rows(CALLBACKS, {name for name in classes if issubclass(getattr(pl.callbacks, name), pl.Callback)})
+    require_rows(OUTPUTS, {*pl.loggers.__all__, *pl.profilers.__all__} - {"Logger", "Profiler"})
+    require_rows(METHODS, methods_of_modules())
+
+
+def test_every_strategy_and_precision_has_a_row() -> None:
+    trials = [known.strategy_name for known in TRIAL_STRATEGIES]
+    names = [name for name in pl.strategies.StrategyRegistry if not name.startswith(tuple(trials))]
+    assert not [name for name in names if not name.startswith(tuple(STRATEGIES))]
+    given = inspect.signature(pl.Trainer.__init__).parameters["precision"].annotation
+    precisions = {value for value in _literals(given) if isinstance(value, str) and not value.isdigit()} - {"bf16"}
+    require_rows(PRECISIONS, precisions)
+
+
+def _literals(annotation: Any) -> set[Any]:
+    arguments = get_args(annotation)
+    return {annotation} if not arguments else {one for argument in arguments for one in _literals(argument)}
+
+
+@pytest.fixture(autouse=True)
+def flags_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what ``pl.Trainer(deterministic=True)`` and ``benchmark=True`` set for the whole process."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+
+
+def require_result(result: str, flags: Callable[[], dict[str, Any]], use: Use = fit, methods: Any = None) -> None:
+    """Fail unless a trial's outcome stands to that of a plain module as a row says."""
+    if result == "refused":
+        refusals = (errors.UnsupportedTrainerFlags, errors.InvalidExperimentException, ValueError, ModuleNotFoundError)
+        with pytest.raises(refusals):
+            outcome(True, flags(), use, methods)
+        return
+    plain = outcome(False, flags(), use, methods)
+    assert outcome(True, flags(), use, methods).is_like(plain) == (result == "works")
+
+
+USES_OF_FLAGS: dict[str, dict[str, Any]] = {
+    "accelerator": {"accelerator": "auto"},
+    "accumulate_grad_batches": {"accumulate_grad_batches": 2},
+    "barebones": {"barebones": True},
+    "benchmark": {"benchmark": True},
+    "callbacks": {"callbacks": [pl.Callback()]},
+    "check_val_every_n_epoch": {"check_val_every_n_epoch": 2},
+    "default_root_dir": {"default_root_dir": "elsewhere"},
+    "detect_anomaly": {"detect_anomaly": True},
+    "deterministic": {"deterministic": True},
+    "devices": {"devices": 1},
+    "enable_autolog_hparams": {"enable_autolog_hparams": False},
+    "enable_checkpointing": {"enable_checkpointing": True},
+    "enable_model_summary": {"enable_model_summary": True},
+    "enable_progress_bar": {"enable_progress_bar": True},
+    "fast_dev_run": {"fast_dev_run": 2},
+    "gradient_clip_algorithm": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "gradient_clip_val": {"gradient_clip_val": 0.1},
+    "inference_mode": {"inference_mode": False},
+    "limit_predict_batches": {"limit_predict_batches": 2},
+    "limit_test_batches": {"limit_test_batches": 2},
+    "limit_train_batches": {"limit_train_batches": 3},
+    "limit_val_batches": {"limit_val_batches": 2},
+    "log_every_n_steps": {"log_every_n_steps": 1},
+    "logger": {"logger": True},
+    "max_epochs": {"max_epochs": 2},
+    "max_steps": {"max_steps": 9, "max_epochs": -1},
+    "max_time": {"max_time": datetime.timedelta(0)},
+    "min_epochs": {"min_epochs": 2},
+    "min_steps": {"min_steps": 3},
+    "model_registry": {"model_registry": None},
+    "num_nodes": {"num_nodes": 1},
+    "num_sanity_val_steps": {"num_sanity_val_steps": 2},
+    "overfit_batches": {"overfit_batches": 2},
+    "plugins": {"plugins": [pl.plugins.TorchCheckpointIO()]},
+    "precision": {"precision": "bf16-mixed"},
+    "profiler": {"profiler": "simple"},
+    "reload_dataloaders_every_n_epochs": {"reload_dataloaders_every_n_epochs": 1},
+    "strategy": {"strategy": "single_device"},
+    "sync_batchnorm": {"sync_batchnorm": True},
+    "use_distributed_sampler": {"use_distributed_sampler": False},
+    "val_check_interval": {"val_check_interval": 3},
+}
+#: These differ with several ranks only.
+OF_SEVERAL_RANKS = {"use_distributed_sampler"}
+
+
+def test_and_predict(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) -> None:
+    trainer.fit(module)
+    notes.append([round(value, 4) for value in trainer.test(module, loader(), verbose=False)[0].values()])
+    notes.append([prediction.shape for prediction in trainer.predict(module, loader()) or []])
+
+
+test_and_predict.__test__ = False  # type: ignore[attr-defined]
+
+
+def trained(flag: str) -> bool:
+    return IS_2_6 or flag in inspect.signature(pl.Trainer.__init__).parameters
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if trained(flag)])
+def test_a_flag(flag: str) -> None:
+    result = "works" if flag in OF_SEVERAL_RANKS else FLAGS[flag]
+    use = test_and_predict if flag in ("limit_test_batches", "limit_predict_batches") else fit
+    require_result(result, lambda: dict(USES_OF_FLAGS[flag]), use)
+
+
+USES_OF_CALLBACKS: dict[str, Callable[[], Any]] = {
+    "BackboneFinetuning": lambda: pl.callbacks.BackboneFinetuning(),
+    "BaseFinetuning": lambda: type("Finetuning", (pl.callbacks.BaseFinetuning,), {})(),
+    "BasePredictionWriter": lambda: type("Writer", (pl.callbacks.BasePredictionWriter,), {})("epoch"),
+    "EarlyStopping": lambda: pl.callbacks.EarlyStopping("validation_loss", patience=0, min_delta=2.0),
+    "GradientAccumulationScheduler": lambda: pl.callbacks.GradientAccumulationScheduler({1: 2}),
+    "LambdaCallback": lambda: pl.callbacks.LambdaCallback(
+        on_train_batch_end=lambda trainer, module, *rest: module.notes.append(trainer.global_step)
+    ),
+    "ModelCheckpoint": lambda: pl.callbacks.ModelCheckpoint("saved", monitor="validation_loss", save_last=True),
+    "ModelPruning": lambda: pl.callbacks.ModelPruning("l1_unstructured", amount=0.5),
+    "OnExceptionCheckpoint": lambda: pl.callbacks.OnExceptionCheckpoint("saved"),
+    "StochasticWeightAveraging": lambda: pl.callbacks.StochasticWeightAveraging(0.1),
+    "ThroughputMonitor": lambda: pl.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0])),
+    "Timer": lambda: pl.callbacks.Timer(duration=datetime.timedelta(0)),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CALLBACKS if hasattr(pl.callbacks, name)])
+def test_a_callback(name: str) -> None:
+    make = USES_OF_CALLBACKS.get(name, getattr(pl.callbacks, name))
+    is_saving = "Checkpoint" in name
+    require_result(
+        CALLBACKS[name],
+        lambda: {
+            "callbacks": [make()],
+            "logger": pl.loggers.CSVLogger("logs"),
+            "enable_progress_bar": "ProgressBar" in name,
+            "enable_model_summary": "Summary" in name,
+            "enable_checkpointing": is_saving,
+        },
+    )
+
+
+USES_OF_OUTPUTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "AdvancedProfiler": lambda: {"profiler": pl.profilers.AdvancedProfiler("profiles", "profile")},
+    "CSVLogger": lambda: {"logger": pl.loggers.CSVLogger("logs")},
+    "PassThroughProfiler": lambda: {"profiler": pl.profilers.PassThroughProfiler()},
+    "PyTorchProfiler": lambda: {"profiler": pl.profilers.PyTorchProfiler("profiles", "profile")},
+    "SimpleProfiler": lambda: {"profiler": pl.profilers.SimpleProfiler()},
+    "TensorBoardLogger": lambda: {"logger": pl.loggers.TensorBoardLogger("logs")},
+    "XLAProfiler": lambda: {"profiler": pl.profilers.XLAProfiler()},
+}
+
+
+@pytest.mark.parametrize("name", USES_OF_OUTPUTS)
+def test_a_logger_or_profiler(name: str) -> None:
+    require_result(OUTPUTS[name], USES_OF_OUTPUTS[name])
+
+
+def test_the_loggers_that_no_test_uses_say_so() -> None:
+    said = dict(re.findall(r"^\| `(\w+)` \| works \| (not tested.*) \|$", PAGE.read_text(), re.MULTILINE))
+    assert OUTPUTS.keys() - USES_OF_OUTPUTS.keys() == said.keys()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy(name: str) -> None:
+    if name == "single_device":
+        require_result(STRATEGIES[name], lambda: {"strategy": name})
+        return
+    known = pl.strategies.StrategyRegistry[name]
+    if known["strategy"] not in REPLACED_STRATEGIES:
+        assert STRATEGIES[name] == "refused"
+        return
+    try:
+        counterpart_of(known["strategy"](**known["init_params"]))
+    except errors.UnsupportedTrainerFlags:
+        assert STRATEGIES[name] == "refused"
+    else:
+        assert STRATEGIES[name] == "works"
+
+
+def test_a_strategy_that_derives_from_that_of_ddp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):  # which Lightning sets
+        monkeypatch.setenv(name, "0")
+
+    class Own(pl.strategies.DDPStrategy):
+        """As that of DeepSpeed."""
+
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="strategy=Own"):
+        outcome(True, {"strategy": Own(), "devices": 1})
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_precision(precision: str) -> None:
+    require_result(PRECISIONS[precision], lambda: {"precision": precision})
+
+
+def noting(name: str) -> Callable[..., Any]:
+    def note(self: Any, *arguments: Any, **keywords: Any) -> None:
+        self.notes.append(name)
+
+    return note
+
+
+def in_hook(hook: str, use: Callable[..., Any]) -> dict[str, Any]:
+    return {hook: lambda self, *arguments, **keywords: self.notes.append(use(self, *arguments))}
+
+
+def reload(trainer: pl.Trainer, module: Any, notes: list[Any]) -> None:
+    trainer.fit(module)
+    module.load_state_dict({name: torch.zeros_like(value) for name, value in module.state_dict().items()})
+
+
+def after_fit(use: Callable[[Any], Any]) -> Use:
+    def run(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) -> None:
+        trainer.fit(module)
+        notes.append(use(module))
+
+    return run
+
+
+def toggle(module: Any, *batch: Any) -> None:
+    module.toggle_optimizer(module.optimizers())
+    module.untoggle_optimizer(module.optimizers())
+
+
+def freeze(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) -> None:
+    module.freeze()
+    try:
+        trainer.fit(module)
+    except RuntimeError:
+        notes.append("nothing to train")
+
+
+USES_OF_METHODS: dict[str, dict[str, Any]] = {
+    "all_gather": {"methods": in_hook("on_train_start", lambda self: self.all_gather(torch.ones(2)).tolist())},
+    "clip_gradients": {
+        "methods": in_hook(
+            "on_before_optimizer_step", lambda self, optimizer: self.clip_gradients(optimizer, 0.1, "norm")
+        )
+    },
+    "configure_callbacks": {"methods": {"configure_callbacks": lambda self: [USES_OF_CALLBACKS["EarlyStopping"]()]}},
+    "configure_gradient_clipping": {
+        "methods": {
+            "configure_gradient_clipping": lambda self, optimizer, **flags: self.clip_gradients(optimizer, 0.05, "norm")
+        }
+    },
+    "forward": {"use": after_fit(lambda module: module(torch.ones(2, 4)).shape)},
+    "freeze": {"use": freeze},
+    "load_state_dict": {"use": reload},
+    "log": {"methods": in_hook("on_train_epoch_end", lambda self: self.log("mine", 2.0))},
+    "log_dict": {"methods": in_hook("on_validation_epoch_end", lambda self: self.log_dict({"mine": 2.0}))},
+    "lr_schedulers": {"methods": in_hook("on_train_start", lambda self: self.lr_schedulers())},
+    "optimizers": {
+        "methods": in_hook("on_train_epoch_start", lambda self: self.optimizers().param_groups[0].update(lr=0.1))
+    },
+    "predict_step": {"use": test_and_predict},
+    "print": {"methods": in_hook("on_train_start", lambda self: self.print("begun"))},
+    "save_hyperparameters": {"methods": in_hook("setup", lambda self: self.save_hyperparameters({"a": 1}))},
+    "state_dict": {
+        "use": after_fit(lambda module: [*map(tuple, (value.shape for value in module.state_dict().values()))])
+    },
+    "test_step": {"use": test_and_predict},
+    "toggle_optimizer": {"methods": in_hook("on_train_epoch_start", toggle)},
+    "untoggle_optimizer": {"methods": in_hook("on_train_epoch_start", toggle)},
+    "to_torchscript": {
+        "use": after_fit(lambda module: module.to_torchscript(method="trace", example_inputs=torch.ones(2, 4)) and None)
+    },
+    "unfreeze": {"use": after_fit(lambda module: module.unfreeze() and None)},
+}
+#: Tested elsewhere, or not at all: these need other packages, or manual optimization.
+OTHERS = {
+    *("load_from_checkpoint", "manual_backward", "predict_dataloader", "remove_ignored_hparams", "test_dataloader"),
+    *("to_onnx", "to_tensorrt", "toggled_optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in OTHERS and hasattr(pl.LightningModule, name)])
+def test_a_method(name: str) -> None:
+    def every_stage(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) -> None:
+        trainer.fit(module)
+        test_and_predict(trainer, module, notes)
+
+    arguments = USES_OF_METHODS.get(name, {"methods": {name: noting(name)}, "use": every_stage})
+    require_result(METHODS[name], dict, **arguments)
