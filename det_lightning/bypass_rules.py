@@ -36,6 +36,9 @@ _COMMUNICATES = (
     "your own use of torch.distributed",
     "context.distributed has rank, size, allgather and broadcast",
 )
+#: Functions of ``torch.distributed`` that communicate.
+COLLECTIVES = ("init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
+               "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list")  # fmt: skip
 _HARMLESS = {"is_available", "is_initialized"}
 
 

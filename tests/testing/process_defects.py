@@ -143,6 +143,16 @@ PROCESS_DEFECTS = [
         {EVALUATED: 'return {"validation_loss": self.loss(batch) * len(batch[0])}'},
     ),
     Defect(
+        "a sum over the data, divided by the number of batches",
+        GROWTH,
+        ("'validation_loss' is a sum over the batch",),
+        {
+            f"evaluate_batch(self, batch):\n        {EVALUATED}": "evaluate_full_dataset(self, data_loader):\n"
+            "        total = sum(self.loss(batch).item() * len(batch[0]) for batch in data_loader)\n"
+            '        return {"validation_loss": total / len(data_loader)}',
+        },
+    ),
+    Defect(
         "gradients that are clipped before the backward pass",
         CONTEXT,
         (r"model_def.py:\d+: clip_grad_norm_\(\) clips before the backward pass",),

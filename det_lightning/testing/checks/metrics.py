@@ -76,9 +76,9 @@ def grow_not(runs: TrialRuns) -> None:
     sizes = [run.observer.validation_batch_size for run in (one, halved)]
     if None in sizes or sizes[0] == sizes[1]:
         raise NotCompared("the batches of this validation cannot be halved")
-    batches = [run.observer.evaluation.calls / len(run.observer.validations) for run in (one, halved)]
+    batches = [run.observer.validation_batches or 1 for run in (one, halved)]
     if batches[0] == batches[1]:
-        raise NotCompared("the validation has a single sample, or does not go batch by batch")
+        raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.evaluation.draws
     share = _NOISY_SHARE if draws else _SHARE
     whole, half = (run.observer.validations[0][1] for run in (one, halved))

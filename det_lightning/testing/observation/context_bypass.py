@@ -17,13 +17,12 @@ from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from det_lightning.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.observation.in_place import InPlaceChanges
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.user_lines import find_user_line
 
-_COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
-                "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 
 
@@ -60,7 +59,7 @@ class ContextBypass(TorchFunctionMode):
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        names = [name for name in _COLLECTIVES if hasattr(dist, name)]
+        names = [name for name in COLLECTIVES if hasattr(dist, name)]
         distributed: list[tuple[Any, str, str]] = [(dist, name, f"torch.distributed.{name}()") for name in names]
         distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
         hooks = contextlib.ExitStack()

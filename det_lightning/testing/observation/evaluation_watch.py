@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
+from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.user_lines import find_user_line
 
@@ -31,7 +33,7 @@ class EvaluationWatch:
     def around(self, log: recorder.TrainingLog, method: str) -> Iterator[None]:
         """Observe a call of the ``method`` of the trial of ``log``."""
         self.calls += 1
-        random = recorder.random_states()
+        undrawn = [recorder.random_states(), _states_after_iteration()]
         if self._directory is None or self.calls > _WATCHED_CALLS:
             yield
         else:
@@ -40,7 +42,7 @@ class EvaluationWatch:
             with _TrainingLayers(self._directory, method, self.findings):
                 yield
             self._compare(method, log, weights, modes)
-        self.draws = self.draws or random != recorder.random_states()
+        self.draws = self.draws or recorder.random_states() not in undrawn
 
     def _compare(
         self, method: str, log: recorder.TrainingLog, weights: Mapping[str, Any], modes: Mapping[str, bool]
@@ -53,6 +55,13 @@ class EvaluationWatch:
             mode = "training" if _modes(log.trial)[changed[0]] else "evaluation"
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self.findings[f"{method}() leaves {changed[0]}{more} in {mode} mode"] = None
+
+
+def _states_after_iteration() -> dict[str, str]:
+    """Return the random states after the start of an iteration over a loader, which draws a seed for its workers."""
+    with isolated_rng():
+        torch.empty((), dtype=torch.int64).random_()
+        return recorder.random_states()
 
 
 def _modes(trial: Any) -> dict[str, bool]:
@@ -76,7 +85,8 @@ class _TrainingLayers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _DROPOUTS and given.get("training") and given.get("p", 0.5):
+        is_dropout = name in _DROPOUTS and given.get("training") and given.get("p", 0.5)
+        if is_dropout or (name == "scaled_dot_product_attention" and given.get("dropout_p")):
             self._note("dropout")
         elif (
             name == "batch_norm"

@@ -85,6 +85,7 @@ class Observer(recorder.TrainingLog):
         self.full_batches: int | None = None  # those of them that have all of their samples, if that is known
         self.shards_data = True  # whether the training loader is one of ours, which divides the data
         self.dataset_length: int | None = None  # of the training data
+        self.validation_batches: int | None = None  # of the validation loader, if it has a length
         self.validation_batch_size: int | None = None  # None if the validation loader is not one of ours
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
@@ -264,6 +265,8 @@ def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type
         def build_validation_data_loader(self) -> Any:
             loader = data.shorten_validation(super().build_validation_data_loader())
             observer.validation_batch_size = getattr(loader, "batch_size", None)
+            with contextlib.suppress(TypeError):
+                observer.validation_batches = len(loader)
             observer.data |= _data_of("validation", loader)
             return loader
 
