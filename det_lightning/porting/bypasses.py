@@ -6,8 +6,9 @@ import re
 
 import libcst as cst
 
+from det_lightning.bypass_rules import find_bypasses, parse
 from det_lightning.porting.counterparts import methods_in, package_finding
-from det_lightning.porting.findings import Premise, Severity
+from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.older_releases import spellings
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -16,28 +17,8 @@ from det_lightning.porting.python_syntax import (
     is_keyword,
     last_name,
     methods_of,
-    string_of,
 )
 
-_DEVICE = re.compile(r"cuda(:\d+)?")
-_TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
-_BY_NAME = {
-    "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
-    "DistributedDataParallel": (
-        "your own DistributedDataParallel",
-        "wrap the model with context.wrap_model() only; it becomes a DDP model where there are several processes",
-    ),
-    "DistributedSampler": (
-        "your own DistributedSampler",
-        "remove it; det_lightning.pytorch.DataLoader shards over the ranks",
-    ),
-    "init_process_group": (
-        "your own process group",
-        "remove it from the trial; a training script may make one and pass "
-        "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
-    ),
-    "set_device": ("a GPU is chosen by hand", "remove it; each process has its own device, context.device"),
-}
 _LOADER = (
     "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
@@ -72,36 +53,10 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
 
 def note_devices(file: PythonFile, premise: Premise) -> None:
     """Note devices and processes that code sets up itself, although a trial's context does so."""
-    torch_names = _names_from_torch(file)
-    for call in file.find(cst.Call):
-        if found := _device_set_by(file, call, torch_names):
-            file.note(call, Severity.check, *found, premise)
-    for argument in file.find(cst.Arg):
-        if is_keyword(argument, "device") and _is_cuda(file, argument.value):
-            reason = f"a device is named in the code ({_short(file, argument)})"
-            file.note(argument, Severity.check, reason, "write device=context.device", premise)
-    for assign in file.find(cst.Assign):
-        targets = "".join(file.source(target.target) for target in assign.targets)
-        if "environ" in targets and "CUDA_VISIBLE_DEVICES" in targets:
-            reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
-            file.note(assign, Severity.check, reason, "set it where the run is started", premise)
-
-
-def _device_set_by(file: PythonFile, call: cst.Call, torch_names: dict[str, str]) -> tuple[str, str] | None:
-    """Return the reason and the advice for a call that sets up devices or processes; None for another one."""
-    name = dotted_name(call.func)
-    last = called_method(call) or name
-    if last == "cuda" and name not in ("cuda", "torch.cuda"):
-        return "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT
-    if last in ("to", "device") and call.args and _is_cuda(file, call.args[0].value):
-        return f"a device is named in the code ({_short(file, call)})", _TO_CONTEXT
-    is_of_torch = name in torch_names or name.startswith(("torch.", "data.", "utils.", "distributed."))
-    is_other = (
-        (last == "DistributedSampler" and not is_of_torch)
-        or (last == "init_process_group" and "from_torch_distributed" in file.edits.text)
-        or (last == "set_device" and "cuda" not in name)
-    )
-    return None if is_other else _BY_NAME.get(last)
+    makes_own_group = "from_torch_distributed" in file.edits.text
+    for found in find_bypasses(parse(file.edits.text)):
+        if not (makes_own_group and "init_process_group" in found.code):
+            file.findings.append(Finding(found.line, Severity.check, found.reason, found.advice, premise=premise))
 
 
 def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
@@ -125,19 +80,6 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
         file.note(node, Severity.check, "apex.amp is gone from apex", _APEX)
     elif (finding := package_finding(module.rstrip("."), file.line(node))) is not None:
         file.findings.append(finding)
-
-
-def _is_cuda(file: PythonFile, node: cst.BaseExpression) -> bool:
-    if isinstance(node, cst.IfExp):
-        return _is_cuda(file, node.body)
-    if isinstance(node, cst.FormattedString):
-        return file.source(node)[2:].startswith("cuda")
-    value = string_of(node)
-    return value is not None and _DEVICE.fullmatch(value) is not None
-
-
-def _short(file: PythonFile, node: cst.CSTNode) -> str:
-    return " ".join(file.source(node).split())[:60]
 
 
 # In a trial

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.testing.checks import CHECKS, CheckFailed, NotChecked
+from det_lightning.testing.checks import CHECKS, CheckFailed, NotCompared
 from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
@@ -165,5 +165,5 @@ def assert_resumes(
     options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
     with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
         for check in (check for check in CHECKS if check.keyword == "trial_resume"):
-            with contextlib.suppress(NotChecked):  # the trial has no such boundary
+            with contextlib.suppress(NotCompared):  # the trial has no such boundary
                 check.run(runs)

@@ -43,6 +43,7 @@ class TrialOptions:
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
+    quick: bool = False  # without the checks that start other processes
     without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
     def configured(self, section: str) -> dict[str, Any]:
@@ -110,6 +111,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         checkpoint=values.trial_checkpoint,
         metrics=metrics,
         report=path(values.trial_report),
+        quick=values.trial_quick,
         without_effect=without_effect,
     )
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotChecked
+from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotCompared
 from det_lightning.testing.options import TrialOptions, trial_options
+from det_lightning.testing.processor_time import BUDGET_S, within_processor_time
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -30,6 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they override those of the configuration"},
     "--trial-kwargs": {"metavar": "JSON", "help": "arguments of its constructor beyond the context"},
     "--trial-batches": {"metavar": "N", "type": int, "default": 12, "help": "batches of each run (default: 12)"},
+    "--trial-quick": {"action": "store_true", "help": "only the checks that train in this process"},
     "--trial-reference": {"metavar": "FILE", "help": "compare with this record of the real determined"},
     "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
     "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "relative tolerance for numbers of the reference"},
@@ -123,9 +125,11 @@ class CheckItem(pytest.Item):
     def runtest(self) -> None:
         with _sigterm_ends_pytest():
             try:
-                self._check.run(self._runs)
-            except NotChecked as e:
-                pytest.skip(f"not checked: {e}")
+                with within_processor_time(BUDGET_S, "this check"):
+                    remarks = self._check.run(self._runs)
+            except NotCompared as e:
+                pytest.skip(f"not compared: {e}")
+            self.user_properties += [("remark", remark) for remark in remarks]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Say what is wrong with the trial, without the traceback of the check."""
@@ -155,8 +159,13 @@ class TrialCollector(pytest.Collector):
             reason = f"these fields of --trial-config have no effect on the checks: {'; '.join(fields)}"
             self.warn(pytest.PytestConfigWarning(reason))
         for check in CHECKS:
-            if kind in check.kinds and (check.option is None or getattr(self._runs.options, check.option) is not None):
+            if kind in check.kinds and _is_chosen(check, self._runs.options):
                 yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)
+
+
+def _is_chosen(check: Check, options: TrialOptions) -> bool:
+    is_quick_enough = check.is_quick or not options.quick
+    return is_quick_enough and (check.option is None or getattr(options, check.option) is not None)
 
 
 class TrialSession:
@@ -192,7 +201,8 @@ class TrialSession:
         name = dict(report.user_properties).get("check")
         if isinstance(name, str) and (report.when == "call" or report.outcome != "passed"):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-            message = "" if report.outcome == "passed" else str(reason).removeprefix("Skipped: ")
+            remarks = [f"remark: {text}" for label, text in report.user_properties if label == "remark"]
+            message = "\n".join(remarks) if report.outcome == "passed" else str(reason).removeprefix("Skipped: ")
             self._by_check[name] = CheckResult(name, report.outcome, report.duration, message)
 
     def _results(self) -> list[CheckResult]:
@@ -208,6 +218,9 @@ class TrialSession:
             if reason.endswith(":"):  # it announces a list
                 reason += f" {rest.partition(chr(10))[0].strip(' -')}"
             terminalreporter.line(f"{mark} {result.name}  {reason}".rstrip(), **{colour: True})
+        if self._by_check and self._options.quick:
+            left_out = sum(not check.is_quick for check in CHECKS if PYTORCH in check.kinds)
+            terminalreporter.line(f"--trial-quick left out the {left_out} checks that start other processes.")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""

@@ -392,6 +392,7 @@ def environment(side: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
+        "hash_seed": os.environ.get("PYTHONHASHSEED"),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "hooks": [name for name in HOOKS if hasattr(api.PyTorchCallback, name)],
     }
@@ -609,6 +610,10 @@ def pytest_cmdline_main(config: Any) -> int | None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED", "random") == "random":
+        # The order of a set of strings must be that of the process that is compared with this one.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     # Modules beside this file would hide modules of the trial that have the same names.
     with contextlib.suppress(ValueError):  # PYTHONSAFEPATH leaves it out
         sys.path.remove(str(pathlib.Path(__file__).resolve().parent))

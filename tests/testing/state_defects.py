@@ -86,6 +86,8 @@ STATE_DEFECTS = [
         {
             'def state_dict(self):\n        return {"best": self.best}': "def state_dict(self):\n        return {}",
             'self.best = state_dict["best"]': "pass",
+            NEW_BEST: 'self.best = 1 if self.best == float("inf") else self.best + 1\n'
+            '        metrics["number"] = self.best',
         },
     ),
     Defect(

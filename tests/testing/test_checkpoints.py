@@ -11,7 +11,7 @@ import pytest
 
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch, Trainer, init
-from det_lightning.testing.checks import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks import old_checkpoints as checks
 from det_lightning.testing.checks.old_checkpoints import recorded_metrics
 from det_lightning.testing.options import TrialOptions
@@ -80,7 +80,7 @@ def test_a_checkpoint_without_metrics_is_compared_with_given_ones(folder: Path, 
     metric = metadata.pop("metric")["value"]
     del metadata["metadata_crc32c"]
     (silent / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(NotChecked, match=r"--trial-metrics. The validation here gives validation_loss \d"):
+    with pytest.raises(NotCompared, match=r"--trial-metrics. The validation here gives validation_loss \d"):
         checks.reproduces_metrics(runs(folder, silent))
     checks.reproduces_metrics(runs(folder, silent, metrics={"validation_loss": metric}))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, BadTrial, CheckFailed, NotChecked
+from det_lightning.testing.checks import CHECKS, BadTrial, CheckFailed, NotCompared
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.runs import TrialRuns
@@ -19,6 +19,9 @@ from tests.testing.defects import (
     CONTEXT,
     CORRECT,
     DETERMINISTIC,
+    DEVICE,
+    EVALUATED,
+    GROWTH,
     HEAD,
     LAYERS,
     MOVES,
@@ -26,18 +29,21 @@ from tests.testing.defects import (
     PROCESSES,
     RETURN,
     ROUND_TRIP,
+    SAMPLES,
     SMALL_SGD,
     STATE,
+    UNCHANGED,
     Defect,
     before_loss,
 )
+from tests.testing.process_defects import PROCESS_DEFECTS
 from tests.testing.state_defects import STATE_DEFECTS
 from tests.testing.training_defects import TRAINING_DEFECTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_spawn")]
 
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
-DEFECTS = [*STATE_DEFECTS, *TRAINING_DEFECTS]
+DEFECTS = [*STATE_DEFECTS, *TRAINING_DEFECTS, *PROCESS_DEFECTS]
 
 
 def runs_of(source: str, folder: Path, **options: Any) -> TrialRuns:
@@ -88,6 +94,52 @@ HARMLESS = {
             "torch.optim.SGD(self.head": "Calling(self.head",
         },
     ),
+    "counters and averages that are only printed": (
+        STATE,
+        {
+            "        self.best = Best()\n": "        self.best = Best()\n        self.seen = 0; self.mean = 0.0\n",
+            RETURN: f"self.seen += 1\n        self.mean = 0.9 * self.mean + 0.1 * loss.item()\n        {RETURN}",
+        },
+    ),
+    "a dataset that caches and counts": (
+        STATE,
+        {
+            "return self.inputs[index], ": "self.reads += 1\n        self.known = getattr(self, 'known', {})\n"
+            "        return self.known.setdefault(index, self.inputs[index]), "
+        },
+    ),
+    "a metric that is summed over the batches": (
+        GROWTH,
+        {
+            EVALUATED: 'return {"validation_loss": self.loss(batch) * len(batch[0])}\n\n'
+            "    def evaluation_reducer(self):\n        return pytorch.Reducer.SUM"
+        },
+    ),
+    "weights that are swapped in for a validation": (
+        UNCHANGED,
+        {
+            EVALUATED: "before = self.head.bias.data.clone()\n        self.head.bias.data += 1\n"
+            "        loss = self.loss(batch)\n        self.head.bias.data.copy_(before)\n"
+            '        return {"validation_loss": loss}'
+        },
+    ),
+    "gradients that the trial clears itself": (
+        CONTEXT,
+        {
+            "step_optimizer(self.sgd)": "step_optimizer(self.sgd, auto_zero_grads=False)",
+            **before_loss("self.sgd.zero_grad()"),
+        },
+    ),
+    "gradients that are clipped by the context": (
+        CONTEXT,
+        {
+            "step_optimizer(self.sgd)": "step_optimizer(self.sgd, lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0))",
+        },
+    ),
+    "the current GPU, if there is one": (
+        DEVICE,
+        {HEAD: f"{HEAD}\n        self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')"},
+    ),
     "what the clock changes": (
         STATE,
         before_loss("import time\n        self.spent = getattr(self, 'spent', 0) + time.perf_counter()"),
@@ -101,6 +153,10 @@ HARMLESS = {
         },
     ),
     "a bias before a batch norm, whose gradient is rounding noise": (MOVES, {LAYERS: BATCH_NORM, ADAM: SMALL_SGD}),
+    "weights that the trial clamps after each batch": (
+        AGGREGATION,
+        {RETURN: f"self.head.weight.data.clamp_(-0.01, 0.01)\n        {RETURN}"},
+    ),
     "weights that a callback changes between batches": (
         AGGREGATION,
         {
@@ -174,7 +230,7 @@ def drawing_from(generator: str) -> str:
 
 def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_an_unseeded_generator(tmp_path: Path) -> None:
     runs = runs_of(drawing_from("np.random.default_rng()"), tmp_path)
-    with pytest.raises(NotChecked, match=r"differ already, first in the data.* deterministic under a seed"):
+    with pytest.raises(NotCompared, match=r"differ already, first in the data.* deterministic under a seed"):
         run_check(PROCESSES, runs)
     with pytest.raises(CheckFailed, match=r"not seeded: np.random.default_rng"):
         run_check(DETERMINISTIC, runs)
@@ -184,7 +240,41 @@ def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_an_unseed
 def test_the_learning_rate_is_not_blamed_for_a_sampler_whose_order_differs_in_each_process(tmp_path: Path) -> None:
     runs = runs_of(drawing_from("np.random.default_rng(os.getpid())"), tmp_path)
     run_check(DETERMINISTIC, runs)
-    run_check(PROCESSES, runs)
+    with pytest.raises(NotCompared, match="two processes train on other samples than one in batch 1"):
+        run_check(PROCESSES, runs)
+    with pytest.raises(CheckFailed, match="Two processes train on other samples than one, first in batch 1"):
+        run_check(SAMPLES, runs)
+    runs.close()
+
+
+NOT_COMPARED = {
+    "a loss with random numbers": (PROCESSES, "draws random numbers", before_loss("torch.rand(())")),
+    "samples with random numbers": (
+        SAMPLES,
+        "on as many samples as one, 4 in batch 0",
+        {"return self.inputs[index], ": "return self.inputs[index] + np.random.rand(1).astype('f'), "},
+    ),
+    "a batch size without a hyperparameter": (
+        SAMPLES,
+        "no hyperparameter global_batch_size",
+        {"self.context.get_per_slot_batch_size()": "4"},
+    ),
+    "parameters that get a gradient later on": (
+        MOVES,
+        r"head.weight, head.bias got no gradient in 12 batches.*model_def.py:\d+",
+        before_loss("self.head.requires_grad_(batch_idx > 99)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_COMPARED)
+def test_what_cannot_be_compared_is_not_green(name: str, tmp_path: Path) -> None:
+    check, reason, changes = NOT_COMPARED[name]
+    hparams = {"lr": 0.02} if "without" in name else HPARAMS
+    (tmp_path / "model_def.py").write_text(Defect(name, check, (), changes).source())
+    runs = TrialRuns(TrialOptions("model_def:MyTrial", tmp_path, hparams))
+    with pytest.raises(NotCompared, match=reason):
+        run_check(check, runs)
     runs.close()
 
 

@@ -10,10 +10,11 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from det_lightning.bypass_rules import DEVICE, PROCESSES
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, hparams_in, lines_in
+from det_lightning.testing.observation.source_scan import bypasses_in, hparams_in
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train_under_lightning
@@ -138,7 +139,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
-    assert lines_in([source], source.parent, fixes_device) == [
+    assert bypasses_in([source], source.parent, DEVICE) == [
         "model_def.py:12: torch.ones(1, device='cuda:1')",
         "model_def.py:13: torch.load('x.pt', map_location='cuda:0')",
         "model_def.py:14: torch.ones(1).to('cuda')",
@@ -148,7 +149,7 @@ def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source
 
 
 def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
-    assert lines_in([source], source.parent, handles_processes) == [
+    assert bypasses_in([source], source.parent, PROCESSES) == [
         "model_def.py:27: dist.all_reduce(ones)",
         "model_def.py:29: torch.nn.parallel.DistributedDataParallel(self)",
     ]

@@ -60,8 +60,11 @@ def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) 
         [
             "model_def:MyTrial::trains",
             "model_def:MyTrial::is deterministic under a seed",
+            "model_def:MyTrial::is deterministic in another process",
             "model_def:MyTrial::moves every trainable parameter",
             "*::validates with JSON-serializable metrics of stable names",
+            "*::is not changed by a validation",
+            "*::validation metrics do not grow with the batch",
             "*::trains through its context",
             "*::uses no hard-coded device",
             "*::has no process-group code of its own",
@@ -73,19 +76,39 @@ def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) 
             "*::resumes bit-equal in the middle of an aggregation",
             "*::trains under aggregation",
             "*::trains equally under both APIs",
+            "*::two processes train on the samples of one",
+            "*::two processes keep their weights equal",
             "*::two processes agree with one",
+            "*::two processes validate like one",
             "*::matches the real determined",
-            "17 tests collected*",
+            "23 tests collected*",
         ]
     )
 
 
 def test_the_output_ends_with_the_checks(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "not real and not processes"
-    )
-    result.assert_outcomes(passed=15)
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "--trial-quick")
+    result.assert_outcomes(passed=17)
     result.stdout.fnmatch_lines(["*checks of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
+    result.stdout.fnmatch_lines(["--trial-quick left out the 6 checks that start other processes."])
+
+
+def test_terminal_and_junit_give_the_same_reasons_and_remarks(pytester: pytest.Pytester) -> None:
+    counting = CORRECT.replace("        self.best = Best()\n", "        self.best = Best()\n        self.seen = 0\n")
+    source = counting.replace(LOSS, f"        self.seen += 1\n{LOSS} * (1 + torch.rand(()))").replace(
+        'return {"validation_loss": self.loss(batch)}', 'return {"validation_loss": self.loss(batch) * len(batch[0])}'
+    )
+    chosen = ("--trial-quick", "-k", "complete or contains or grow or JSON")
+    arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, *chosen, "--junit-xml", "junit.xml")
+    result = run(pytester, *arguments, source=source)
+    result.assert_outcomes(passed=2, failed=1)
+    remark = "trial (MyTrial): seen (model_def.py:*) is not in the checkpoint, which changes nothing in a resumed run"
+    result.stdout.fnmatch_lines([f"[[]x[]] checkpoint contains*  remark: {remark}"])
+    reason = "Validation metric 'validation_loss' is a sum over the batch: * with batches of 4, and * of 2."
+    result.stdout.fnmatch_lines([f"[[] []] validation metrics*  {reason}"])
+    junit = (pytester.path / "junit.xml").read_text()
+    assert "changes nothing in a resumed run" in junit
+    assert "is a sum over the batch" in junit
 
 
 def test_checks_and_tests_run_together(pytester: pytest.Pytester) -> None:
@@ -145,7 +168,7 @@ def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pyteste
     pytester.makepyfile(model_def=source)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
     first = pytester.runpytest_inprocess(*trial, "-m", "trial_context or trial_metrics", "--junit-xml", "junit.xml")
-    first.assert_outcomes(passed=3, failed=1)
+    first.assert_outcomes(passed=5, failed=1)
     again = pytester.runpytest_inprocess(*trial, "--lf")
     again.assert_outcomes(failed=1)
     cases = ElementTree.parse(pytester.path / "junit.xml").findall(".//testcase")

@@ -58,7 +58,7 @@ def test_every_check_has_its_outcome_duration_and_message(tmp_path: Path) -> Non
     for line in (
         "passed trains 1.2",
         "passed is deterministic under a seed 2.5",
-        "not checked an old checkpoint loads no --trial-checkpoint was given 0.0",
+        "not compared an old checkpoint loads no --trial-checkpoint was given 0.0",
         "failed matches the real determined <loss> differs - at batch 3 - & at all later ones 4.0",
     ):
         assert line in text
@@ -69,10 +69,10 @@ def test_every_check_has_its_outcome_duration_and_message(tmp_path: Path) -> Non
     [
         (["passed", "passed"], "All 2 checks passed"),
         (["passed"], "1 check passed"),
-        (["passed", "skipped"], "1 check passed, 1 not checked"),
+        (["passed", "skipped"], "1 check passed, 1 not compared"),
         (["passed", "failed", "failed"], "2 of 3 checks failed"),
-        (["skipped"], "Nothing was checked"),
-        ([], "Nothing was checked"),
+        (["skipped"], "Nothing was compared"),
+        ([], "Nothing was compared"),
     ],
 )
 def test_the_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ TRAINING_DEFECTS = [
     Defect(
         "parameters without an optimizer",
         MOVES,
-        ("no wrapped optimizer has them: body.0.bias",),
+        ("1 of 4 trainable parameters get a gradient, but", "are in no wrapped optimizer: body.0.bias"),
         {"torch.optim.Adam(self.body.parameters()": "torch.optim.Adam([self.body[0].weight]"},
     ),
     Defect(

@@ -24,17 +24,23 @@ class Check:
     keyword: str  # the pytest marker that selects it
     kinds: tuple[str, ...] = (PYTORCH,)  # the kinds of trials that it applies to
     option: str | None = None  # the option that it needs
+    is_quick: bool = True  # whether it trains in this process only
 
-    def run(self, runs: Any) -> None:
-        load_class(f"{__name__}.{self.function}")(runs)
+    def run(self, runs: Any) -> list[str]:
+        """Raise unless the trial passes; return remarks."""
+        return load_class(f"{__name__}.{self.function}")(runs) or []
 
 
 _of_old = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
+_processes = functools.partial(Check, keyword="trial_processes", is_quick=False)
 CHECKS = (
     Check("trains", "training:trains", "trial_training", _BOTH),
     Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
+    Check("is deterministic in another process", "determinism:in_another_process", "trial_training", is_quick=False),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
+    Check("is not changed by a validation", "metrics:changes_nothing", "trial_metrics"),
+    Check("validation metrics do not grow with the batch", "metrics:grow_not", "trial_metrics"),
     Check("trains through its context", "training:trains_through_its_context", "trial_context"),
     Check("uses no hard-coded device", "training:uses_no_hard_coded_device", "trial_context"),
     Check("has no process-group code of its own", "training:has_no_process_groups", "trial_context"),
@@ -46,9 +52,12 @@ CHECKS = (
     Check("resumes bit-equal in the middle of an aggregation", "checkpoints:mid_aggregation", "trial_resume", _BOTH),
     Check("trains under aggregation", "training:trains_under_aggregation", "trial_aggregation"),
     Check("trains equally under both APIs", "training:trains_equally", "trial_apis", _BOTH),
-    Check("two processes agree with one", "processes:two_agree_with_one", "trial_processes"),
-    Check("trains in two processes", "processes:two_train", "trial_processes", (ESTIMATOR,)),
-    Check("matches the real determined", "training:matches_reference", "trial_reference"),
+    _processes("two processes train on the samples of one", "processes:share_samples"),
+    _processes("two processes keep their weights equal", "processes:keep_equal_weights"),
+    _processes("two processes agree with one", "processes:agree_with_one"),
+    _processes("two processes validate like one", "processes:validate_like_one"),
+    _processes("trains in two processes", "processes:two_train", kinds=(ESTIMATOR,)),
+    Check("matches the real determined", "training:matches_reference", "trial_reference", is_quick=False),
     _of_old("loads an old checkpoint", "old_checkpoints:loads"),
     _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )
@@ -64,15 +73,15 @@ class CheckResult:
     name: str  # such as "is deterministic under a seed"
     outcome: str  # "passed", "failed" or "skipped"
     duration_s: float = 0.0
-    message: str = ""  # why it failed or was skipped; may have several lines
+    message: str = ""  # why it failed or was skipped, or remarks; may have several lines
 
 
 class BadTrial(Exception):
     """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
 
 
-class NotChecked(Exception):
-    """A check cannot be made; the message says why, and what it needs."""
+class NotCompared(Exception):
+    """A check had nothing to compare; the message says why, and what it needs."""
 
 
 class CheckFailed(AssertionError):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.checks import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks.training import difference_of_runs, listed
-from det_lightning.testing.observation.object_state import Holder, Leaf, ObjectState
-from det_lightning.testing.observation.source_scan import appended_lists
+from det_lightning.testing.observation.object_state import MAX_LEAVES, Holder, Leaf, ObjectState
+from det_lightning.testing.observation.source_scan import appended_lists, find_changes
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
@@ -21,17 +22,48 @@ from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import files_of
 from det_lightning.testing.training.runs import TrialRuns
 
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Why a checkpoint lacks something."""
+
+    cause: str
+    is_kept: bool  # whether it is part of the result of a training, such as weights
+
+
 _Found = dict[Holder, list[str]]  # paths of values, by what holds them
 # Kinds of holders whose attributes are in the trial's code.
+_RESULTS = ("model", "optimizer", "scheduler", "stateful")
 _OF_USER = ("trial", "callback", "class", "object", "data")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
 
-def is_complete(runs: TrialRuns) -> None:
-    """After a resume, no state is missing that training changes and reads again."""
-    if lost := lost_state(runs):
+def is_complete(runs: TrialRuns) -> list[str]:
+    """After a resume, no state is missing that a resumed run depends on; what it only reads again is a remark."""
+    lost = lost_state(runs)
+    essential = (
+        lost if lost and _resumes_differently(runs) else {what: why for what, why in lost.items() if why.is_kept}
+    )
+    if essential:
         message = f"{runs.source.name} changes state that is not in its checkpoints:"
-        raise CheckFailed(message, *dict.fromkeys(lost.values()), details=lost)
+        in_place = runs.probe[1].in_place.lines if any("dataset" in what for what in essential) else {}
+        causes = dict.fromkeys(why.cause for why in essential.values())
+        raise CheckFailed(message, *causes, details=[*essential, *in_place])
+    remarks = [f"{what} is not in the checkpoint, which changes nothing in a resumed run" for what in lost]
+    if len(runs.straight.observer.states["start"]) >= MAX_LEAVES:
+        remarks.append(f"the trial's objects hold more than {MAX_LEAVES:,} values, of which only these were compared")
+    return remarks
+
+
+def _resumes_differently(runs: TrialRuns) -> bool:
+    """Return whether a resumed run fails, or differs from the one that wrote its checkpoint, at any boundary."""
+    straight = runs.straight
+    boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
+    for batches in (batches for batches in boundaries if batches in straight.checkpoints):
+        resumed = runs.resumed(straight, batches)
+        if resumed.failure is not None or difference_of_runs(straight, resumed, after=batches) is not None:
+            return True
+    return False
 
 
 def round_trips(runs: TrialRuns) -> None:
@@ -69,20 +101,20 @@ def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
     """Return the number of batches of the checkpoint after a validation, and the run that resumed from it."""
     batches = runs.boundaries.after_validation
     if batches not in straight.checkpoints:
-        raise NotChecked(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
+        raise NotCompared(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
     resumed = runs.resumed(straight, batches)
     if not resumed.training_began:
         runs.require(resumed)
     return batches, resumed
 
 
-def lost_state(runs: TrialRuns) -> dict[str, str]:
-    """Return a finding for each object that loses state over a resume, with the usual cause.
+def lost_state(runs: TrialRuns) -> dict[str, Loss]:
+    """Return a finding for each object that loses state over a resume, with the reason.
 
     A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not training
     state), if it differs after the resume, and if it is read before it is written again. If only its outermost object
     is known to be read, the value must also still differ at the end. Lists that the code only appends to do not count.
-    Raises NotChecked if a run failed.
+    Raises NotCompared if a run failed.
     """
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
@@ -100,7 +132,17 @@ def lost_state(runs: TrialRuns) -> dict[str, str]:
     if found:
         containers = {path for state in (start, saved) for path, leaf in state.items() if leaf.is_length}
         found = _without_appended(runs, found, containers)
-    return dict(_described(holder, paths) for holder, paths in found.items())
+    with runs.source.imported():
+        lines = find_changes(files_of(runs.source), runs.source.directory)
+    known_leaves = {**start, **saved}
+    return {
+        _describe_loss(holder, paths, lines): Loss(
+            usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)[0],
+            holder.kind in _RESULTS
+            and (holder.kind != "model" or any(isinstance(known_leaves[path].value, dict) for path in paths)),
+        )
+        for holder, paths in found.items()
+    }
 
 
 def _without_appended(runs: TrialRuns, found: _Found, containers: Container[str]) -> _Found:
@@ -140,11 +182,16 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
     return not _same(ends[0].get(path), ends[1].get(path))
 
 
-def _described(holder: Holder, paths: list[str]) -> tuple[str, str]:
+def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -> str:
     names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
-    kind = "" if holder.kind in ("callback", "trial") else f"{_WORDS.get(holder.kind, holder.kind)} "
-    (cause,) = usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)
-    return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}", cause
+    kind = (
+        ""
+        if holder.kind in ("callback", "trial") or holder.path.startswith("the ")
+        else (f"{_WORDS.get(holder.kind, holder.kind)} ")
+    )
+    words = [word for name in names for word in re.findall(r"\w+", name)[:1]] + [holder.path.rpartition(".")[2]]
+    line = next((f" ({lines[word]})" for word in words if word in lines), "")
+    return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}{line}"
 
 
 def mid_epoch(runs: TrialRuns) -> None:
@@ -173,9 +220,9 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
     """Raise if a run resumed after ``batches`` batches ends differently; ``reason`` says why ``batches`` is None."""
     trained = runs.require(run).record.batches
     if batches is None:
-        raise NotChecked(reason)
+        raise NotCompared(reason)
     if batches not in run.checkpoints or trained <= batches:
-        raise NotChecked(f"the trial stopped after {trained} batches, and this check resumes after batch {batches}")
+        raise NotCompared(f"the trial stopped after {trained} batches, and this check resumes after batch {batches}")
     resumed = runs.resumed(run, batches)
     if resumed.failure is not None:
         raise CheckFailed(
@@ -193,7 +240,7 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
 
 
 def _suspects(runs: TrialRuns) -> list[str]:
-    with contextlib.suppress(NotChecked):
+    with contextlib.suppress(NotCompared):
         return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
     return []
 

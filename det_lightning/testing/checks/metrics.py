@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import math
 import numbers
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.observation.source_scan import text_is
+from det_lightning.testing.training.requirements import find_lines
 from det_lightning.testing.training.runs import TrialRuns
 
+# Rounding, and random numbers, make a sum over half of a batch another value than half of the sum.
+_SHARE = 1e-3
+_NOISY_SHARE = 0.1
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
@@ -28,7 +34,7 @@ def validates(runs: TrialRuns) -> None:
         runs.succeeded(run)
     runs.require(run)
     if not validations:
-        raise NotChecked(f"the trial stopped after {run.record.batches} batches, without a validation")
+        raise NotCompared(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
         if wrong := [
             f"{name!r}{path}: {type(value).__name__} {value!r:.60}"
@@ -44,6 +50,59 @@ def validates(runs: TrialRuns) -> None:
             f"{', '.join(validations[0][1])}.",
             "a metric that was renamed only in the trial, or only in the configuration",
         )
+
+
+def changes_nothing(runs: TrialRuns) -> None:
+    """A validation leaves weights, buffers and modes as they are, with dropout and batch norms as in evaluation."""
+    run = runs.straight
+    seen = run.observer.evaluation
+    if seen.findings:
+        raise CheckFailed(
+            "A validation is not one of a model that is only evaluated:",
+            "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
+            "eval() before, so leave modes alone; pass training=self.training to functional.dropout()",
+            "weights that are changed in a validation and not restored",
+            details=seen.findings,
+        )
+    runs.require(run)
+    if not run.observer.validations or not seen.calls:
+        raise NotCompared("the trial has no validation that could be observed")
+
+
+def grow_not(runs: TrialRuns) -> None:
+    """No metric of a validation is twice as large if its batches are."""
+    runs.require(runs.straight)
+    one, halved = (runs.require(runs.validate_at_once(halved)) for halved in (False, True))
+    sizes = [run.observer.validation_batch_size for run in (one, halved)]
+    if None in sizes or sizes[0] == sizes[1]:
+        raise NotCompared("the batches of this validation cannot be halved")
+    batches = [run.observer.validation_batches or 1 for run in (one, halved)]
+    if batches[0] == batches[1]:
+        raise NotCompared("the validation has a single sample, or its loader has no length")
+    draws = one.observer.evaluation.draws
+    share = _NOISY_SHARE if draws else _SHARE
+    whole, half = (run.observer.validations[0][1] for run in (one, halved))
+    names = [name for name in whole if name in half and not math.isnan(_as_number(whole[name]))]
+    if not names:
+        raise NotCompared("no metric of the validation is a number")
+    for name in names:
+        values = [_as_number(metrics[name]) for metrics in (whole, half)]
+        sums = [value * count for value, count in zip(values, batches, strict=True)]
+        if abs(sums[0] - sums[1]) <= share * abs(sums[0]) and abs(values[0] - values[1]) > 0.1 * abs(values[0]):
+            raise CheckFailed(
+                f"Validation metric {name!r} is a sum over the batch: {values[0]:.6g} with batches of {sizes[0]}, and "
+                f"{values[1]:.6g} on the same samples with batches of {sizes[1]}.",
+                "a sum or a number of hits instead of a mean: the training loop averages over batches and processes. "
+                "Return the mean, or Reducer.SUM for this metric from evaluation_reducer()",
+                details=find_lines(runs.source, text_is(name)),
+            )
+
+    if draws:
+        raise NotCompared("the validation draws random numbers, and its metrics are not sums over the batch")
+
+
+def _as_number(value: Any) -> float:
+    return float(value) if np.ndim(value) == 0 and isinstance(value, int | float | np.ndarray | np.generic) else np.nan
 
 
 def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
-from det_lightning.testing.checks import CheckFailed, NotChecked
+from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.runs import TrialRuns
@@ -54,7 +54,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
     measured = _numbers(validations[-1][1]) if validations else {}
     recorded = runs.options.metrics or recorded_metrics(metadata)
     if not recorded:
-        raise NotChecked(
+        raise NotCompared(
             f"{path} does not have its validation metrics (metadata.json has none); pass them with --trial-metrics. "
             f"The validation here gives {', '.join(f'{name} {value:.6g}' for name, value in measured.items())}"
         )

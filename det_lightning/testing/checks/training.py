@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotChecked
-from det_lightning.testing.observation.source_scan import fixes_device, handles_processes, lines_in
+from det_lightning.bypass_rules import DEVICE, PROCESSES
+from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.observation.source_scan import (
+    bypasses_in,
+    compares_index,
+    may_be_unseeded,
+    name_assigned,
+)
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
 from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.requirements import files_of
+from det_lightning.testing.training.requirements import files_of, find_lines
 from det_lightning.testing.training.runs import TrialRuns
 
 _LISTED = 8
@@ -62,6 +67,7 @@ def is_deterministic(runs: TrialRuns) -> None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
             *usual_causes("seed", difference.kind),
+            details=find_lines(runs.source, may_be_unseeded),
         )
 
 
@@ -85,17 +91,40 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     findings = [
         (without, "never get a gradient", "a layer that the loss does not use, or whose output is detached: remove it, "
          "or freeze it with requires_grad_(False)"),
-        (stray, "get a gradient, but no wrapped optimizer has them", "an optimizer that is built from other "
+        (stray, "get a gradient, but are in no wrapped optimizer", "an optimizer that is built from other "
          "parameters: pass it the parameters() of the model that context.wrap_model() returned"),
         (still, "are in an optimizer and get a gradient, but do not move", "a gradient or learning rate of 0 "
          f"throughout the {runs.options.batches} batches (set --trial-batches for more), step_optimizer() that is not "
          "called for that optimizer, or gradients that are cleared before the step"),
     ]  # fmt: skip
-    if count := sum(len(names) for names, _, _ in findings):
+    if found := [finding for finding in findings if finding[0]]:
+        if found == findings[:1]:
+            _require_that_they_get_none_later(runs, without)
         raise CheckFailed(
-            f"Of {len(seen.trainable)} trainable parameters, {count} did not change in {runs.options.batches} batches.",
-            *(cause for names, _, cause in findings if names),
-            details=[f"{finding}: {listed(names)}" for names, finding, _ in findings if names],
+            f"In {run.record.batches} batches, {len(found[0][0])} of {len(seen.trainable)} trainable parameters "
+            f"{found[0][1]}.",
+            *(cause for _, _, cause in found),
+            details=[f"{finding}: {listed(names)}{_line_making(runs, names[0])}" for names, finding, _ in found],
+        )
+
+
+def _line_making(runs: TrialRuns, parameter: str) -> str:
+    """Return where the trial makes the innermost part of a parameter's name that it assigns, in brackets."""
+    for part in reversed(parameter.split(".")[:-1]):
+        if lines := find_lines(runs.source, name_assigned(part)):
+            return f" ({lines[0].partition(': ')[0]})"
+    return ""
+
+
+def _require_that_they_get_none_later(runs: TrialRuns, names: list[str]) -> None:
+    """Raise NotCompared if the trial decides by the index of a batch or epoch what gets a gradient."""
+    if not (lines := find_lines(runs.source, compares_index)):
+        return
+    asks_context = any("current_train" in line for line in lines)
+    if asks_context or not runs.later.observer.with_gradient.isdisjoint(names):
+        raise NotCompared(
+            f"{listed(names)} got no gradient in {runs.options.batches} batches, and may get one later: the trial "
+            f"decides by the index of batch or epoch ({lines[0]}); set --trial-batches for more"
         )
 
 
@@ -103,25 +132,32 @@ def _moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, 
     return [name for name in names if repr(after[name]) != repr(before[name])]
 
 
-def trains_under_aggregation(runs: TrialRuns) -> None:
+def trains_under_aggregation(runs: TrialRuns) -> list[str]:
     """Weights move only on batches that complete an update, which uses the gradients of all of its batches."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
-    run, cleared = runs.aggregated
+    run, watch = runs.aggregated
+    if (
+        run.failure is not None
+        and "auto_zero_grads=False" in run.failure.reason
+        and runs.settings.aggregation_frequency == 1
+    ):
+        raise NotCompared("the trial clears gradients itself, with auto_zero_grads=False, which excludes aggregation")
     runs.succeeded(run)
-    if cleared:
+    if watch.cleared:
         raise CheckFailed(
             f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
             "zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself",
-            details=cleared,
+            details=watch.cleared,
         )
     if run.record.batches < frequency:
-        raise NotChecked(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
+        raise NotCompared(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
     trainable = run.observer.trainable
     changes = zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
     moved = {event["batch"]: _moved(trainable, before, event["weights"]) for before, event in changes}
     for batch, names in moved.items():
-        if names and (batch + 1) % frequency:
+        # The trial may also change weights itself, such as to clamp them or to average them.
+        if names and batch in watch.stepped and (batch + 1) % frequency:
             raise CheckFailed(
                 f"With aggregation_frequency={frequency} batch {batch} completes no update, but moves {listed(names)}.",
                 "optimizer.step() in place of context.step_optimizer(optimizer)",
@@ -131,6 +167,19 @@ def trains_under_aggregation(runs: TrialRuns) -> None:
             f"With aggregation_frequency={frequency} no parameter moves in {run.record.batches} batches.",
             "context.step_optimizer() that is called only on some batches, by their index",
         )
+    return _clips_of_one_batch(runs)
+
+
+def _clips_of_one_batch(runs: TrialRuns) -> list[str]:
+    """Return remarks on gradients that are clipped before they are averaged; raise if the trial aggregates."""
+    clips = runs.probe[1].clips
+    if clips and runs.settings.aggregation_frequency > 1:
+        raise CheckFailed(
+            f"With aggregation_frequency={runs.settings.aggregation_frequency} the trial clips gradients before they "
+            "are averaged:",
+            details=clips,
+        )
+    return list(clips)
 
 
 def trains_equally(runs: TrialRuns) -> None:
@@ -167,6 +216,11 @@ def matches_reference(runs: TrialRuns) -> None:
             "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
             "return a copy (value.clone()) to get the latter from both",
         )
+    if reference.environment.get("hash_seed") is None:
+        causes.append(
+            "the order of a set of strings, which is another one in each process: this record does not say its "
+            "PYTHONHASHSEED; record again"
+        )
     raise CheckFailed(f"{finding} {difference}", *causes)
 
 
@@ -182,6 +236,8 @@ def trains_through_its_context(runs: TrialRuns) -> None:
             "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes",
             details=bypass.actions,
         )
+    if bypass.gradients:
+        raise CheckFailed("The trial steps with other gradients than those of its batch:", details=bypass.gradients)
     runs.require(run)
 
 
@@ -192,7 +248,7 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
-    _require_none(runs, fixes_device, bypass.devices, "The trial chooses devices itself:", cause)
+    _require_none(runs, DEVICE, bypass.devices, "The trial chooses devices itself:", cause)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
@@ -202,15 +258,13 @@ def has_no_process_groups(runs: TrialRuns) -> None:
         "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
         "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
     )
-    _require_none(runs, handles_processes, bypass.process_groups, "The trial handles processes itself:", cause)
+    _require_none(runs, PROCESSES, bypass.process_groups, "The trial handles processes itself:", cause)
 
 
-def _require_none(
-    runs: TrialRuns, is_found: Callable[[ast.expr], bool], seen: Iterable[str], message: str, cause: str
-) -> None:
-    """Raise if the trial's files have such an expression, or the probe saw something on other lines."""
+def _require_none(runs: TrialRuns, kind: str, seen: Iterable[str], message: str, cause: str) -> None:
+    """Raise if the trial's files have code of that kind, or the probe saw something on other lines."""
     with runs.source.imported():
-        found = lines_in(files_of(runs.source), runs.source.directory, is_found)
+        found = bypasses_in(files_of(runs.source), runs.source.directory, kind)
     lines = {finding.partition(": ")[0] for finding in found}
     elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
     if details := dict.fromkeys([*found, *elsewhere]):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,33 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from det_lightning.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
+from det_lightning.testing.observation.in_place import InPlaceChanges
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.training.trial_source import is_own_file
+from det_lightning.testing.observation.user_lines import find_user_line
 
-_PACKAGE = str(Path(__file__).parents[2])
-# Functions of det_lightning that call optimizers, schedulers and backward passes, possibly through the user's code.
-_ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
-_COLLECTIVES = {"init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
-                "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list"}  # fmt: skip
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
-
-
-def _line_of_user(directory: Path) -> str | None:
-    """Return ``file:line`` of the user's innermost frame; None if det_lightning called it."""
-    line = None
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_PACKAGE) and file != __file__:
-            return None if frame.f_code.co_name in _ACTING else line
-        if line is None and is_own_file(file, directory):
-            line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return line
 
 
 def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
@@ -68,17 +49,28 @@ class ContextBypass(TorchFunctionMode):
         self.actions: dict[str, None] = {}  # backward passes and steps
         self.devices: dict[str, None] = {}  # devices that the trial names
         self.process_groups: dict[str, None] = {}  # calls into torch.distributed
+        self.gradients: dict[str, None] = {}  # clipped before there are any, or of an update that was already made
+        self.in_place = InPlaceChanges(directory)
+        self.clips: dict[str, None] = {}  # calls that clip the gradients of one batch
+        self._backward_in = -1  # the batch of the last backward pass
+        self._used: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # parameters, gradients stepped with, versions
         self._directory = directory
         self._observer = observer
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        names = [name for name in _COLLECTIVES if hasattr(dist, name)]
+        names = [name for name in COLLECTIVES if hasattr(dist, name)]
         distributed: list[tuple[Any, str, str]] = [(dist, name, f"torch.distributed.{name}()") for name in names]
         distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
-        with register_optimizer_step_pre_hook(self._optimizer_step), pytest.MonkeyPatch.context() as patch, self:
-            backward = "loss.backward() should be context.backward(loss)"
-            _note_calls(patch, torch.Tensor, "backward", self._noting(self.actions, backward))
+        hooks = contextlib.ExitStack()
+        hooks.enter_context(register_optimizer_step_pre_hook(self._optimizer_step))
+        hooks.enter_context(register_optimizer_step_post_hook(self._optimizer_stepped))
+        with hooks, pytest.MonkeyPatch.context() as patch, self:
+            _note_calls(patch, torch.Tensor, "backward", self._backward)
+            for owner, name in itertools.product(
+                (nn.utils, nn.utils.clip_grad), ("clip_grad_norm_", "clip_grad_value_")
+            ):
+                _note_calls(patch, owner, name, functools.partial(self._clip, name))
             for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
                 _note_calls(patch, scheduler, "step", self._scheduler_step)
             for owner, name, call in distributed:
@@ -87,11 +79,38 @@ class ContextBypass(TorchFunctionMode):
             self._note_wrapped_twice()
 
     def _note(self, seen: dict[str, None], call: str) -> None:
-        if (line := _line_of_user(self._directory)) is not None:
+        if (line := find_user_line(self._directory, beyond_context=True)) is not None:
             seen[f"{line}: {call}"] = None
 
     def _noting(self, seen: dict[str, None], call: str) -> Callable[..., None]:
         return lambda *args, **kwargs: self._note(seen, call)
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        self._note(self.actions, "loss.backward() should be context.backward(loss)")
+        self._backward_in = self._observer.batches
+        if any(parameter.grad is used and used._version == version and used.any()
+               for parameter, used, version in self._used):  # fmt: skip
+            line = find_user_line(self._directory)
+            self.gradients[
+                f"{line}: adds gradients to those of an earlier batch, with which the optimizer has already stepped; "
+                "leave out auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in each batch"
+            ] = None
+        self._used = []
+
+    def _clip(self, name: str, *args: Any, **kwargs: Any) -> None:
+        advice = (
+            f"pass clip_grads=lambda parameters: torch.nn.utils.{name}(parameters, ...) to context.step_optimizer()"
+        )
+        if self._backward_in != self._observer.batches:
+            self._note(
+                self.gradients, f"{name}() clips before the backward pass, when there is nothing to clip; {advice}"
+            )
+        else:
+            self._note(self.clips, f"{name}() clips the gradients of one batch; {advice}")
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._used += [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None and not p.grad.is_sparse]
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
@@ -116,6 +135,7 @@ class ContextBypass(TorchFunctionMode):
                 )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.in_place.note(getattr(func, "__name__", ""), args)
         named = _device_of(getattr(func, "__name__", ""), args, kwargs or {})
         if named is not None and named.type not in ("cpu", "meta"):
             own = getattr(self._observer.context, "device", None)
@@ -125,6 +145,8 @@ class ContextBypass(TorchFunctionMode):
 
     def _note_wrapped_twice(self) -> None:
         context = self._observer.context
+        if context is None:
+            return
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
         for kind, objects in wrapped.items():
@@ -145,21 +167,30 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return None
 
 
-@contextlib.contextmanager
-def zero_grad_noted(directory: Path, observer: Observer, frequency: int, seen: dict[str, None]) -> Iterator[None]:
-    """Note in ``seen`` where the trial clears gradients within an aggregation of ``frequency`` batches."""
+class AggregationWatch:
+    """Notes what the trial of ``observer`` does within an aggregation of ``frequency`` batches."""
 
-    def note(owner: Any, *args: Any, **kwargs: Any) -> None:
-        line = _line_of_user(directory)
-        if line is None or observer.batches % frequency == 0:
+    def __init__(self, directory: Path, observer: Observer, frequency: int) -> None:
+        self.cleared: dict[str, None] = {}  # where gradients are cleared that an update still needs
+        self.stepped: set[int] = set()  # the batches in which an optimizer stepped
+        self._directory = directory
+        self._observer = observer
+        self._frequency = frequency
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        step = register_optimizer_step_post_hook(lambda *_: self.stepped.add(self._observer.batches))
+        with step, pytest.MonkeyPatch.context() as patch:
+            _note_calls(patch, torch.optim.Optimizer, "zero_grad", self._note)
+            _note_calls(patch, nn.Module, "zero_grad", self._note)
+            yield
+
+    def _note(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+        line = find_user_line(self._directory, beyond_context=True)
+        if line is None or self._observer.batches % self._frequency == 0:
             return
         groups = getattr(owner, "param_groups", None)
         parameters = owner.parameters() if groups is None else [p for group in groups for p in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients):
-            seen[f"{line}: zero_grad() of {type(owner).__name__}"] = None
-
-    with pytest.MonkeyPatch.context() as patch:
-        _note_calls(patch, torch.optim.Optimizer, "zero_grad", note)
-        _note_calls(patch, nn.Module, "zero_grad", note)
-        yield
+            self.cleared[f"{line}: zero_grad() of {type(owner).__name__}"] = None

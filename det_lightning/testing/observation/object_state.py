@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._reducer import MetricReducer
-from det_lightning.testing.recorder import describe
+from det_lightning.testing.recorder import describe, is_lazy
 
 _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath,
           torch.device, torch.dtype, torch.Size)  # fmt: skip
@@ -43,7 +43,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 # Attributes of a module besides its weights and the user's own.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
 _MANY = 400
-_MAX_LEAVES = 60_000
+#: No more values than these are visited.
+MAX_LEAVES = 60_000
+_MAX_ELEMENTS = 4_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +67,16 @@ class Leaf:
     root: tuple[str, str]  # label and attribute of the outermost object
     direct: bool  # whether it is the value of that attribute rather than nested in it
     is_length: bool = False  # whether the value is the length of the container at this position
+    trains: bool = False  # whether it is a tensor that requires a gradient
 
 
 ObjectState = dict[str, Leaf]
 
 
-def read_state(modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any]) -> ObjectState:
-    """Return every value that can be reached from the trial, its callbacks and the globals of its modules."""
+def read_state(
+    modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any], data: dict[str, Any]
+) -> ObjectState:
+    """Return every value that can be reached from the trial, its callbacks, globals of its modules, and ``data``."""
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
     # Callbacks are visited below, wherever else they are referred to.
     walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
@@ -81,6 +86,8 @@ def read_state(modules: list[types.ModuleType], trial: Any, context: Any, callba
         walk.attributes(holder, holder.path, vars(callback))
     for module in modules:
         walk.module(module)
+    for path, part in data.items():
+        walk.data(path, part)
     return walk.found
 
 
@@ -100,6 +107,11 @@ class _Walk:
             self._root = (holder.path, name)
             self._visit(value, f"{path}.{name}", holder, direct=True)
 
+    def data(self, path: str, part: Any) -> None:
+        """Visit a dataset or sampler; one that the trial holds was visited before, under that name."""
+        self._root = (path, "")
+        self._visit(part, path, Holder("data", path, type(part).__name__))
+
     def module(self, module: types.ModuleType) -> None:
         """Visit the data in the globals of a module, and on the classes that it defines."""
         public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
@@ -111,7 +123,7 @@ class _Walk:
                 self.attributes(Holder("class", cls.__qualname__, "class"), cls.__qualname__, of_class)
 
     def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
-        if len(self.found) >= _MAX_LEAVES:
+        if len(self.found) >= MAX_LEAVES:
             return
         if isinstance(value, _PLAIN):
             self._add(path, value, holder, direct)
@@ -127,10 +139,12 @@ class _Walk:
         if isinstance(value, _GENERATORS):
             self._add(path, _generator_state(value), holder, direct)
         elif isinstance(value, torch.Tensor):
-            if value.device.type != "meta":
-                self._add(path, describe(value), holder, direct)
+            if value.device.type != "meta" and not is_lazy(value):
+                self._add(path, describe(_sampled(value)), holder, direct)
+                self.found[path] = dataclasses.replace(self.found[path], trains=value.requires_grad and value.is_leaf)
         elif isinstance(value, np.ndarray | np.generic):
-            self._add(path, repr(value)[:_MANY] if value.dtype.kind == "O" else describe(value), holder, direct)
+            described = repr(value)[:_MANY] if value.dtype.kind == "O" else describe(_sampled(value))
+            self._add(path, described, holder, direct)
         elif isinstance(value, dict):
             self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
         elif isinstance(value, list | tuple | collections.deque):
@@ -188,6 +202,13 @@ def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
             return [("", state)]
         return []
     return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _sampled(array: Any) -> Any:
+    """Return an array, or evenly spaced elements of one that is too large to be described often."""
+    step = int(np.prod(array.shape)) // _MAX_ELEMENTS + 1
+    is_dense = not isinstance(array, torch.Tensor) or array.layout is torch.strided
+    return array.reshape(-1)[::step] if step > 1 and is_dense else array
 
 
 def _generator_state(value: Any) -> str:

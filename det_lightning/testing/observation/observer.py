@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,13 +16,16 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from det_lightning import pytorch
-from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._random_state import capture_rng, restore_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
+from det_lightning.testing.observation.evaluation_watch import EvaluationWatch
 from det_lightning.testing.observation.object_state import ObjectState, read_state
+from det_lightning.testing.observation.shortened_data import ShortenedData, count_full_batches
 
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
+_KEPT_ELEMENTS = 1000
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
 
 
@@ -63,11 +68,25 @@ class Observer(recorder.TrainingLog):
     """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
 
     def __init__(
-        self, modules: Callable[[], list[ModuleType]] | None = None, watches: bool = False, keeps_weights: bool = False
+        self,
+        modules: Callable[[], list[ModuleType]] | None = None,
+        watches: bool = False,
+        keeps_weights: bool = False,
+        evaluation: EvaluationWatch | None = None,
+        indices: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
         self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
+        self.evaluation = evaluation or EvaluationWatch()
+        self.indices = indices  # what train_batch() is told in place of the indices of epoch and batch
+        self.on_data: Callable[[Iterable[Any]], None] | None = None  # called with the datasets before the first batch
+        self.data: dict[str, Any] = {}  # the datasets and samplers of the loaders
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
+        self.full_batches: int | None = None  # those of them that have all of their samples, if that is known
+        self.shards_data = True  # whether the training loader is one of ours, which divides the data
+        self.dataset_length: int | None = None  # of the training data
+        self.validation_batches: int | None = None  # of the validation loader, if it has a length
+        self.validation_batch_size: int | None = None  # None if the validation loader is not one of ours
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
         self.trainable: dict[str, bool] = {}  # by parameter, whether a wrapped optimizer has it
@@ -79,6 +98,9 @@ class Observer(recorder.TrainingLog):
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
         self.samples: list[collections.Counter[bytes]] = []  # of each batch, checksums of its arrays' rows, if kept
+        self.lengths: list[int] = []  # of each batch, if kept: the length of its first array
+        self.gradients: dict[str, np.ndarray[Any, Any]] = {}  # elements of those of the first update, if kept
+        self._before_validation: dict[str, Any] | None = None  # random states, if it is before the first batch
         self._modules = modules
         self._watches = watches
         self._keeps_weights = keeps_weights
@@ -87,6 +109,10 @@ class Observer(recorder.TrainingLog):
         super().hook(name, arguments, given)
         if name == "on_training_start":
             self._start_training()
+        elif name == "on_validation_start" and self.context.position.batch_idx is None:
+            # A trial may ask for the index of a batch, and usually validates after training.
+            self.context.position.batch_idx = 0
+            self._before_validation = capture_rng()
         elif name == "on_checkpoint_save_start":
             self._read_state(self.batches)
         elif name == "on_trial_shutdown":
@@ -114,11 +140,13 @@ class Observer(recorder.TrainingLog):
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
+        if self.on_data is not None:
+            self.on_data(self.data.values())
         self.access.active = True
 
     def _read_state(self, key: str | int) -> None:
         if self._modules is not None:
-            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks)
+            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks, self.data)
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         last = self.events[-1]
@@ -126,13 +154,34 @@ class Observer(recorder.TrainingLog):
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
         if self._keeps_weights:
             self.samples.append(collections.Counter())
+            self.lengths.append(0)
             apply_to_collection(batch, (torch.Tensor, np.ndarray), self._count_samples)
         super().batch_start(trial, batch, epoch)
 
     def _count_samples(self, value: Any) -> None:
         array = _frozen(value)
         if array.ndim:
+            self.lengths[-1] = self.lengths[-1] or len(array)
             self.samples[-1].update(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in array)
+
+    def end_validation(self, metrics: dict[str, Any]) -> None:
+        """Record the metrics of a validation, after all hooks."""
+        self.validations.append((self.batches, metrics))
+        if self._before_validation is not None:
+            self.context.position.batch_idx = None
+            restore_rng(self._before_validation)
+            self._before_validation = None
+
+    def keep_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Keep elements of the gradients of the first batch, just before their optimizer steps."""
+        if self.batches or self.context is None:
+            return
+        parameters = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        models = recorder.named_models(self.trial).items()
+        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+            if id(parameter) in parameters and not parameter.grad.is_sparse:
+                elements = parameter.grad.detach().double().cpu().flatten()
+                self.gradients[name] = elements[:: max(1, len(elements) // _KEPT_ELEMENTS)].numpy().copy()
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}
@@ -150,7 +199,7 @@ class Observer(recorder.TrainingLog):
                 f"{prefix}.{name}": tensor.detach().cpu().clone()
                 for prefix, model in recorder.named_models(trial).items()
                 for name, tensor in model.state_dict().items()
-                if isinstance(tensor, torch.Tensor)
+                if isinstance(tensor, torch.Tensor) and not recorder.is_lazy(tensor)
             },
             "optimizer": optimizers,
             "scheduler": schedulers,
@@ -177,19 +226,24 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def observed(trial_class: type, observer: Observer) -> type:
-    """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes."""
+def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type:
+    """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes, on shortened ``data``."""
     recorded: Any = recorder.recorded(trial_class, pytorch, observer)
 
     class LastCallback(pytorch.PyTorchCallback):
         def on_validation_end(self, metrics: dict[str, Any]) -> None:
             """Record the metrics as the trial's callbacks, which run before and may change them, left them."""
             named = {str(name): _frozen(value) for name, value in metrics.items()}
-            observer.validations.append((observer.batches, named))
+            observer.end_validation(named)
             validation = next(event for event in reversed(observer.events) if event["event"] == "validation")
             validation["reported"] = recorder.describe(metrics)
 
     class Observed(recorded):  # type: ignore[misc]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if observer.indices:
+                epoch_idx, batch_idx = observer.indices[batch_idx]
+            return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+
         def build_callbacks(self) -> Any:
             callbacks = super().build_callbacks()
             if not isinstance(callbacks, dict):
@@ -201,6 +255,38 @@ def observed(trial_class: type, observer: Observer) -> type:
             loader = super().build_training_data_loader()
             with contextlib.suppress(TypeError):
                 observer.epoch_length = len(loader)
+            with contextlib.suppress(AttributeError, TypeError):
+                observer.dataset_length = len(loader.dataset)
+            observer.shards_data = isinstance(loader, pytorch.DataLoader)
+            observer.full_batches = count_full_batches(loader)
+            observer.data |= _data_of("training", loader)
+            return data.shorten_training(loader)
+
+        def build_validation_data_loader(self) -> Any:
+            loader = data.shorten_validation(super().build_validation_data_loader())
+            observer.validation_batch_size = getattr(loader, "batch_size", None)
+            with contextlib.suppress(TypeError):
+                observer.validation_batches = len(loader)
+            observer.data |= _data_of("validation", loader)
             return loader
 
+    for method in ("evaluate_batch", "evaluate_full_dataset"):
+        if getattr(trial_class, method, None) is not getattr(pytorch.PyTorchTrial, method):
+            setattr(Observed, method, _watched(getattr(recorded, method), observer))
     return recorder.named_like(trial_class, Observed)
+
+
+def _watched(method: Any, observer: Observer) -> Any:
+    @functools.wraps(method)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        with observer.evaluation.around(observer, method.__name__):
+            return method(*args, **kwargs)
+
+    # The training loop passes the arguments that the method has.
+    evaluate.__signature__ = inspect.signature(method, follow_wrapped=False)  # type: ignore[attr-defined]
+    return evaluate
+
+
+def _data_of(purpose: str, loader: Any) -> dict[str, Any]:
+    parts = {part: getattr(loader, part, None) for part in ("dataset", "sampler", "batch_sampler")}
+    return {f"the {purpose} {part.replace('_', ' ')}": value for part, value in parts.items() if value is not None}

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-_DEVICE_CALLS = {"to", "device", "set_device", "set_default_device"}
-_PROCESS_GROUPS = {"init_process_group", "destroy_process_group", "DistributedDataParallel", "DistributedSampler",
-                   "DataParallel", "all_reduce", "all_gather", "all_gather_object"}  # fmt: skip
+from det_lightning.bypass_rules import find_bypasses, name_of
+
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
+_INDICES = ("batch_idx", "epoch_idx", "current_train_batch", "current_train_epoch")
+_GENERATORS = {"default_rng", "RandomState", "Random", "Generator"}
+_CHANCES = {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "uuid4", "getpid"}
+_CHANCE_MODULES = ("time", "os.", "uuid", "datetime", "urandom", "getpid", "perf_counter")
 _APPENDING = {"append", "appendleft", "extend", "insert"}
 _NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 
 
 def lines_in(files: Iterable[Path], directory: Path, is_found: Callable[[ast.expr], bool]) -> list[str]:
-    """Return the expressions for which ``is_found`` is true, as ``"file:line: code"``.
-
-    Those that depend on ``torch.cuda.is_available()`` are left out.
-    """
+    """Return the expressions for which ``is_found`` is true, as ``"file:line: code"``."""
     return [f"{line}: {ast.unparse(node)}" for line, node in _expressions(files, directory) if is_found(node)]
+
+
+def bypasses_in(files: Iterable[Path], directory: Path, kind: str) -> list[str]:
+    """Return what bypasses the context, as ``"file:line: code"``, other than the current GPU where there is one."""
+    return [
+        f"{_shown(file, directory)}:{found.line}: {found.code}"
+        for file in files
+        if (tree := _parsed(file)) is not None
+        for found in find_bypasses(tree, _only_for_scripts(tree))
+        if found.kind == kind and not found.follows_availability
+    ]
+
+
+def _shown(file: Path, directory: Path) -> Path:
+    return file.relative_to(directory) if file.is_relative_to(directory) else file
 
 
 def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
     """Return the hyperparameters that are read by name, with the line where each is first read."""
     found: dict[str, str] = {}
     for line, node in _expressions(files, directory):
-        name = _name_of(node.func) if isinstance(node, ast.Call) else ""
+        name = name_of(node.func) if isinstance(node, ast.Call) else ""
         if isinstance(node, ast.Call) and name == "get_hparam" and node.args and isinstance(node.args[0], ast.Constant):
             found.setdefault(str(node.args[0].value), line)
         elif name in _BATCH_SIZES:
@@ -46,38 +61,16 @@ def _expressions(files: Iterable[Path], directory: Path) -> Iterator[tuple[str, 
     for file in files:
         if (tree := _parsed(file)) is None:
             continue
-        shown = file.relative_to(directory) if file.is_relative_to(directory) else file
-        for node in _walk(tree, _only_for_scripts(tree), _flags_of_devices(tree)):
+        for node in _walk(tree, _only_for_scripts(tree)):
             if isinstance(node, ast.expr):
-                yield f"{shown}:{node.lineno}", node
+                yield f"{_shown(file, directory)}:{node.lineno}", node
 
 
-def _walk(tree: ast.AST, left_out: set[ast.AST], flags: set[str]) -> Iterator[ast.AST]:
+def _walk(tree: ast.AST, left_out: set[ast.AST]) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(tree):
-        if child in left_out or (isinstance(child, ast.If | ast.IfExp) and _depends_on_device(child.test, flags)):
-            continue
-        yield child
-        yield from _walk(child, left_out, flags)
-
-
-def _depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr == "is_available")
-        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
-        for node in ast.walk(test)
-    )
-
-
-def _flags_of_devices(tree: ast.AST) -> set[str]:
-    """Return the names of flags such as ``use_cuda = torch.cuda.is_available()``."""
-    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_flag(node.value)]
-    return {ast.unparse(target) for node in assignments for target in node.targets}
-
-
-def _is_flag(value: ast.expr) -> bool:
-    if isinstance(value, ast.Call):
-        return _name_of(value.func) == "is_available"
-    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and _depends_on_device(value)
+        if child not in left_out:
+            yield child
+            yield from _walk(child, left_out)
 
 
 def _only_for_scripts(tree: ast.Module) -> set[ast.AST]:
@@ -94,43 +87,47 @@ def _names_in(trees: Iterable[ast.AST]) -> set[str]:
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _name_of(node: ast.AST | None) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+def reads_rank(node: ast.expr) -> bool:
+    """Return whether an expression asks for the rank of this process."""
+    return name_of(node) in ("rank", "get_rank", "local_rank") and isinstance(node, ast.Attribute)
 
 
-def handles_processes(call: ast.expr) -> bool:
-    """Return whether it is a call that bypasses the context to connect processes, or to share models and data.
-
-    Some methods of the context have the same names as functions of ``torch.distributed``.
-    """
-    if not isinstance(call, ast.Call):
-        return False
-    name = _name_of(call.func)
-    module = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    if module.endswith("samplers") or any(given.arg == "num_workers" for given in call.keywords):
-        return False  # pytorch.samplers.DistributedSampler, which has other arguments than torch's
-    if module in ("dist", "torch.distributed"):
-        return name not in ("is_available", "is_initialized")
-    return name in _PROCESS_GROUPS and "context" not in module
+def depends_on_hash(node: ast.expr) -> bool:
+    """Return whether an expression makes a set, or asks for a hash."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "hash")
+    return is_call or isinstance(node, ast.Set | ast.SetComp)
 
 
-def fixes_device(node: ast.expr) -> bool:
-    """Return whether an expression hard-codes a device."""
-    if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor"):
-        return ast.unparse(node.value) == "torch.cuda"
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-        return isinstance(node.slice, ast.Constant) and node.slice.value == "CUDA_VISIBLE_DEVICES"
+def may_be_unseeded(node: ast.expr) -> bool:
+    """Return whether it is a call that makes a generator without a seed, or asks for the time or another chance."""
     if not isinstance(node, ast.Call):
         return False
-    name = _name_of(node.func)
-    if name == "cuda" and isinstance(node.func, ast.Attribute):
-        return True
-    named = [keyword.value for keyword in node.keywords if keyword.arg in ("device", "map_location")]
-    named += node.args[:1] if name in _DEVICE_CALLS else []
-    devices = [str(value.value).partition(":")[0] for value in named if isinstance(value, ast.Constant)]
-    return not {"cuda", "mps", "xpu"}.isdisjoint(devices) or (name == "set_device" and bool(node.args))
+    is_unseeded = name_of(node.func) in _GENERATORS and not (node.args or node.keywords)
+    return is_unseeded or (name_of(node.func) in _CHANCES and ast.unparse(node.func).startswith(_CHANCE_MODULES))
+
+
+def name_assigned(name: str) -> Callable[[ast.expr], bool]:
+    """Return a test for the assignment of an attribute or variable."""
+    return lambda node: name_of(node) == name and isinstance(getattr(node, "ctx", None), ast.Store)
+
+
+def text_is(text: str) -> Callable[[ast.expr], bool]:
+    """Return a test for a string, such as the name of a metric."""
+    return lambda node: isinstance(node, ast.Constant) and node.value == text
+
+
+def compares_index(node: ast.expr) -> bool:
+    """Return whether an expression decides something by the index of a batch or an epoch."""
+    if not (isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))):
+        return False
+    return any(name_of(part).startswith(_INDICES) for part in ast.walk(node))
+
+
+def sizes_batch(node: ast.expr) -> bool:
+    """Return whether it is the call of a loader with a batch size, or asks for the global one."""
+    if not isinstance(node, ast.Call):
+        return False
+    return name_of(node.func) == "get_global_batch_size" or any(given.arg == "batch_size" for given in node.keywords)
 
 
 def appended_lists(files: Iterable[Path]) -> tuple[set[str], set[str]]:
@@ -146,17 +143,43 @@ def appended_lists(files: Iterable[Path]) -> tuple[set[str], set[str]]:
     used: set[tuple[type, str]] = set()
     for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and node not in no_use:
-            used.add((type(node), _name_of(node)))
+            used.add((type(node), name_of(node)))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
             used.update((ast.Attribute, str(name)) for name in names)
         elif isinstance(node, ast.ImportFrom):
             used.update((ast.Name, alias.name) for alias in node.names if alias.asname is not None)
-    only = {(type(to), _name_of(to)) for to in appended} - used
+    only = {(type(to), name_of(to)) for to in appended} - used
     attributes = {name for kind, name in only if kind is ast.Attribute}
     # Other modules refer to a global variable as an attribute.
     variables = {name for kind, name in only if kind is ast.Name and (ast.Attribute, name) not in used}
     return attributes, variables
+
+
+def find_changes(files: Iterable[Path], directory: Path) -> dict[str, str]:
+    """Return where attributes and variables change after they were made, by name, as ``"file:line"``."""
+    found: dict[str, str] = {}
+    for file in files:
+        shown = _shown(file, directory)
+        tree = _parsed(file) or ast.Module([], [])
+        methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+        for node in (node for method in methods for node in ast.walk(method)):
+            for name in _changed_by(node):
+                found.setdefault(name, f"{shown}:{node.lineno}")  # type: ignore[attr-defined]
+    return found
+
+
+def _changed_by(node: ast.AST) -> Iterator[str]:
+    """Yield the names of what a statement assigns to, or calls a method of."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        targets = [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
+    for target in targets:
+        for part in ast.walk(target):
+            if isinstance(part, ast.Attribute | ast.Name):
+                yield name_of(part)
 
 
 def _appended_by(node: ast.AST) -> ast.Attribute | ast.Name | None:
@@ -183,5 +206,5 @@ def _created_by(node: ast.AST) -> ast.expr | None:
 
 def _is_new_container(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
-        return _name_of(value.func) in _NEW_CONTAINERS
+        return name_of(value.func) in _NEW_CONTAINERS
     return isinstance(value, ast.List | ast.ListComp | ast.Dict)

@@ -25,6 +25,7 @@ from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.observer import Observer, observed
+from det_lightning.testing.observation.shortened_data import ALL_DATA, ShortenedData
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
@@ -51,9 +52,12 @@ class RunPlan:
     validate_after: frozenset[int] | None = None  # in addition to the end; None for the period of the settings
     checkpoint_after: frozenset[int] = frozenset()
     limits: dict[str, Any] = dataclasses.field(default_factory=dict)  # flags of pl.Trainer
+    data: ShortenedData = ALL_DATA
+    validates_first: bool = False  # before the first batch
     resume_from: Path | str | None = None  # a checkpoint
     trusted: bool = False  # read the checkpoint even if that executes code
     distributed: Any = None  # DistributedContext of the run
+    strategy: str | None = None  # how several processes train
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
@@ -105,13 +109,14 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     settings = dict(vars(plan.settings))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
+    init["strategy"] = plan.strategy
     trainer = {**_QUIET, **plan.limits, "callbacks": [PreemptionHandler(signals=[])]}
     period = _schedule(plan.checkpoint_after)
     fit: dict[str, Any] = {
         "checkpoints": DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code),
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
-        "step_zero_validation": False,
+        "step_zero_validation": plan.validates_first,
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _schedule(plan.validate_after)
@@ -180,19 +185,19 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
     for directory in (plan.storage, plan.no_code):
         directory.mkdir(parents=True, exist_ok=True)
     failure = None
-    with _process_settings(plan.threads), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
+    settings = _process_settings(plan.threads)
+    # Names that the trial imports are observed, too.
+    with settings, plan.around(), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with plan.around():
-                fit(observed(trial_class, observer))
+            fit(observed(trial_class, observer, plan.data))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
             error = cause_of_exit(e)
             labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
             stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
             failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
-        finally:
-            observer.release()
         environment = recorder.environment("det_lightning")
+    observer.release()
     recorded = None if failure is None else recorder.error_of(failure.error)
     record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, recorded)
     metadata = plan.storage.glob("*/metadata.json")

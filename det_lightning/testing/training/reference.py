@@ -13,13 +13,15 @@ from pathlib import Path
 
 from det_lightning.files.plain_values import as_plain
 from det_lightning.testing import recorder
-from det_lightning.testing.checks import BadTrial, NotChecked
+from det_lightning.testing.checks import BadTrial, NotCompared
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.processor_time import BUDGET_S, POLL_S, ProcessorMeter, Stuck
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
+from det_lightning.testing.training.separate import HASH_SEED, Role, train_in_processes
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 #: The records of a trial on the real determined and here, and their first difference.
@@ -32,12 +34,30 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
     if options.record is not None:
         reference.write(options.record)
     if (error := reference.error) is not None:
-        raise NotChecked(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
-    ours = record_ours(source, reference.settings, threads=int(reference.environment.get("threads") or 0) or None)
+        raise NotCompared(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
+    threads = int(reference.environment.get("threads") or 0) or None
+    ours = record_ours(source, reference.settings, threads=threads)
     tolerance = None
     if options.tolerance is not None:
         tolerance = Tolerance(options.tolerance, min(options.tolerance, 1e-5), "--trial-tolerance")
-    return reference, ours, first_difference(reference, ours, tolerance)
+    difference = first_difference(reference, ours, tolerance)
+    if difference is not None and isinstance(source, ImportedTrial):
+        # The order of a set of strings may be another one in this process.
+        ours = _record_in_process(source, reference, threads)
+        difference = first_difference(reference, ours, tolerance)
+    return reference, ours, difference
+
+
+def _record_in_process(source: ImportedTrial, reference: TrainingRecord, threads: int | None) -> TrainingRecord:
+    """Train in a process with the hash seed of the reference."""
+    seed = str(reference.environment.get("hash_seed") or HASH_SEED)
+    with tempfile.TemporaryDirectory() as directory:
+        plan = RunPlan("det_lightning", reference.settings, Path(directory, "run", "checkpoints"), threads=threads)
+        try:
+            ((result,),) = train_in_processes(source, [Role([plan])], Path(directory, "results"), seed)
+        except Stuck as e:
+            raise BadTrial(f"In a process of its own the trial does not end: {e}") from None
+    return _as_read(result.record)
 
 
 def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> TrainingRecord:
@@ -54,16 +74,16 @@ def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings
                 "--trial-record needs the real determined, which is not installed here (pip install "
                 "determined==0.38.1); or run det_lightning/testing/recorder.py where it is."
             )
-        raise NotChecked(
+        raise NotCompared(
             "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
             "record made by det_lightning/testing/recorder.py where it is"
         )
     if not isinstance(source, ImportedTrial):
-        raise NotChecked(f"{source.name} is not given by the name of its module")
+        raise NotCompared(f"{source.name} is not given by the name of its module")
     try:
         return record_determined(source.spec, settings, directory=source.directory)
-    except RecordError as e:
-        raise NotChecked(str(e)) from None
+    except (RecordError, Stuck) as e:
+        raise NotCompared(str(e)) from None
 
 
 def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> None:
@@ -86,25 +106,49 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
         run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
-    # As if read from a file: without tuples, and with strings as names of metrics.
-    return parse_record(json.loads(json.dumps(run.record.content())), "The new record")
+    return _as_read(run.record)
+
+
+def _as_read(record: TrainingRecord) -> TrainingRecord:
+    """Return the record as if read from a file: without tuples, and with strings as names of metrics."""
+    return parse_record(json.loads(json.dumps(record.content())), "The new record")
 
 
 def record_determined(
-    spec: str, settings: RunSettings, *, directory: str | os.PathLike[str] = ".", timeout_s: float = 600
+    spec: str, settings: RunSettings, *, directory: str | os.PathLike[str] = ".", budget_s: float = BUDGET_S
 ) -> TrainingRecord:
-    """Train a trial on the real determined in a separate process."""
+    """Train a trial on the real determined in a separate process; raises NotCompared over the budget."""
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")
         options.write_text(json.dumps(dataclasses.asdict(settings)))
         command = [sys.executable, recorder.__file__, spec, "--settings", str(options), "--output", str(output)]
-        try:
-            done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            reason = f"did not end on determined within {timeout_s:g} s. Train fewer batches."
-            raise RecordError(f"{spec} {reason}") from None
-        if done.returncode != 0:
-            reason = done.stderr.strip()[-4000:] or f"it ended with status {done.returncode} and no message"
+        status, errors = _run(command, directory, budget_s)
+        if status != 0:
+            reason = errors.strip()[-4000:] or f"it ended with status {status} and no message"
             raise RecordError(f"{spec} cannot be recorded on determined: {reason}")
         return read_record(output, spec)
+
+
+def _run(command: list[str], directory: str | os.PathLike[str], budget_s: float) -> tuple[int, str]:
+    """Return the exit status of a command, and what it wrote to its standard error."""
+    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
+    started = subprocess.Popen(
+        command, cwd=directory, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    with started as process:
+        meter = ProcessorMeter([process.pid], "training on determined", budget_s)
+        while True:
+            try:
+                _, errors = process.communicate(timeout=POLL_S)
+                return process.returncode, errors
+            except subprocess.TimeoutExpired:
+                _require_progress(meter, process)
+
+
+def _require_progress(meter: ProcessorMeter, process: subprocess.Popen[str]) -> None:
+    try:
+        meter.check()
+    except BaseException:
+        process.kill()
+        raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from det_lightning.masking import mask
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._trainer import init
 from det_lightning.testing.checks import BadTrial
-from det_lightning.testing.observation.source_scan import hparams_in
+from det_lightning.testing.observation.source_scan import hparams_in, lines_in
 from det_lightning.testing.recorder import needs_hparams
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Failure, cause_of_exit
 from det_lightning.testing.training.trial_source import TrialSource, is_own_file
 
+_LISTED = 8
 _MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
 
 
@@ -116,3 +119,9 @@ def files_of(source: TrialSource) -> list[Path]:
     """Return the files of the trial's own code; only within a block of ``source.imported()``."""
     files = [getattr(module, "__file__", None) for module in source.modules()]
     return [Path(file) for file in files if isinstance(file, str) and is_own_file(file, source.directory)]
+
+
+def find_lines(source: TrialSource, is_found: Callable[[ast.expr], bool]) -> list[str]:
+    """Return the first expressions of the trial's code for which ``is_found`` is true, as ``"file:line: code"``."""
+    with source.imported():
+        return lines_in(files_of(source), source.directory, is_found)[:_LISTED]

@@ -9,15 +9,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from det_lightning.testing.checks import BadTrial, CheckFailed, NotChecked
-from det_lightning.testing.observation.context_bypass import ContextBypass, zero_grad_noted
+from det_lightning.testing.checks import BadTrial, CheckFailed, NotCompared
+from det_lightning.testing.observation.context_bypass import AggregationWatch, ContextBypass
+from det_lightning.testing.observation.evaluation_watch import EvaluationWatch
 from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
+from det_lightning.testing.training.process_runs import ProcessRuns, train_two, train_two_and_one
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
+from det_lightning.testing.training.separate import ProcessResult
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
 
@@ -50,6 +54,7 @@ class Boundaries:
             plan,
             validate_after=frozenset({self.after_validation}),
             checkpoint_after=frozenset(batch for batch in checkpoints if batch is not None),
+            data=ShortenedData(epoch_batches=self.epoch_limit),
             limits={"limit_val_batches": 4, **limits},
         )
 
@@ -60,12 +65,18 @@ class Boundaries:
         return frequency + 1 if frequency + 1 < self.batches else 1
 
 
+#: Indices of epochs and batches at which a trial may begin to do something, or does so now and then.
+LATER = [*((1 + index // 8, index) for index in range(12, 36)), *((10**power, 100**power) for power in range(1, 4))]
+
+
 class TrialRuns:
     """The runs of one trial, which is imported from ``options.spec`` unless there is a ``source``."""
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
         self.source = source or ImportedTrial(options.spec, options.directory)
+        self._folders = 0
+        self._failure_is_told = False
         self._resumed: dict[tuple[int, int], Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
@@ -96,19 +107,26 @@ class TrialRuns:
         """Number of batches per update in :attr:`aggregated`: as configured, but at least two."""
         return max(2, self.settings.aggregation_frequency)
 
+    def new_folder(self, name: str) -> Path:
+        """Return the path of a directory that does not exist yet."""
+        self._folders += 1
+        return Path(self._folder.name) / f"{name} {self._folders}"
+
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
         """Return the plan of a run, with its own directory."""
-        return RunPlan(name, settings or self.settings, Path(self._folder.name) / name / "checkpoints", **options)
+        return RunPlan(name, settings or self.settings, self.new_folder(name) / "checkpoints", **options)
 
     @functools.cached_property
     def probe(self) -> tuple[Run, ContextBypass]:
         """Two epochs of two batches, under an observation that is too slow for the other runs."""
         observer = Observer()
         bypass = ContextBypass(self.source.directory, observer)
+        observer.on_data = bypass.in_place.watch
         plan = self.plan(
             "a run of four batches",
             dataclasses.replace(self.settings, batches=4),
             validate_after=frozenset({2}),
+            data=ShortenedData(epoch_batches=2),
             limits={"limit_train_batches": 2, "limit_val_batches": 1},
             around=bypass.noted,
         )
@@ -120,31 +138,36 @@ class TrialRuns:
         run, _ = self.probe
         return Boundaries.of(self.options.batches, run.observer.epoch_length)
 
-    def _trained(self, plan: RunPlan) -> Run:
-        return train(self.source, self.boundaries.applied_to(plan), Observer(self.source.modules))
-
     @functools.cached_property
     def straight(self) -> Run:
-        return self._trained(self.plan("the first run"))
+        observer = Observer(self.source.modules, evaluation=EvaluationWatch(self.source.directory))
+        return train(self.source, self.boundaries.applied_to(self.plan("the first run")), observer)
 
     @functools.cached_property
     def again(self) -> Run:
-        return self._trained(self.plan("the second run"))
+        plan = self.boundaries.applied_to(self.plan("the second run"))
+        return train(self.source, plan, Observer(self.source.modules))
+
+    @functools.cached_property
+    def later(self) -> Run:
+        """A run that is told the indices of later batches and epochs."""
+        settings = dataclasses.replace(self.settings, batches=len(LATER))
+        plan = self.plan("a later run", settings, validate_after=frozenset(), limits={"limit_val_batches": 1})
+        return train(self.source, plan, Observer(indices=LATER))
 
     @functools.cached_property
     def under_lightning(self) -> Run:
         return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
 
     @functools.cached_property
-    def aggregated(self) -> tuple[Run, dict[str, None]]:
-        """A run with several batches per update, and where the trial clears gradients that an update still needs."""
-        cleared: dict[str, None] = {}
+    def aggregated(self) -> tuple[Run, AggregationWatch]:
+        """A run with several batches per update."""
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
-        noted = functools.partial(zero_grad_noted, self.source.directory, observer, frequency, cleared)
-        plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=noted))
-        return train(self.source, plan, observer), cleared
+        watch = AggregationWatch(self.source.directory, observer, frequency)
+        plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=watch.noted))
+        return train(self.source, plan, observer), watch
 
     def resumed(self, run: Run, batches: int) -> Run:
         """Return a run that resumes from the checkpoint of ``run`` after ``batches`` batches."""
@@ -153,7 +176,7 @@ class TrialRuns:
             plan = dataclasses.replace(
                 run.plan,
                 name="the resumed run",
-                storage=self.plan(f"resumed-{len(self._resumed)}").storage,
+                storage=self.new_folder("resumed") / "checkpoints",
                 resume_from=run.checkpoints[batches],
                 trusted=True,  # it was written here
                 around=contextlib.nullcontext,
@@ -161,23 +184,58 @@ class TrialRuns:
             self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches=True))
         return self._resumed[key]
 
+    @property
+    def processes(self) -> ProcessRuns:
+        """Two processes that share each batch, and one; a failure is raised once, and then is a NotCompared."""
+        outcome = self._process_outcome
+        if isinstance(outcome, ProcessRuns):
+            return outcome
+        if self._failure_is_told:
+            raise NotCompared("the trial fails with two processes, as another check says")
+        self._failure_is_told = isinstance(outcome, CheckFailed)
+        raise outcome
+
+    @functools.cached_property
+    def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
+        try:
+            straight = self.require(self.straight)
+            groups = self.probe[1].process_groups
+            return train_two_and_one(self.source, straight, self.plan, self.new_folder("processes"), groups)
+        except (CheckFailed, NotCompared) as e:
+            return e
+
+    def train_two(self) -> list[ProcessResult]:
+        """Return the results of two processes that share each batch."""
+        settings = self.require(self.straight).plan.settings
+        return train_two(self.source, settings, self.plan, self.new_folder("two"))
+
+    def validate_at_once(self, halved: bool) -> Run:
+        """Validate before the first batch, with batches as the trial makes them or half as large."""
+        name = "a validation of half batches" if halved else "a validation"
+        size = self.straight.observer.validation_batch_size
+        data = ShortenedData(validation_samples=None if size is None else 4 * size, halves_validation_batch=halved)
+        settings = dataclasses.replace(self.settings, batches=1)
+        limits = {"limit_val_batches": 16}
+        plan = self.plan(name, settings, validate_after=frozenset(), validates_first=True, data=data, limits=limits)
+        return train(self.source, plan, Observer())
+
     @functools.cached_property
     def conversion(self) -> Conversion:
-        """The trial beside its reference; raises NotChecked or BadTrial if it has none."""
+        """The trial beside its reference; raises NotCompared or BadTrial if it has none."""
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
     def records_to_show(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
         """Return the records of the ``"reference"``, if there is one, and of ``"ours"``, and their first difference."""
         try:
             reference, ours, difference = self.conversion
-        except (BadTrial, NotChecked):
+        except (BadTrial, NotCompared):
             return {"ours": record_ours(self.source, self.reference_settings)}, None
         return {"reference": reference, "ours": ours}, difference
 
     def require(self, run: Run) -> Run:
-        """Return the run; raises NotChecked if it failed, which another check reports."""
+        """Return the run; raises NotCompared if it failed, which another check reports."""
         if run.failure is not None:
-            raise NotChecked(f"the trial fails {run.failure.stage} ({run.failure.reason})")
+            raise NotCompared(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
     def succeeded(self, run: Run) -> Run:

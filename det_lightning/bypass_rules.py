@@ -1,0 +1,204 @@
+"""Which code bypasses a trial's context: one table of names and rules, for porting and ``pytest --trial``."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import warnings
+from collections.abc import Container, Iterator
+
+DEVICE = "device"
+PROCESSES = "processes"
+
+_DEVICE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+_TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
+_CHOSEN = ("a GPU is chosen by hand", "remove it; each process has its own device, context.device")
+_TAKES_DEVICE = {"to", "device", "set_default_device"}
+#: What connects processes, or shares models and data between them: the reason and the advice, by name.
+PROCESS_NAMES = {
+    "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
+    "DistributedDataParallel": (
+        "your own DistributedDataParallel",
+        "wrap the model with context.wrap_model() only; it becomes a DDP model where there are several processes",
+    ),
+    "DistributedSampler": (
+        "your own DistributedSampler",
+        "remove it; det_lightning.pytorch.DataLoader shards over the ranks",
+    ),
+    "init_process_group": (
+        "your own process group",
+        "remove it from the trial; a training script may make one and pass "
+        "distributed=DistributedContext.from_torch_distributed() to det_lightning.pytorch.init()",
+    ),
+}
+_COMMUNICATES = (
+    "your own use of torch.distributed",
+    "context.distributed has rank, size, allgather and broadcast",
+)
+#: Functions of ``torch.distributed`` that communicate.
+COLLECTIVES = ("init_process_group", "barrier", "reduce", "gather", "scatter", "send", "recv", "broadcast",
+               "all_reduce", "all_gather", "all_gather_object", "broadcast_object_list")  # fmt: skip
+_HARMLESS = {"is_available", "is_initialized"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bypass:
+    """An expression or assignment that bypasses the context."""
+
+    line: int
+    code: str
+    kind: str  # DEVICE or PROCESSES
+    reason: str
+    advice: str
+    #: Whether it is the current GPU, and only if there is one: this works in each process of a run.
+    follows_availability: bool = False
+
+
+def parse(text: str) -> ast.Module:
+    """Parse Python; a file that this Python does not read counts as empty."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            return ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ast.Module([], [])
+
+
+def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterator[Bypass]:
+    """Yield what bypasses the context in a file, in the order of its lines, without the nodes that are ``left_out``."""
+    names = _names_from_torch(tree)
+    flags = _flags_of_devices(tree)
+    for node, is_conditional in _walk(tree, left_out, flags):
+        line = getattr(node, "lineno", 0)
+        if (device := _device_chosen_by(node, flags)) is not None:
+            reason, advice, name, follows = device
+            code = ast.unparse(node.args if isinstance(node, ast.FunctionDef | ast.Lambda) else node)
+            shown = f"{reason} ({code[:60]})" if reason.endswith("code") else reason
+            is_current = (follows or is_conditional) and ":" not in name
+            yield Bypass(line, code, DEVICE, shown, advice, is_current)
+        elif isinstance(node, ast.Call) and (found := _process_call(node, names)) is not None:
+            yield Bypass(line, ast.unparse(node), PROCESSES, *found)
+
+
+def _walk(
+    tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False
+) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield all nodes, and whether they are evaluated only if there is a GPU, or only if there is none."""
+    for child in ast.iter_child_nodes(tree):
+        if child not in left_out:
+            yield child, is_conditional
+            decides = isinstance(child, ast.If | ast.IfExp) and depends_on_device(child.test, flags)
+            yield from _walk(child, left_out, flags, is_conditional or decides)
+
+
+def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
+    """Return whether a condition asks if there is a GPU, by a call or by one of the ``flags``."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "is_available")
+        or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
+        for node in ast.walk(test)
+    )
+
+
+def _flags_of_devices(tree: ast.AST) -> set[str]:
+    """Return the names of flags such as ``use_cuda = torch.cuda.is_available()``."""
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_flag(node.value)]
+    return {ast.unparse(target) for node in assignments for target in node.targets}
+
+
+def _is_flag(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return name_of(value.func) == "is_available"
+    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and depends_on_device(value)
+
+
+def name_of(node: ast.AST | None) -> str:
+    """Return the last part of a dotted name; empty for other nodes."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+_Choice = tuple[str, str, str, bool]  # reason, advice, name of the device, whether it follows what is available
+
+
+def _device_chosen_by(node: ast.AST, flags: set[str]) -> _Choice | None:
+    if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor") and ast.unparse(node.value) == "torch.cuda":
+        return "a device is named in the code", _TO_CONTEXT, "cuda", False
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        is_variable = isinstance(node.slice, ast.Constant) and node.slice.value == "CUDA_VISIBLE_DEVICES"
+        reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
+        return (reason, "set it where the run is started", ":", False) if is_variable else None
+    if isinstance(node, ast.Call) and (found := _device_of_call(node, flags)) is not None:
+        return found
+    named = [device for value in _values_in(node) if (device := _device_in(value, flags)) is not None]
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    is_device = any("device" in name_of(target).lower() for target in targets)
+    chosen = next((device for device in named if is_device or ":" in device[0]), None)
+    return chosen and ("a device is named in the code", _TO_CONTEXT, *chosen)
+
+
+def _values_in(node: ast.AST) -> list[ast.expr]:
+    """Return the values that a node gives to variables, arguments, keys or a caller."""
+    values: list[ast.expr | None] = []
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return):
+        values = [node.value]
+    elif isinstance(node, ast.Call):
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.FunctionDef | ast.Lambda):
+        values = [*node.args.defaults, *node.args.kw_defaults]
+    elif isinstance(node, ast.Dict):
+        values = [*node.values]
+    return [value for value in values if value is not None]
+
+
+def _device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
+    name = name_of(call.func)
+    if name == "cuda" and isinstance(call.func, ast.Attribute) and ast.unparse(call.func) != "torch.cuda":
+        index = ":" if call.args or call.keywords else ""
+        return "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT, f"cuda{index}", False
+    if name in ("set_device", "device") and "cuda" in ast.unparse(call.func):
+        return *_CHOSEN, ":", False
+    given = [keyword.value for keyword in call.keywords if keyword.arg in ("device", "map_location")]
+    given += call.args[:1] if name in _TAKES_DEVICE else []
+    indices = [value.value for value in given if isinstance(value, ast.Constant) and type(value.value) is int]
+    numbers = [(f"cuda:{index}", False) for index in indices]
+    named = next((device for value in given if (device := _device_in(value, flags))), next(iter(numbers), None))
+    return None if named is None else ("a device is named in the code", _TO_CONTEXT, *named)
+
+
+def _device_in(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
+    """Return the GPU that an expression names, and whether only if there is one."""
+    if isinstance(value, ast.IfExp):
+        found = next((device for part in (value.body, value.orelse) if (device := _device_in(part, flags))), None)
+        return found and (found[0], found[1] or depends_on_device(value.test, flags))
+    if isinstance(value, ast.JoinedStr):
+        text = ast.unparse(value)
+        return ("cuda:", False) if text[2:].startswith("cuda") else None
+    is_name = isinstance(value, ast.Constant) and isinstance(value.value, str) and _DEVICE.fullmatch(value.value)
+    return (is_name.group(), False) if is_name else None
+
+
+def _process_call(call: ast.Call, names: dict[str, str]) -> tuple[str, str] | None:
+    """Return reason and advice for a call that connects processes. Some methods of the context have such names, too."""
+    head, dot, rest = ast.unparse(call.func).partition(".")
+    dotted = f"{names.get(head, head)}{dot}{rest}"
+    module, _, last = dotted.rpartition(".")
+    if module in ("dist", "torch.distributed"):
+        return None if last in _HARMLESS else PROCESS_NAMES.get(last, _COMMUNICATES)
+    # The context's package has a class of this name for samplers.
+    of_torch = dotted.startswith(("torch.", "data.", "utils.", "distributed."))
+    return PROCESS_NAMES.get(last) if of_torch or last != "DistributedSampler" else None
+
+
+def _names_from_torch(tree: ast.Module) -> dict[str, str]:
+    """Return the names that a file imports from torch, and from nowhere else later on, with what they stand for."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname and alias.name != "torch"}
+        elif isinstance(node, ast.ImportFrom):
+            bound = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found = {name: original for name, original in found.items() if name not in bound} | bound
+    return {name: original for name, original in found.items() if original.startswith("torch.")}

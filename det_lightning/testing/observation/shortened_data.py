@@ -1,0 +1,91 @@
+"""Real epochs of a few batches, and short validations: loaders of a part of the user's data."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from typing import Any
+
+from torch.utils.data import BatchSampler, RandomSampler, Subset
+
+from det_lightning.engine.data_stream import FirstBatches
+from det_lightning.pytorch import DataLoader
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortenedData:
+    """How to shorten the data of a run; by default not at all. Loaders of other classes than ours are left as is."""
+
+    epoch_batches: int | None = None  # number of batches of an epoch, each of which has the same samples
+    validation_samples: int | None = None  # validate on the first ones, in the order of the dataset
+    halves_validation_batch: bool = False  # give a validation batch half as many samples
+    loads_here: bool = False  # load in the training process, so that random draws for samples can be seen
+
+    def shorten_training(self, loader: Any) -> Any:
+        """Return a loader of the first samples, which shuffles if the user's one does."""
+        if self.loads_here and isinstance(loader, DataLoader):
+            loader = _without_workers(loader)
+        if self.epoch_batches is None or not isinstance(loader, DataLoader) or len(loader) <= self.epoch_batches:
+            return loader
+        short = copy.copy(loader)  # the trial may return the same loader for another run
+        short.batch_sampler = _first_samples(loader, self.epoch_batches)
+        return short
+
+    def shorten_validation(self, loader: Any) -> Any:
+        if not isinstance(loader, DataLoader) or not (batch_size := loader.batch_size):
+            return loader
+        dataset = loader.dataset
+        if self.validation_samples is not None and _shuffles_itself(loader):
+            with contextlib.suppress(TypeError):  # a dataset without a length
+                count = min(self.validation_samples, len(dataset))  # type: ignore[arg-type]
+                dataset = Subset(dataset, range(count))
+        if self.halves_validation_batch:
+            batch_size //= 2
+        if dataset is loader.dataset and batch_size == loader.batch_size:
+            return loader
+        return _rebatched(loader, dataset, max(1, batch_size))
+
+
+def _without_workers(loader: DataLoader) -> DataLoader:
+    alone = copy.copy(loader)
+    alone.num_workers = 0
+    alone.prefetch_factor = None
+    alone.persistent_workers = False
+    alone.multiprocessing_context = None
+    alone.timeout = 0
+    return alone
+
+
+ALL_DATA = ShortenedData()
+
+
+def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
+    """Return the first batches of each pass; those of a permutation are always made of the same samples."""
+    sampler = loader.sampler
+    if not _shuffles_itself(loader) or not isinstance(sampler, RandomSampler):
+        return FirstBatches(loader.batch_sampler, batches)
+    size = int(loader.batch_sampler.batch_size)
+    some = RandomSampler(range(batches * size), sampler.replacement, generator=sampler.generator)
+    return BatchSampler(some, size, loader.batch_sampler.drop_last)
+
+
+def _shuffles_itself(loader: DataLoader) -> bool:
+    """Return whether ``batch_size`` and ``sampler`` make the batches, rather than a ``batch_sampler`` of the user."""
+    return type(loader.batch_sampler) is BatchSampler
+
+
+def _rebatched(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
+    short = copy.copy(loader)
+    short.dataset = dataset
+    short.batch_size = batch_size
+    short.sampler = range(len(dataset))
+    short.batch_sampler = BatchSampler(short.sampler, batch_size, loader.drop_last)
+    return short
+
+
+def count_full_batches(loader: Any) -> int | None:
+    """Return how many batches of a pass have all of their samples; None if that is not known."""
+    with contextlib.suppress(AttributeError, TypeError):
+        return len(loader.batch_sampler.sampler) // loader.batch_sampler.batch_size  # type: ignore[no-any-return]
+    return None

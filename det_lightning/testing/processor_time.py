@@ -1,0 +1,92 @@
+"""A budget of processor time, which a busy machine does not use up. Imports nothing slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from det_lightning.testing.checks import NotCompared
+
+#: The processor time of a check, in seconds.
+BUDGET_S = 300
+#: How often to look at the processor time of other processes.
+POLL_S = 2.0
+# Processes that use no processor for this long wait for each other; a wait alone uses less than this between two looks.
+_IDLE_S = 120
+_PROGRESS_S = 0.04
+
+
+class _Spent(BaseException):
+    """The budget is spent. A BaseException, so that neither a trial nor a check takes it for an error of the trial."""
+
+
+def describe_budget(what: str, seconds: float) -> str:
+    """Return why a check was given up, and what to do."""
+    return f"{what} used {seconds:g} s of processor time; train fewer batches, with --trial-batches, or a smaller model"
+
+
+class Stuck(Exception):
+    """Processes crashed, or wait for each other forever; the message says so."""
+
+
+class ProcessorMeter:
+    """Watches the processor time of other processes, since the clock says little on a busy machine."""
+
+    def __init__(self, pids: Sequence[int], what: str, budget_s: float = BUDGET_S) -> None:
+        self._pids = pids
+        self._what = what
+        self._budget_s = budget_s
+        self._used = 0.0
+        self._started = self._last_use = time.monotonic()
+
+    def check(self) -> None:
+        """Raise NotCompared once they have used their budget, and Stuck once they have used nothing for long."""
+        used = sum(map(self._seconds, self._pids))
+        if used > self._budget_s * len(self._pids):
+            raise NotCompared(describe_budget(self._what, used))
+        is_busy = used - self._used > _PROGRESS_S
+        self._used = used
+        if is_busy:
+            self._last_use = time.monotonic()
+        elif time.monotonic() - self._last_use > _IDLE_S:
+            raise Stuck(f"For {_IDLE_S} s none of the processes did anything: they wait for each other.")
+
+    def _seconds(self, pid: int) -> float:
+        """Return the processor time of a process, or the clock's where the system does not tell; 0 if it has ended."""
+        if not Path("/proc/self/stat").exists():
+            return time.monotonic() - self._started
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+
+@contextlib.contextmanager
+def within_processor_time(seconds: float, what: str) -> Iterator[None]:
+    """Raise NotCompared in the block once this process has used that much processor time.
+
+    Has no effect outside the main thread, or where there are no such timers.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise _Spent
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    except _Spent:
+        raise NotCompared(describe_budget(what, seconds)) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL if before is None else before)
