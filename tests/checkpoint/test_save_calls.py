@@ -18,8 +18,8 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 MOST_CALLS = 93
 MOST_CALLS_INSIDE = 58
 MOST_FILES = 21
-MOST_FILES_OF_A_RESUME = 74
-MOST_FILES_INSIDE = 21
+MOST_FILES_OF_A_RESUME = 79
+MOST_FILES_INSIDE = 20
 
 
 class SaveRecorder(CallRecorder):

@@ -182,7 +182,7 @@ def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
         tmp_path / "project",
         entrypoint="echo CUDA is broken; exit 4",
         max_restarts=5,
-        log_policies=[{"name": "broken", "pattern": "[[:upper:]]{4} is broken$", "action": {"type": "cancel_retries"}}],
+        log_policies=[{"name": "broken", "pattern": "[A-Z]{4} is broken$", "action": {"type": "cancel_retries"}}],
     )
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
     assert "the log policy broken cancels retries" in error

@@ -138,7 +138,6 @@ def test_a_default_that_has_changed_is_a_note() -> None:
         "torch.load('weights.pt', weights_only=True), yaml.load(file, yaml.Loader), yaml.load(file, Loader=L)",
         "Image.fromarray(x).resize((2, 2), Image.LANCZOS)",
         "lr_scheduler.StepLR(optimizer, 1), torch.linalg.solve(a, b), np.sum([x for x in y])",
-        "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor",
         "try:\n    from transformers import AdamW\nexcept ImportError:\n    from torch.optim import AdamW",
         "if hasattr(torch, 'symeig'):\n    torch.symeig(x)",
         "strategy = {'eval_strategy': 1} if new else {'evaluation_strategy': 1}",
@@ -151,6 +150,11 @@ def test_a_default_that_has_changed_is_a_note() -> None:
 def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> None:
     after, findings = port(f"{code}\n")
     assert (after, findings) == (f"{code}\n", [])
+
+
+def test_a_type_of_cuda_behind_a_question_is_not_gone() -> None:
+    code = "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor"
+    assert reasons(f"{code}\n") == ["a device is named in the code (torch.cuda.FloatTensor)"]
 
 
 @pytest.mark.parametrize(
