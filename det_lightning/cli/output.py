@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from det_lightning import errors
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import to_json
-from det_lightning.masking import mask_text, secrets_in
+from det_lightning.masking import mask_text
 
 # Lines are not wrapped if the output is not a terminal.
 _ENDLESS = 10_000
-
-# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
-_UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _WRONG_CHECKPOINT = (errors.IncompleteCheckpointError, errors.InvalidCheckpointException, errors.UnsafeCheckpointError)
 
@@ -37,58 +32,6 @@ def report_errors() -> Iterator[None]:
     except (errors.DetLightningError, ValueError, OSError) as e:
         warn(f"Error: {mask_text(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
-
-
-class CommandGroup(TyperGroup):
-    """Commands that answer a command of Determined's program with what replaces it."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except _UsageError as e:
-            group = [] if ctx.parent is None else [str(ctx.info_name)]
-            raise _UsageError(f"{e.format_message()}{_counterpart_of([*group, *args])}", ctx=ctx) from None
-
-
-def _counterpart_of(arguments: list[str]) -> str:
-    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
-
-    words = ["det", *arguments]
-    if not is_det_command(words):
-        return ""
-    try:
-        instead = shlex.join(translated(words))
-    except NoCounterpart as e:
-        instead = str(e)
-    name = " ".join(words[:3])
-    return f" In place of {name}: {instead}." if instead.startswith(("det-lightning", "tensorboard")) else ""
-
-
-class MaskingGroup(CommandGroup):
-    """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
-
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        given = list(args)
-        with _masked_usage_errors(given):
-            context = super().make_context(info_name, args, parent, **extra)
-        context.obj = given
-        return context
-
-    def invoke(self, ctx: Any) -> Any:
-        with _masked_usage_errors(ctx.obj):
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except _UsageError as e:
-        message = e.format_message()
-        masked = mask_text(message, secrets_in(arguments))
-        if masked == message:
-            raise
-        raise _UsageError(masked, ctx=e.ctx) from None
 
 
 def warn(text: str) -> None:
