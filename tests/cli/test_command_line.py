@@ -56,8 +56,9 @@ def test_help_fills_its_lines() -> None:
 )
 def test_words_are_completed(typed: str, offered: str) -> None:
     words = f"det-lightning {typed}"
-    completion = {"_DET_LIGHTNING_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert run(**completion).split() == [offered]
+    position = str(words.count(" "))
+    shown = run(_DET_LIGHTNING_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=position)
+    assert shown.split() == [offered]
 
 
 def test_the_program_installs_its_completion() -> None:
