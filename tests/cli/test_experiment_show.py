@@ -134,6 +134,14 @@ def test_a_metric_that_no_trial_has_reported_is_answered_with_those_that_are_the
     assert "No trial has reported a number 'acuracy'; the metrics are: loss." in error
 
 
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    assert run("show", directory.path, "--best").stdout.endswith("/checkpoints/1-20\n")
+    config = json.loads(directory.config_file.read_text())
+    directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": "s3"}))
+    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
+
+
 def with_storage(directory: ExperimentDirectory, **storage: str) -> ExperimentDirectory:
     config = json.loads(directory.config_file.read_text())
     directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": storage}))
