@@ -3,43 +3,74 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from det_lightning.cli import checkpoint_reading, checkpoint_writing, experiment, experiment_reading, port
-from det_lightning.cli.arguments import EXIT_CODES, TYPER_SETTINGS
-from det_lightning.cli.output import CommandGroup, MaskingGroup
+from det_lightning.cli import arguments, checkpoint_reading, checkpoint_writing, experiment, experiment_reading, port
+from det_lightning.cli.arguments import TYPER_SETTINGS
+from det_lightning.cli.command_groups import Command, CommandGroup, MaskingGroup
 
-app = typer.Typer(help="Determined trials on PyTorch Lightning.", epilog=EXIT_CODES, cls=MaskingGroup, **TYPER_SETTINGS)
+# Where the pages of the documentation are: in a clone, as long as no site has an address.
+_DOCS = "docs"
 
-_checkpoint = typer.Typer(
-    help="List, inspect, convert and delete checkpoints.", epilog=EXIT_CODES, cls=CommandGroup, **TYPER_SETTINGS
+
+def _epilog(example: str, page: str, exit_codes: str) -> str:
+    return f"Example: det-lightning {example}\n\nDocumentation: {_DOCS}/{page}.md\n\n{exit_codes}"
+
+
+def _add_to(group: typer.Typer, page: str, exit_codes: str) -> Callable[..., None]:
+    """Return a function that adds a command to a group, with an example of its use."""
+
+    def add(function: Callable[..., None], name: str, example: str, **settings: Any) -> None:
+        group.command(name, epilog=_epilog(example, page, exit_codes), cls=Command, **settings)(function)
+
+    return add
+
+
+app = typer.Typer(
+    help="Determined trials on PyTorch Lightning.",
+    epilog=_epilog("run const.yaml", "index", arguments.EXIT_CODES),
+    cls=MaskingGroup,
+    **{**TYPER_SETTINGS, "add_completion": True},
 )
-_checkpoint.command("ls", epilog=EXIT_CODES)(checkpoint_reading.list_checkpoints)
-_checkpoint.command("show", epilog=EXIT_CODES)(checkpoint_reading.show)
-_checkpoint.command("verify", epilog=EXIT_CODES)(checkpoint_reading.verify)
-_checkpoint.command("export", epilog=EXIT_CODES)(checkpoint_writing.export)
-_checkpoint.command("import", epilog=EXIT_CODES)(checkpoint_writing.import_file)
-_checkpoint.command("merge", epilog=EXIT_CODES)(checkpoint_writing.merge)
-_checkpoint.command("annotate", epilog=EXIT_CODES)(checkpoint_writing.annotate)
-_checkpoint.command("prune", epilog=EXIT_CODES)(checkpoint_writing.prune)
+_add_to(app, "experiments", experiment.EXIT_CODES)(experiment.run, "run", "run const.yaml", no_args_is_help=True)
 
 _experiment = typer.Typer(
-    help="Run experiments, and look at them.", epilog=experiment.EXIT_CODES, cls=CommandGroup, **TYPER_SETTINGS
+    help="Run experiments, and look at them.",
+    epilog=_epilog("experiment ls", "experiments", experiment.EXIT_CODES),
+    cls=CommandGroup,
+    **TYPER_SETTINGS,
 )
-_experiment.command("run", epilog=experiment.EXIT_CODES)(experiment.run)
-_experiment.command("check", epilog=experiment.EXIT_CODES)(experiment.check)
-_experiment.command("ls", epilog=experiment.EXIT_CODES)(experiment_reading.ls)
-_experiment.command("show", epilog=experiment.EXIT_CODES)(experiment_reading.show)
-_experiment.command("logs", epilog=experiment.EXIT_CODES)(experiment_reading.logs)
-_experiment.command("resume", epilog=experiment.EXIT_CODES)(experiment.resume)
-_experiment.command("stop", epilog=experiment.EXIT_CODES)(experiment.stop)
-
-app.command("run", epilog=experiment.EXIT_CODES, no_args_is_help=True)(experiment.run)
 app.add_typer(_experiment, name="experiment")
+_add = _add_to(_experiment, "experiments", experiment.EXIT_CODES)
+_add(experiment.run, "run", "experiment run const.yaml")
+_add(experiment.check, "check", "experiment check *.yaml")
+_add(experiment_reading.ls, "ls", "experiment ls")
+_add(experiment_reading.show, "show", "experiment show experiments/mnist-1 --sort validation_loss")
+_add(experiment_reading.logs, "logs", "experiment logs experiments/mnist-1 1")
+_add(experiment.resume, "resume", "experiment resume experiments/mnist-1")
+_add(experiment.stop, "stop", "experiment stop experiments/mnist-1")
+
+_checkpoint = typer.Typer(
+    help="List, inspect, convert and delete checkpoints.",
+    epilog=_epilog("checkpoint ls s3://bucket/prefix", "checkpoints", arguments.EXIT_CODES),
+    cls=CommandGroup,
+    **TYPER_SETTINGS,
+)
 app.add_typer(_checkpoint, name="checkpoint")
-app.command("port", epilog=port.EXIT_CODES, no_args_is_help=True)(port.port)
+_add = _add_to(_checkpoint, "checkpoints", arguments.EXIT_CODES)
+_add(checkpoint_reading.list_checkpoints, "ls", "checkpoint ls s3://bucket/prefix")
+_add(checkpoint_reading.show, "show", "checkpoint show s3://bucket/prefix/UUID")
+_add(checkpoint_reading.verify, "verify", "checkpoint verify s3://bucket/prefix")
+_add(checkpoint_writing.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
+_add(checkpoint_writing.import_file, "import", "checkpoint import last.ckpt checkpoints")
+_add(checkpoint_writing.merge, "merge", "checkpoint merge checkpoints/UUID")
+_add(checkpoint_writing.annotate, "annotate", "checkpoint annotate s3://bucket/prefix export/*.json --dry-run")
+_add(checkpoint_writing.prune, "prune", "checkpoint prune s3://bucket/prefix --trial-best 1 --dry-run")
+
+_add_to(app, "porting", port.EXIT_CODES)(port.port, "port", "port . --diff", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:

@@ -118,6 +118,7 @@ def run(
     from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import Placement
+    from det_lightning.experiments.search_settings import most_trials
     from det_lightning.masking import mask
 
     if try_out:
@@ -127,7 +128,10 @@ def run(
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
             for trial in experiment.planned(config)
         ]
-        print_json({"trials": trials})
+        more = most_trials(config) - len(trials)
+        print_json({"trials": trials, "trials_that_may_follow": more})
+        follow = f"up to {more} follow, each when another one is stopped or fails" if more else "no others follow"
+        warn(f"Trials listed: {len(trials)}; {follow}.")
         return
     if not code.is_dir():
         raise ValueError(f"{code} is not a directory; name the one with the code of the trials.")

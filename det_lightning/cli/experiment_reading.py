@@ -12,6 +12,7 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
+from det_lightning.cli.trial_table import is_of_other_validation, print_details, sort_trials
 from det_lightning.files.file_kinds import require_file
 
 
@@ -19,7 +20,7 @@ from det_lightning.files.file_kinds import require_file
 def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -> None:
     """List the experiments in a directory."""
     from det_lightning.experiments.directory import find_experiments
-    from det_lightning.experiments.overview import summary_of
+    from det_lightning.experiments.overview import format_number, summary_of
 
     if not experiments.is_dir():
         raise ValueError(f"There is no directory {experiments} with experiments; --experiments names another one.")
@@ -27,7 +28,9 @@ def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -
     if json:
         print_json(summaries)
         return
-    _print_rows([">ID", "NAME", "STATE", ">TRIALS", "BEST", "STARTED", "DIRECTORY"], summaries)
+    columns = [">ID", "NAME", "STATE", ">TRIALS", ">BEST", "STARTED", "DIRECTORY"]
+    rows = [{**summary, "best": format_number(summary["best"])} for summary in summaries]
+    print_table(columns, [[row[column.removeprefix(">").lower()] for column in columns] for row in rows])
 
 
 @report_errors()
@@ -44,6 +47,17 @@ def show(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
     ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="Sort trials by the metric of their best validation: the best first for the metric of the search, "
+            "the smallest for others; -METRIC reverses the order.",
+        ),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Only print the path or URL of the best trial's checkpoint, for scripts.")
+    ] = False,
     option: Options = None,
 ) -> None:
     """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints.
@@ -69,23 +83,44 @@ def show(
             f"No checkpoint in {experiment} names its experiment. `det-lightning checkpoint annotate` adds what "
             "Determined's master knew."
         )
-    content = {"experiments": stored} if stored else details_of(ExperimentDirectory.existing(directory))
-    if json:
-        print_json(content)
+    found = stored or [details_of(ExperimentDirectory.existing(directory))]
+    if best:
+        storage = None if stored else ExperimentDirectory(directory).checkpoint_storage()
+        _print_best(found, storage)
         return
-    for index, details in enumerate(stored or [content]):
+    if sort is not None:
+        for details in found:
+            details["trials"] = sort_trials(details, sort)
+    if json:
+        print_json({"experiments": stored} if stored else found[0])
+        return
+    for index, details in enumerate(found):
         print_lines([""] if index > 0 else [])
-        _print_details(details)
+        print_details(details, sort)
 
 
-def _print_details(details: dict[str, Any]) -> None:
-    print_lines([f"{name}: {value}" for name, value in details.items() if name != "trials"])
-    columns = [">ID", "STATE", ">BATCHES", ">BEST", ">LATEST", ">RESTARTS", "CHECKPOINT", "HPARAMS"]
-    _print_rows(columns, details["trials"])
+def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | None) -> None:
+    """Print where the best trial's checkpoint is: in ``storage``, or in the one that describes the experiment."""
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
-
-def _print_rows(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    print_table(columns, [[row[column.removeprefix(">").lower()] for column in columns] for row in rows])
+    if len(found) > 1:
+        names = ", ".join(str(details["id"]) for details in found)
+        raise ValueError(
+            f"--best prints one path, but these are the experiments {names}. `checkpoint ls --best` lists all."
+        )
+    (details,) = found
+    trial = next((trial for trial in details["trials"] if trial["id"] == details["best_trial"]), None)
+    if trial is None:
+        raise ValueError(f"No trial of the experiment in {details['directory']} has reported {details['metric']} yet.")
+    if trial["checkpoint"] is None:
+        raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")
+    if is_of_other_validation(trial):
+        warn(
+            f"warning: the checkpoint was written after {trial['checkpoint_batches']} batches; the best validation was "
+            f"after {trial['best_batches']}."
+        )
+    root = details["directory"] if storage is None else str(CheckpointStorage(storage))
+    print_lines([f"{root.rstrip('/')}/{trial['checkpoint']}"])
 
 
 @report_errors()

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
 
 from det_lightning import errors
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import to_json
-from det_lightning.masking import mask_text, secrets_in
+from det_lightning.masking import mask_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 # Lines are not wrapped if the output is not a terminal.
 _ENDLESS = 10_000
-
-# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
-_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+# Between two columns of a table.
+_GAP = 2
 
 _WRONG_CHECKPOINT = (errors.IncompleteCheckpointError, errors.InvalidCheckpointException, errors.UnsafeCheckpointError)
 
@@ -37,58 +38,6 @@ def report_errors() -> Iterator[None]:
     except (errors.DetLightningError, ValueError, OSError) as e:
         warn(f"Error: {mask_text(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
-
-
-class CommandGroup(TyperGroup):
-    """Commands that answer a command of Determined's program with what replaces it."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except _UsageError as e:
-            group = [] if ctx.parent is None else [str(ctx.info_name)]
-            raise _UsageError(f"{e.format_message()}{_counterpart_of([*group, *args])}", ctx=ctx) from None
-
-
-def _counterpart_of(arguments: list[str]) -> str:
-    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
-
-    words = ["det", *arguments]
-    if not is_det_command(words):
-        return ""
-    try:
-        instead = shlex.join(translated(words))
-    except NoCounterpart as e:
-        instead = str(e)
-    name = " ".join(words[:3])
-    return f" In place of {name}: {instead}." if instead.startswith(("det-lightning", "tensorboard")) else ""
-
-
-class MaskingGroup(CommandGroup):
-    """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
-
-    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        given = list(args)
-        with _masked_usage_errors(given):
-            context = super().make_context(info_name, args, parent, **extra)
-        context.obj = given
-        return context
-
-    def invoke(self, ctx: Any) -> Any:
-        with _masked_usage_errors(ctx.obj):
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except _UsageError as e:
-        message = e.format_message()
-        masked = mask_text(message, secrets_in(arguments))
-        if masked == message:
-            raise
-        raise _UsageError(masked, ctx=e.ctx) from None
 
 
 def warn(text: str) -> None:
@@ -119,21 +68,57 @@ def _shown(value: object) -> str:
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write a table; ``>`` in a heading marks a column of numbers, which, like the first column, is never wrapped."""
-    from rich import box
+    """Write a table; ``>`` in a heading marks a column of numbers, which, like the first column, is never wrapped.
+
+    Where a terminal is too narrow for the longest words of all columns, the last columns follow as further tables, each
+    with the first column.
+    """
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
+    headings = [column.removeprefix(">") for column in columns]
+    cells = [[Text("" if cell is None else _shown(cell)) for cell in row] for row in [headings, *rows]]
+    fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
+    least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
+    for number, block in enumerate(_divide_columns(least, console.width)):
+        if number > 0:
+            console.print()
+        console.print(_make_table([[row[index] for index in block] for row in cells], [columns[i] for i in block]))
+
+
+def _least_width(cells: list[Text], is_fixed: bool) -> int:
+    """Return how wide a column must be: for its longest cell, or its longest word if it may be wrapped."""
+    words = (word for cell in cells for word in ([cell] if is_fixed else cell.split()))
+    return max((word.cell_len for word in words), default=0)
+
+
+def _divide_columns(widths: list[int], available: int) -> list[list[int]]:
+    """Return the indices of the columns of each table that fits into a width; the first column is in all of them."""
+    blocks = [[0]]
+    for index in range(1, len(widths)):
+        together = [*blocks[-1], index]
+        fits = sum(widths[one] for one in together) + _GAP * (len(together) - 1) <= available
+        if fits or len(together) == 2:
+            blocks[-1] = together
+        else:
+            blocks.append([0, index])
+    return blocks
+
+
+def _make_table(cells: list[list[Text]], columns: list[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for index, column in enumerate(columns):
-        is_number = column.startswith(">")
-        heading = Text(_shown(column.removeprefix(">")))
+    headings, *rows = cells
+    for index, heading in enumerate(headings):
+        is_number = columns[index].startswith(">")
         justify: Any = "right" if is_number else "left"
         table.add_column(heading, justify=justify, no_wrap=is_number or index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if cell is None else _shown(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _ENDLESS).print(table)
+        table.add_row(*row)
+    return table
 
 
 def pairs(entries: Mapping[str, Any]) -> str:

@@ -85,7 +85,7 @@ class ExperimentDirectory:
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
                 f"{escape(self.config_file)} is not the configuration of an experiment: it should have a 'name', "
-                "'hyperparameters', and a 'searcher' with 'metric' and 'smaller_is_better'."
+                "'hyperparameters', a 'checkpoint_storage', and a 'searcher' with 'metric' and 'smaller_is_better'."
             )
         return config
 
@@ -179,6 +179,7 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
     return (
         isinstance(value.get("name"), str)
         and isinstance(value.get("hyperparameters"), dict | None)
+        and isinstance(value.get("checkpoint_storage"), dict | None)
         and isinstance(searcher, dict)
         and isinstance(searcher.get("metric"), str | None)
         and "smaller_is_better" in searcher
@@ -187,7 +188,7 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the storage that a configuration names, without retention rules; None if it names none."""
-    section = config["checkpoint_storage"]
+    section = config.get("checkpoint_storage") or {}
     if section.get("type") is None:
         return None
     return {name: value for name, value in section.items() if value is not None and not name.startswith("save_")}

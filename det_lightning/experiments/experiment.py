@@ -126,7 +126,9 @@ def run(
         runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
         with _signals(runner):
             outcome = runner.run(retry_failed=retry_failed)
-            if outcome is not None:
+            if outcome is None:
+                runner.state.pause_queued()
+            else:
                 _clean_up(directory, runner)
         show(runner.state)
         return outcome

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.overview import shown
+from det_lightning.experiments.overview import format_number
 from det_lightning.experiments.progress import Progress
 from det_lightning.experiments.search_settings import trials_in_full
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
@@ -82,7 +82,8 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
         latest = trial.validations[max(trial.validations)]
-        parts += [f"{state.metric} {shown(state.metric_of(latest))}", f"best {shown(state.best_of(trial))}"]
+        value, best = (format_number(one) or "missing" for one in (state.metric_of(latest), state.best_of(trial)))
+        parts += [f"{state.metric} {value}", f"best {best}"]
     if trial.reason:
         parts.append(trial.reason)
     return ", ".join(parts)
@@ -126,8 +127,8 @@ class _Table:
                 str(trial.trial_id),
                 trial.status.value,
                 str(trial.steps_completed),
-                shown(state.best_of(trial)) or "",
-                shown(state.metric_of(latest)) or "",
+                format_number(state.best_of(trial)),
+                format_number(state.metric_of(latest)),
                 str(trial.restarts or ""),
                 self._time_left(trial),
             )

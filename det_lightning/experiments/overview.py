@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import read_events, runner_of
-from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
 from det_lightning.experiments.trial_process import is_running, recorded_status
 from det_lightning.experiments.trial_reports import take_unread_reports
 from det_lightning.masking import mask
@@ -25,6 +25,8 @@ def state_of(directory: ExperimentDirectory) -> ExperimentState:
         take_unread_reports(state, trial, directory.trial(trial.trial_id) / "metrics.jsonl")
         if not is_run:
             trial.status = _status_of_orphan(directory, trial)
+    if not is_run:
+        state.pause_queued()
     return state
 
 
@@ -47,7 +49,7 @@ def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
         "name": config["name"],
         "state": _status_of(directory, state),
         "trials": len(state.trials),
-        "best": shown(state.best(state.best_of(trial) for trial in state.trials.values())),
+        "best": state.best(state.best_of(trial) for trial in state.trials.values()),
         "started": next((_moment(event["time"]) for event in events if "time" in event), None),
         "directory": str(directory.path),
     }
@@ -57,12 +59,20 @@ def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
     """Return everything known about an experiment except the curves of its metrics."""
     state = state_of(directory)
     order = "smaller is better" if state.smaller_is_better else "larger is better"
+    summary = summary_of(directory)
+    trials = [_trial(state, trial) for trial in state.trials.values()]
     return {
-        **summary_of(directory),
+        **summary,
+        "best_trial": find_best_trial(summary["best"], trials),
         "metric": f"{state.metric} ({order})",
         "messages": mask(state.messages),
-        "trials": [_trial(state, trial) for trial in state.trials.values()],
+        "trials": trials,
     }
+
+
+def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
+    """Return the id of the first trial whose best metric is that of the experiment; None if no trial has a metric."""
+    return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
 
 
 def failed_trials(directory: ExperimentDirectory) -> list[int]:
@@ -80,22 +90,37 @@ def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | 
     return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
 
 
-def shown(value: float | None) -> str | None:
-    """Return a metric as text with six significant digits."""
-    return None if value is None else f"{value:.6g}"
+def format_number(value: float | None) -> str:
+    """Return a number with four significant digits, without those after the point from 10,000 on; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _best_validation(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> Validation | None:
+    """Return a trial's best validation, that of the checkpoint if several are equally good."""
+    value = state.best_of(trial)
+    best = [one for one in trial.validations.values() if value is not None and state.metric_of(one) == value]
+    at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)
+    return next(at_checkpoint, best[0] if best else None)
 
 
 def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     latest = trial.validations[max(trial.validations)] if trial.validations else None
     checkpoint = best_checkpoint(state, trial)
+    best = _best_validation(state, trial, checkpoint)
+    reported = best or latest
     return {
         "id": trial.trial_id,
         "state": trial.status.value,
         "batches": trial.steps_completed,
-        "best": shown(state.best_of(trial)),
-        "latest": shown(state.metric_of(latest)),
+        "best": state.metric_of(best),
+        "best_batches": None if best is None else best.steps_completed,
+        "latest": state.metric_of(latest),
+        "metrics": mask(reported.metrics) if reported else {},
         "restarts": trial.restarts,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
+        "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,
         "hparams": mask(trial.hparams),
         "reason": mask(trial.reason),
     }

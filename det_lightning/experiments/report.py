@@ -16,7 +16,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.hyperparameter_values import Hyperparameter, varying_hyperparameters
-from det_lightning.experiments.overview import details_of, state_of
+from det_lightning.experiments.overview import details_of, format_number, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.extras import how_to_install
 from det_lightning.hyperparameters import flat
@@ -73,7 +73,7 @@ def write_report(directory: ExperimentDirectory, file: Path) -> None:
     details = details_of(directory)
     sections = [f"<section><h2>{heading}</h2>{content}</section>" for heading, content in _charts(directory, state)]
     sections.append(f"<section><h2>Trials</h2>{_table(details['trials'])}</section>")
-    best = f", best {details['best']}" if details["best"] else ""
+    best = f", best {format_number(details['best'])}" if details["best"] is not None else ""
     file.write_text(
         _PAGE.format(
             title=html.escape(f"{details['name']} ({details['state']})"),
@@ -143,6 +143,8 @@ def _table(trials: list[dict[str, Any]]) -> str:
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         value = ", ".join(f"{name}={entry}" for name, entry in flat(value).items())
+    elif isinstance(value, float):
+        value = format_number(value)
     return f"<td{_kind(name)}>{html.escape('' if value is None else str(value))}</td>"
 
 

@@ -9,6 +9,7 @@ from det_lightning.config import ExperimentConfig, hyperparameters
 from det_lightning.config.searchers import HalvingSearcher, RandomSearcher
 from det_lightning.experiments import search
 from det_lightning.experiments.search import SearcherSettings, SearchSpace
+from det_lightning.experiments.search.brackets import brackets_of
 
 
 def settings_of(config: ExperimentConfig) -> SearcherSettings:
@@ -38,6 +39,14 @@ def trials_in_full(config: ExperimentConfig) -> int | None:
     if searcher.name == "single":
         return 1
     return searcher.max_trials if isinstance(searcher, RandomSearcher) else None
+
+
+def most_trials(config: ExperimentConfig) -> int:
+    """Return how many trials the search creates at most, not counting the replacements of those with invalid values."""
+    in_full = trials_in_full(config)
+    if in_full is not None:
+        return in_full
+    return sum(bracket.max_trials for bracket in brackets_of(settings_of(config)))
 
 
 def _group(entries: Mapping[str, Any]) -> SearchSpace:

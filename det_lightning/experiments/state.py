@@ -132,6 +132,12 @@ class ExperimentState:
             return None
         return min(known) if self.smaller_is_better else max(known)
 
+    def pause_queued(self) -> None:
+        """Call the trials paused that wait for a runner, because there is none any more."""
+        for trial in self.trials.values():
+            if trial.status is TrialStatus.QUEUED:
+                trial.status = TrialStatus.PAUSED
+
     # One method for each type of event
 
     def on_trial_created(self, event: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import MASTER_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
-from det_lightning.experiments.overview import shown
+from det_lightning.experiments.overview import find_best_trial
 from det_lightning.masking import mask
 
 
@@ -24,8 +24,12 @@ class _Noted:
     def age(self) -> tuple[int, float]:
         return self.notes.steps_completed or 0, self.notes.time_s or self.info.written or 0.0
 
+    @property
+    def metric_name(self) -> str:
+        return self.notes.metric_name or "metric"
+
     def from_master(self, what: str) -> Mapping[str, Any]:
-        """Return what Determined's master knew about the ``experiment`` or ``trial``; empty if that was not noted."""
+        """Return the ``experiment``, ``trial`` or ``validation_metrics`` of Determined's master; empty if not noted."""
         master = self.info.metadata.get(MASTER_KEY)
         known = master.get(what) if isinstance(master, dict) else None
         return known if isinstance(known, dict) else {}
@@ -53,17 +57,19 @@ def _experiment(storage: str, experiment: str, noted: list[_Noted]) -> dict[str,
     best = _best(noted)
     metric = None
     if best is not None:
-        metric = f"{best.notes.metric_name} ({'smaller' if best.notes.smaller_is_better else 'larger'} is better)"
+        metric = f"{best.metric_name} ({'smaller' if best.notes.smaller_is_better else 'larger'} is better)"
+    trials = [_trial(trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)]
     return {
         "id": experiment,
         "name": known.get("name"),
         "state": _state(known),
-        "best": None if best is None else shown(best.notes.metric),
+        "best": None if best is None else best.notes.metric,
         "started": known.get("start_time"),
         "directory": storage,
+        "best_trial": find_best_trial(None if best is None else best.notes.metric, trials),
         "metric": metric,
         "messages": [],
-        "trials": [_trial(trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)],
+        "trials": trials,
     }
 
 
@@ -71,18 +77,28 @@ def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
     newest = max(noted, key=lambda one: one.age)
     best = _best(noted)
     validated = [one for one in noted if one.notes.metric is not None]
+    hparams = newest.info.metadata.get("hparams")
     latest = max(validated, key=lambda one: one.age, default=None)
     return {
         "id": trial,
         "state": _state(newest.from_master("trial")),
         "batches": newest.notes.steps_completed,
-        "best": None if best is None else shown(best.notes.metric),
-        "latest": None if latest is None else shown(latest.notes.metric),
+        "best": None if best is None else best.notes.metric,
+        "best_batches": None if best is None else best.notes.steps_completed,
+        "latest": None if latest is None else latest.notes.metric,
+        "metrics": _metrics(best),
         "restarts": None,
         "checkpoint": (best or newest).info.id,
-        "hparams": mask(newest.info.metadata.get("hparams")),
+        "checkpoint_batches": (best or newest).notes.steps_completed,
+        "hparams": mask(hparams) if isinstance(hparams, dict) else None,
         "reason": None,
     }
+
+
+def _metrics(best: _Noted | None) -> dict[str, Any]:
+    if best is None:
+        return {}
+    return {**best.from_master("validation_metrics"), best.metric_name: best.notes.metric}
 
 
 def _best(noted: list[_Noted]) -> _Noted | None:

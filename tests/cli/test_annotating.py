@@ -125,13 +125,13 @@ def test_experiment_show_shows_the_trials_of_a_storage(platform: Platform) -> No
     assert "name: digits" in output
     assert "metric: accuracy (larger is better)" in output
     (experiment,) = json.loads(show(platform.storage, "--json"))["experiments"]
-    assert (experiment["id"], experiment["state"], experiment["best"]) == ("3", "COMPLETED", "0.875")
+    assert (experiment["id"], experiment["state"], experiment["best"]) == ("3", "COMPLETED", 0.875)
     assert [
         (trial["id"], trial["state"], trial["batches"], trial["best"], trial["checkpoint"], trial["hparams"]["lr"])
         for trial in experiment["trials"]
     ] == [
-        ("7", "COMPLETED", 20, "0.75", platform.ids["7 at 20"], 0.1 * 7),
-        ("8", "COMPLETED", 20, "0.875", platform.ids["8 at 10"], 0.1 * 8),
+        ("7", "COMPLETED", 20, 0.75, platform.ids["7 at 20"], 0.1 * 7),
+        ("8", "COMPLETED", 20, 0.875, platform.ids["8 at 10"], 0.1 * 8),
     ]
 
 
@@ -183,7 +183,7 @@ def test_checkpoints_in_a_remote_storage_are_annotated(tmp_path: Path) -> None:
     assert storage.read_metadata(checkpoint_id)["metric"]["value"] == 0.5
     assert "0 annotated, 1 unchanged." in run("annotate", storage, *files).stdout
     run("verify", storage)
-    assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == "0.5"
+    assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == 0.5
     storage.delete(checkpoint_id)
 
 

@@ -112,7 +112,7 @@ def test_metrics_that_are_reported_after_others_at_the_same_step_are_added_to_th
     experiment = tmp_path / "small-1"
     assert [event["metrics"] for event in events_of(experiment, "validation_extended")] == [{"accuracy": 0.5}]
     (trial,) = json.loads(run("experiment", "show", experiment, "--json").stdout)["trials"]
-    assert (trial["best"], trial["latest"]) == ("0.5", "0.5")
+    assert (trial["best"], trial["latest"]) == (0.5, 0.5)
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": 0.5}
 
 

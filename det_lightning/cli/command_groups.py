@@ -1,0 +1,106 @@
+"""Commands and groups of ``det-lightning``: what their help shows, and what they say to an unknown command."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from det_lightning.masking import mask_text, secrets_in
+
+# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+
+class Command(TyperCommand):
+    """A command whose help fits the terminal, and names no type for options that are given without a value."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        # Typer keeps the line breaks of a docstring after its first paragraph.
+        super().__init__(*args, help=help and re.sub(r"(?<!\n)\n(?!\n)", " ", help), **settings)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class CommandGroup(TyperGroup):
+    """Commands that answer an unknown command with what may be meant, and one of Determined's with what replaces it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as e:
+            group = [] if ctx.parent is None else [str(ctx.info_name)]
+            said = e.format_message()
+            hint = _counterpart_of([*group, *args])
+            if not hint and "Did you mean" not in said:  # Typer looks in this group only
+                hint = _commands_like(args[0], ctx.find_root().command.commands)
+            raise _UsageError(f"{said}{hint}", ctx=ctx) from None
+
+
+def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
+    """Return a hint at the commands of all groups with that name or a similar one."""
+    by_path = {path: path for path in commands}
+    for group, content in commands.items():
+        by_path |= {f"{group} {member}": member for member in getattr(content, "commands", {})}
+    similar = difflib.get_close_matches(name, by_path.values(), n=len(by_path))
+    exact = [path for path, last in by_path.items() if last == name]
+    found = exact or [path for path, last in by_path.items() if last in similar]
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _counterpart_of(arguments: list[str]) -> str:
+    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
+
+    words = ["det", *arguments]
+    if not is_det_command(words):
+        return ""
+    try:
+        instead = shlex.join(translated(words))
+    except NoCounterpart as e:
+        instead = str(e)
+    name = " ".join(words[:3])
+    return f" In place of {name}: {instead}." if instead.startswith(("det-lightning", "tensorboard")) else ""
+
+
+class MaskingGroup(CommandGroup):
+    """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        given = list(args)
+        with _masked_usage_errors(given):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.obj = given
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        with _masked_usage_errors(ctx.obj):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as e:
+        message = e.format_message()
+        masked = mask_text(message, secrets_in(arguments))
+        if masked == message:
+            raise
+        raise _UsageError(masked, ctx=e.ctx) from None

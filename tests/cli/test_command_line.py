@@ -1,0 +1,100 @@
+"""The command line itself: its help, the completion of words, and what it says to an unknown command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from det_lightning.cli.app import app
+from tests.experiments.running import write_project
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands_below(group: Any, name: str = "") -> Iterator[str]:
+    yield name
+    for member, command in getattr(group, "commands", {}).items():
+        yield from commands_below(command, f"{name} {member}".strip())
+
+
+COMMANDS = list(commands_below(typer.main.get_command(app)))
+
+
+def run(*arguments: str, ends_with: int = 0, **environment: str) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", **environment}, prog_name="det-lightning")
+    assert result.exit_code == ends_with, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_and_a_page_of_the_documentation_that_exists(command: str) -> None:
+    text = run(*command.split(), "--help")
+    assert f"Example: det-lightning {command}".rstrip() in text
+    page = re.search(r"Documentation: (\S+)", text)
+    assert page is not None
+    assert (ROOT / page[1]).is_file()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_type_for_an_option_without_a_value(command: str) -> None:
+    assert "bool" not in run(*command.split(), "--help").lower()
+
+
+def test_help_fills_its_lines() -> None:
+    assert "Checkpoints without these, and those that a live run has written or" in run("checkpoint", "prune", "--help")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("exp", "experiment"), ("checkpoint ver", "verify"), ("checkpoint export --to w", "weights")]
+)
+def test_words_are_completed(typed: str, offered: str) -> None:
+    words = f"det-lightning {typed}"
+    position = str(words.count(" "))
+    shown = run(_DET_LIGHTNING_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=position)
+    assert shown.split() == [offered]
+
+
+def test_the_program_installs_its_completion() -> None:
+    assert "--install-completion" in run("--help")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("runn", "'run'"),
+        ("experiment shwo", "'show'"),
+        ("resume", "'experiment resume'"),
+        ("verfy", "'checkpoint verify'"),
+        ("checkpoint resume", "'experiment resume'"),
+        ("show", "'experiment show' or 'checkpoint show'"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_what_may_be_meant(command: str, meant: str) -> None:
+    assert f"Did you mean {meant}?" in run(*command.split(), ends_with=2, COLUMNS="300")
+
+
+@pytest.mark.parametrize(
+    ("searcher", "listed", "follow"),
+    [
+        ({"name": "single"}, 1, 0),
+        ({"name": "random", "max_trials": 5, "max_concurrent_trials": 2}, 5, 0),
+        ({"name": "async_halving", "num_rungs": 2, "max_trials": 9, "max_concurrent_trials": 2}, 2, 7),
+        ({"name": "adaptive_asha", "bracket_rungs": [1, 2], "max_trials": 9, "max_concurrent_trials": 4}, 4, 5),
+    ],
+)
+def test_a_dry_run_says_how_many_trials_may_follow(
+    searcher: dict[str, Any], listed: int, follow: int, tmp_path: Path
+) -> None:
+    length = {"max_time": 9, "time_metric": "batches"} if "num_rungs" in searcher or "bracket_rungs" in searcher else {}
+    config = write_project(tmp_path, searcher={"metric": "loss", **searcher, **length})
+    result = CliRunner().invoke(app, ["run", str(config), "--dry-run"])
+    planned = json.loads(result.stdout)
+    assert (len(planned["trials"]), planned["trials_that_may_follow"]) == (listed, follow)
+    assert (f"up to {follow} follow" if follow else "no others follow") in result.stderr

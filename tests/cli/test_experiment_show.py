@@ -1,0 +1,235 @@
+"""``det-lightning experiment show``: which trial is the best, where its checkpoint is, and what a terminal shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from det_lightning.cli.app import app
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.overview import format_number
+from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.experiments.made_experiments import made_experiment
+
+
+def run(*arguments: object, ends_with: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
+    assert result.exit_code == ends_with, result.output
+    return result
+
+
+def show(directory: ExperimentDirectory, *arguments: object) -> list[str]:
+    return [line.rstrip() for line in run("show", directory.path, *arguments).stdout.splitlines()]
+
+
+def add_events(directory: ExperimentDirectory, *events: Mapping[str, Any]) -> None:
+    with directory.events.open("a") as file:
+        file.writelines(f"{json.dumps(event)}\n" for event in events)
+
+
+def validation(trial: int, batches: int, **metrics: float) -> dict[str, Any]:
+    return {"type": "validation", "time": 2.0, "trial": trial, "steps_completed": batches, "metrics": metrics}
+
+
+def first_cells(lines: list[str]) -> list[str]:
+    """Return the first column of the table of trials."""
+    start = next(index for index, line in enumerate(lines) if line.startswith("─"))
+    return [line[:4].strip() for line in lines[start + 1 :]]
+
+
+def test_the_best_trial_is_marked(tmp_path: Path) -> None:
+    lines = show(made_experiment(tmp_path))
+    assert "best: 0.05, of trial 1 (*)" in lines
+    assert first_cells(lines) == ["* 1", "2", "3"]
+
+
+def test_hyperparameters_that_differ_are_columns_and_the_others_a_line(tmp_path: Path) -> None:
+    lines = show(made_experiment(tmp_path))
+    assert "hyperparameters of all trials: constant=5, password=********" in lines
+    (head,) = (line.split() for line in lines if "STATE" in line)
+    assert head == ["ID", "STATE", "BATCHES", "BEST", "LATEST", "kind", "layers", "lr", "CHECKPOINT"]
+    assert lines[-1].split() == ["3", "COMPLETED", "20", "0.15", "0.15", "b", "3", "0.001", "3-20"]
+
+
+def test_a_single_trial_has_its_hyperparameters_in_a_line(tmp_path: Path) -> None:
+    lines = show(made_experiment(tmp_path, trials=1))
+    assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in lines
+
+
+def test_nested_hyperparameters_lists_and_truths_are_written_without_python(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials=1)
+    hparams = {"net": {"bias": True, "norm": None, "sizes": [1, 2]}, "constant": 5}
+    add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 2, "seed": 2, "hparams": hparams})
+    lines = show(directory)
+    assert "{" not in "".join(lines)
+    assert lines[-1].split() == ["2", "PAUSED", "0", "true", "null", "[1,", "2]"]
+
+
+def test_messages_are_shown_if_there_are_any(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    assert not any(line.startswith("message") for line in show(directory))
+    add_events(directory, {"type": "message", "text": "the disk is full"})
+    assert "message: the disk is full" in show(directory)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.12345678, "0.1235"),
+        (5.04863e-05, "5.049e-05"),
+        (12345.678, "12346"),
+        (-1234.5, "-1234"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (1e20, "1e+20"),
+        (None, ""),
+    ],
+)
+def test_a_number_has_four_digits(value: float | None, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "order"),
+    [
+        ("loss", ["* 1", "2", "3", "4"]),
+        ("-loss", ["3", "2", "* 1", "4"]),
+        ("accuracy", ["* 1", "3", "2", "4"]),
+        ("-accuracy", ["2", "3", "* 1", "4"]),
+    ],
+)
+def test_trials_are_sorted_by_any_metric_and_those_without_it_come_last(
+    metric: str, order: list[str], tmp_path: Path
+) -> None:
+    directory = made_experiment(tmp_path)
+    accuracies = {1: 0.1, 2: 0.9, 3: 0.5}
+    add_events(directory, *(validation(trial, 30, loss=trial / 30, accuracy=a) for trial, a in accuracies.items()))
+    add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 4, "seed": 4, "hparams": {}})
+    assert first_cells(show(directory, "--sort", metric)) == order
+    trials = json.loads(run("show", directory.path, "--sort", metric, "--json").stdout)["trials"]
+    assert [trial["id"] for trial in trials] == [int(cell.removeprefix("* ")) for cell in order]
+
+
+def test_the_best_is_first_also_where_larger_is_better(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    config = json.loads(directory.config_file.read_text())
+    config["searcher"]["smaller_is_better"] = False
+    directory.config_file.write_text(json.dumps(config))
+    assert first_cells(show(directory, "--sort", "loss")) == ["* 3", "2", "1"]
+
+
+def test_a_metric_that_no_trial_has_reported_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
+    error = run("show", made_experiment(tmp_path).path, "--sort", "acuracy", ends_with=2).stderr
+    assert "No trial has reported a number 'acuracy'; the metrics are: loss." in error
+
+
+def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    assert run("show", directory.path, "--best").stdout.endswith("/checkpoints/1-20\n")
+    config = json.loads(directory.config_file.read_text())
+    directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": "s3"}))
+    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
+
+
+def with_storage(directory: ExperimentDirectory, **storage: str) -> ExperimentDirectory:
+    config = json.loads(directory.config_file.read_text())
+    directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": storage}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("storage", "root"),
+    [
+        ({}, "{}/checkpoints"),
+        ({"type": "directory", "container_path": "kept"}, "{}/kept"),
+        ({"type": "shared_fs", "host_path": "/shared", "storage_path": "x"}, "/shared/x"),
+    ],
+)
+def test_the_path_of_the_best_checkpoint_is_all_that_is_printed(
+    storage: dict[str, str], root: str, tmp_path: Path
+) -> None:
+    directory = with_storage(made_experiment(tmp_path), **storage)
+    assert run("show", directory.path, "--best").output == f"{root.format(directory.path)}/1-20\n"
+
+
+def test_a_checkpoint_of_another_validation_than_the_best_is_named_as_such(tmp_path: Path) -> None:
+    directory = with_storage(made_experiment(tmp_path))
+    add_events(directory, {"type": "checkpoint_deleted", "time": 4.0, "trial": 1, "checkpoint_id": "1-20"})
+    lines = show(directory)
+    assert lines[-3].endswith("1-10 (batch 10; best: batch 20)")
+    assert lines[-2].endswith(" 2-20")
+    result = run("show", directory.path, "--best")
+    assert result.stdout.endswith("/1-10\n")
+    assert "written after 10 batches; the best validation was after 20" in result.stderr
+
+
+def test_without_a_best_checkpoint_an_error_says_what_is_missing(tmp_path: Path) -> None:
+    directory = with_storage(made_experiment(tmp_path, trials=1))
+    deleted = {"type": "checkpoint_deleted", "time": 4.0, "trial": 1}
+    add_events(directory, {**deleted, "checkpoint_id": "1-10"}, {**deleted, "checkpoint_id": "1-20"})
+    assert "The best trial, 1, has no checkpoint." in run("show", directory.path, "--best", ends_with=2).stderr
+    directory.events.write_text('{"type": "experiment_started", "time": 0.0}\n')
+    error = run("show", directory.path, "--best", ends_with=2).stderr
+    assert "has reported loss (smaller is better) yet" in error
+
+
+def test_the_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
+    notes = {"experiment": "3", "trial": "7"}
+    metric = {"name": "loss", "smaller_is_better": True}
+    paths = [
+        write_checkpoint(tmp_path, notes={**notes, "metric": {**metric, "value": value}}) for value in (0.5, 0.25, 0.75)
+    ]
+    assert run("show", tmp_path, "--best").output == f"{paths[1]}\n"
+    write_checkpoint(tmp_path, notes={**notes, "experiment": "4"})
+    assert "these are the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
+
+
+def test_a_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path, trials=1)
+    lines = directory.events.read_text().splitlines()[:-2]  # the trial had not ended
+    directory.events.write_text("\n".join(lines) + "\n")
+    waiting = {"type": "trial_created", "time": 4.0, "trial": 2, "seed": 2, "hparams": {}}
+    add_events(directory, waiting)
+    shown = json.loads(run("show", directory.path, "--json").stdout)
+    assert [shown["state"], *(trial["state"] for trial in shown["trials"])] == ["PAUSED"] * 3
+    assert "PAUSED" in run("ls", "--experiments", tmp_path).stdout
+    assert "it is PAUSED" in run("stop", directory.path).stderr
+
+
+def shown_at_terminal(width: int, *arguments: object) -> list[str]:
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "det_lightning.cli", "experiment", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
+    process = subprocess.Popen(command, stdout=end, env=environment)
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+    os.close(terminal)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+
+
+def test_a_narrow_terminal_shows_further_columns_below_with_whole_words(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    wide, narrow = (shown_at_terminal(width, "show", directory.path) for width in (140, 45))
+    (head,) = (line.split() for line in wide if line.startswith(" ID"))
+    starts = [index for index, line in enumerate(narrow) if line.startswith(" ID")]
+    assert len(starts) == 2
+    assert narrow[starts[0]].split() + narrow[starts[1]].split()[1:] == head
+    assert all(len(line) <= 45 for line in narrow[starts[0] :])
+    assert sum(line.startswith("* 1 ") for line in narrow) == 2
