@@ -249,13 +249,16 @@ def remove_dead_claims(root: Location) -> None:
     with explain_errors("looking for runs in", root):
         folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, _LOCKS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
-            if not file.is_local:
-                if not is_claimed(file):
-                    file.remove()
-                continue
             with contextlib.suppress(PermissionError):  # another user's
-                if (dead := Claim.take(file)) is not None:
-                    dead.release()
+                _remove_if_dead(file)
+
+
+def _remove_if_dead(file: Location) -> None:
+    if not file.is_local:
+        if not is_claimed(file):
+            file.remove()
+    elif (dead := Claim.take(file)) is not None:
+        dead.release()
 
 
 class BackgroundCleaning(threading.Thread):
