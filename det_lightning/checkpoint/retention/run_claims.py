@@ -254,9 +254,10 @@ def remove_dead_claims(root: Location) -> None:
 
 
 def _remove_if_dead(file: Location) -> None:
+    if is_claimed(file):  # to take it would mean to wait for it
+        return
     if not file.is_local:
-        if not is_claimed(file):
-            file.remove()
+        file.remove()
     elif (dead := Claim.take(file)) is not None:
         dead.release()
 
