@@ -1,12 +1,20 @@
-"""Loaders whose workers end with the run."""
+"""Reading the loaders of a run: without workers as torch does, but unlabelled; with workers, which end with the run."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import dataloader
+import torch
+from torch.utils import data
+from torch.utils.data import _DatasetKind, dataloader
+
+from det_lightning.pytorch._unprofiled import profiler_enabled
+
+_LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+_call = functools.partial.__call__  # operator.call of Python 3.11, for partials
 
 
 class RunLoader:
@@ -22,7 +30,7 @@ class RunLoader:
 
     def begin(self) -> Iterator[Any]:
         """Return a new iterator over the batches, which is also :attr:`batches`."""
-        self.batches = iter(self.loader)
+        self.batches = batches_of(self.loader)
         return self.batches
 
     def close(self) -> None:
@@ -47,3 +55,36 @@ def _persistent_workers(loader: Any) -> Any:
 def _end_workers(batches: Any) -> None:
     if isinstance(batches, dataloader._MultiProcessingDataLoaderIter):
         batches._shutdown_workers()  # otherwise done once nothing refers to it, such as the traceback of an error
+
+
+def batches_of(loader: Any) -> Iterator[Any]:
+    """Return an iterator over ``loader``; without workers it is not torch's own, and runs no code of ours per batch."""
+    if not _loads_here(loader):
+        return iter(loader)
+    indices = iter(loader.batch_sampler)
+    # For each pass, torch draws a seed for the workers, even if there are none.
+    iter(data.DataLoader((), batch_sampler=(), generator=loader.generator))  # type: ignore[arg-type]
+    make_fetcher: Any = _DatasetKind.create_fetcher
+    fetcher = make_fetcher(_DatasetKind.Map, loader.dataset, True, loader.collate_fn, loader.drop_last)
+    by_profiling = (functools.partial(fetcher.fetch), functools.partial(_fetch_labelled, fetcher))
+    is_profiling = iter(profiler_enabled, None)  # asks before each batch, without end
+    return map(_call, map(by_profiling.__getitem__, is_profiling), indices)
+
+
+def _loads_here(loader: Any) -> bool:
+    """Return whether nothing but indexing and collating makes a batch of ``loader``."""
+    pipes = getattr(data, "MapDataPipe", ())
+    return (
+        type(loader) is data.DataLoader
+        and loader.num_workers == 0
+        and not loader.timeout  # torch refuses it
+        and not loader.pin_memory
+        and loader.batch_sampler is not None
+        and not isinstance(loader.dataset, data.IterableDataset)
+        and not isinstance(loader.dataset, pipes)
+    )
+
+
+def _fetch_labelled(fetcher: Any, indices: Any) -> Any:
+    with torch.profiler.record_function(_LABEL):
+        return fetcher.fetch(indices)

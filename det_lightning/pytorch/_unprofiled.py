@@ -1,8 +1,8 @@
 """Zeroing gradients as torch does, but without labels for a profiler that does not run.
 
-torch sets a label (``torch.profiler.record_function``) for every ``zero_grad()`` whether or not a profiler runs, which
-takes longer than everything else that a step adds to a batch here. While one runs, the label is set, so traces stay the
-same.
+torch sets a label (``torch.profiler.record_function``) for every batch and every ``zero_grad()`` whether or not a
+profiler runs, which takes longer than everything else that a training adds to a batch here. While one runs, the labels
+are set, so traces stay the same. Batches are loaded in the same way; see ``det_lightning/engine/loader_workers.py``.
 """
 
 from __future__ import annotations
