@@ -29,15 +29,11 @@ class TrialGuard(_OfTrials):
         for module in self.of(pl_module):
             flags.refuse_unsupported_callbacks(trainer)  # also those that the module has configured
             put_last(trainer)
-            module.build()
+            module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         for module in self.of(pl_module):
-            module.restore_flags()
-            if module.driver is not None:
-                module.driver.abandon(exception)
-            if not isinstance(exception, SystemExit):  # such as Preempted
-                module.builder.abandon(exception)
+            module.abandon(exception)
 
 
 class TrialDriving(_OfTrials):
@@ -49,16 +45,16 @@ class TrialDriving(_OfTrials):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):
             module.require_same("configure_optimizers", trainer.strategy.optimizers)
-            module.start_run()
+            module.start_trial_run()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):
             module.require_same("train_dataloader", [trainer.train_dataloader])
-            module.driving().begin_training(module.validates_at_step_zero)
+            module.begin_training()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):
-            module.driving().finish()
+            module.running_driver().finish()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):
@@ -69,7 +65,7 @@ class TrialDriving(_OfTrials):
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):
             with StopIterationGuard():
-                module.driving().end_validation_epoch()
+                module.running_driver().end_validation_epoch()
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for module in self.of(pl_module):

@@ -58,23 +58,20 @@ def _is_answer(attribute: Any) -> bool:
 class DrivenModule(pl.LightningModule):
     """A module whose subclasses may override every hook, but must not replace what :func:`answers` marks.
 
-    Attributes:
-        answered: what the marked methods that were called have returned, by their names.
-
     Raises:
-        InvalidExperimentException: when a subclass is made that replaces such a method.
+        InvalidExperimentException: when a subclass is made that replaces such a method, or hides what drives the trial.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.answered: dict[str, Any] = {}
+        self._answered: dict[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _refuse(cls, cls.replaced_answers())
+        _refuse(cls, _hidden_names(cls) or cls.replaced_answers())
 
     @classmethod
-    def answers(cls) -> dict[str, Any]:
+    def marked_methods(cls) -> dict[str, Any]:
         """Return the methods that are marked, by name, as the class that drives the trial has them."""
         return {name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _is_answer(method)}
 
@@ -82,7 +79,7 @@ class DrivenModule(pl.LightningModule):
     def replaced_answers(cls) -> dict[str, str]:
         """Return by name what is wrong with the overrides that never call the method which they override."""
         found = {}
-        for name, method in cls.answers().items():
+        for name, method in cls.marked_methods().items():
             override = inspect.getattr_static(cls, name)
             if _is_answer(override):
                 continue
@@ -95,16 +92,30 @@ class DrivenModule(pl.LightningModule):
 
     def require_answer(self, name: str) -> None:
         """Raise an InvalidExperimentException if the marked method is not among those that were called."""
-        if name not in self.answered:
+        if name not in self._answered:
             call = f"{type(self).__name__}.{name}() has not called super().{name}()"
-            _refuse(type(self), {name: f"{call}: {self.answers()[name].instead}"})
+            _refuse(type(self), {name: f"{call}: {self.marked_methods()[name].instead}"})
 
     def require_same(self, name: str, used: Sequence[Any]) -> None:
         """Raise an InvalidExperimentException if what Lightning has got is not what the marked method has returned."""
         self.require_answer(name)
-        if list(map(id, used)) != list(map(id, self.answered[name])):
+        if list(map(id, used)) != list(map(id, self._answered[name])):
             way = f"{type(self).__name__}.{name}() must return what super().{name}() returns"
-            _refuse(type(self), {name: f"{way}: {self.answers()[name].instead}"})
+            _refuse(type(self), {name: f"{way}: {self.marked_methods()[name].instead}"})
+
+
+def _hidden_names(cls: type[DrivenModule]) -> dict[str, str]:
+    """Return by name what is wrong with attributes of a user's class that hide what drives the trial."""
+    found = {}
+    for base in filter(_is_own, cls.__mro__):
+        for name in vars(base).keys() - {*dir(pl.LightningModule)} if issubclass(base, DrivenModule) else ():
+            if not _is_own(next(one for one in cls.__mro__ if name in vars(one))):
+                found[name] = f"{base.__name__} has a {name} of its own, which drives the trial: rename that of yours"
+    return found
+
+
+def _is_own(base: type) -> bool:
+    return base.__module__.startswith("det_lightning.")
 
 
 def _mentions(override: Any, name: str) -> bool:
@@ -142,7 +153,11 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
 
     If it ``trains``, or validates, that includes overrides of what a trial does not call.
     """
-    wrong = {name: method.instead for name, method in module.answers().items() if overrides(module, type(module), name)}
+    wrong = {
+        name: method.instead
+        for name, method in module.marked_methods().items()
+        if overrides(module, type(module), name)
+    }
     if trains:
         wrong |= module.replaced_answers()
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}

@@ -105,10 +105,9 @@ class InferenceModule(DrivenModule):
         context: its context.
         runnable: the trial, adapted if it is a legacy one.
         models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
-        builder: builds the trial; subclasses set it.
     """
 
-    builder: TrialBuilder
+    _builder: TrialBuilder
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,14 +156,14 @@ class InferenceModule(DrivenModule):
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
         device = saved.device()
-        runnable, context = self.builder.build_alone(device)
+        runnable, context = self._builder.build_alone(device)
         saved.load_into(context, strict)
-        self.adopt(runnable, context)
+        self._adopt(runnable, context)
         self._loaded = context
         self.load_state_dict({**self.state_dict(), **saved.rest_of_module()}, strict)
         self.to(device)
 
-    def adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    def _adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
         """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
         if self._loaded is not None and self._loaded is not context:
             conflicts.refuse_lost_changes(self._loaded.models, context.models)
@@ -195,8 +194,8 @@ class InferenceModule(DrivenModule):
         built first, without a trainer. Raise an InvalidCheckpointException if they do not fit.
         """
         if self.context is None:
-            runnable, context = self.builder.build_alone(torch.device("cpu"))
-            self.adopt(runnable, context)
+            runnable, context = self._builder.build_alone(torch.device("cpu"))
+            self._adopt(runnable, context)
             self._loaded = context
         expected = self.state_dict()
         if not state_dict.keys() <= expected.keys():
@@ -209,7 +208,7 @@ class InferenceModule(DrivenModule):
                 "module, what only one side has is left out."
             ) from e
 
-    def built(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+    def built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
@@ -222,14 +221,14 @@ class InferenceModule(DrivenModule):
         "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
     )
     def configure_optimizers(self) -> Any:
-        _, context = self.built()
+        _, context = self.built_trial()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
         optimizers = [
             optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
             for optimizer in context.optimizers
         ]
-        self.answered["configure_optimizers"] = optimizers
+        self._answered["configure_optimizers"] = optimizers
         return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -239,7 +238,7 @@ class InferenceModule(DrivenModule):
         super().log(name, value, *args, **kwargs)
 
     def _predictor(self) -> Callable[..., Any]:
-        _, context = self.built()
+        _, context = self.built_trial()
         predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
         if predict_batch is not None:
             return predict_batch
@@ -252,7 +251,7 @@ class InferenceModule(DrivenModule):
 
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
-        _, context = self.built()
+        _, context = self.built_trial()
         cast = context.precision.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
         return batch if cast is None else cast(batch)
@@ -269,7 +268,7 @@ class InferenceModule(DrivenModule):
         return self._predictor()(*args, **kwargs)
 
     def begin_prediction(self) -> None:
-        self.built()[1].backend.placement.begin_validation(in_step=False)
+        self.built_trial()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         batch = self._on_device(batch)
@@ -281,12 +280,12 @@ class InferenceModule(DrivenModule):
 
     def end_evaluation(self) -> None:
         """End a prediction or a test."""
-        self.built()[1].backend.placement.end_validation()
+        self.built_trial()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
     def begin_test(self) -> None:
-        runnable, context = self.built()
+        runnable, context = self.built_trial()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import linecache
 import os
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -28,13 +29,21 @@ def _choose() -> str:
         if named not in _MODULES:
             raise ValueError(f"{VARIABLE}={named!r} must be one of {', '.join(_MODULES)}; or leave it unset.")
         return named
-    installed = [name for name in _MODULES if importlib.util.find_spec(name) is not None]
+    installed = [name for name, module in _MODULES.items() if _is_installed(module)]
     if len(installed) == 1:
         return installed[0]
     imported = [name for name, module in _MODULES.items() if module in sys.modules]
     if len(imported) == 1:
         return imported[0]
     return next((names.pop() for names in _packages_in_sources() if len(names) == 1), _DEFAULT)
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module can be imported; what it is in may be a file or directory of the user's."""
+    package, _, part = module.partition(".")
+    spec = importlib.util.find_spec(package)
+    folders = None if spec is None else spec.submodule_search_locations
+    return any((pathlib.Path(folder) / part / "__init__.py").is_file() for folder in folders or ())
 
 
 def _packages_in_sources() -> Iterator[set[str]]:

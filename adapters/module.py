@@ -125,18 +125,19 @@ class TrialModule(InferenceModule):
             average_aggregated_gradients=average_aggregated_gradients,
             trial_seed=trial_seed,
         )
-        self.builder = TrialBuilder(trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said)
+        self._builder = TrialBuilder(trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # A wrong period raises now, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured_schedule = Schedule(**configuration.missing_in(given))
         at_start = configuration.complete(step_zero_validation=step_zero_validation)
-        self.validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
+        self._validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
+        self._is_lightnings = context is None
         self._training_names: set[str] = set()
         self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._given_data: dict[str, Callable[[], Any]] = {}
@@ -185,10 +186,10 @@ class TrialModule(InferenceModule):
         lightning_loops.use_trial_loops(trainer)
         self._taken = flags.TakenFlags(trainer)
         self._forget_run()
-        self.answered.clear()
+        self._answered.clear()
         driving.add_callbacks(trainer)
 
-    def build(self) -> None:
+    def build_trial(self) -> None:
         """Build the trial for the trainer's call, unless it is built already."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
@@ -197,8 +198,8 @@ class TrialModule(InferenceModule):
         lightning_internals.skip_sanity_check(self.trainer)
         assert self._taken is not None
         taken = self._taken
-        runnable, context = self.builder.build(self.trainer, taken.precision, taken.accumulated_batches)
-        self.adopt(runnable, context)
+        runnable, context = self._builder.build(self.trainer, taken.precision, taken.accumulated_batches)
+        self._adopt(runnable, context)
         if context.distributed.rank == 0:
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
@@ -206,48 +207,59 @@ class TrialModule(InferenceModule):
     @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
         data = self.trial_run.data.training
-        self.answered["train_dataloader"] = [data]
+        self._answered["train_dataloader"] = [data]
         return data
 
     @answers("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
         if self.trainer.state.fn is not TrainerFn.FITTING:
-            self.start_run()
+            self.start_trial_run()
         data = self.trial_run.data.validation
-        self.answered["val_dataloader"] = [data]
+        self._answered["val_dataloader"] = [data]
         return data
 
     # Training and validation. The methods of RunDriver document what the steps do.
 
     @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        self.answered["training_step"] = None
+        self._answered["training_step"] = None
         with StopIterationGuard():
-            return self.driving().train(dataloader_iter)
+            return self.running_driver().train(dataloader_iter)
 
     @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        self.answered["validation_step"] = None
+        self._answered["validation_step"] = None
         with StopIterationGuard():
-            return self.driving().evaluate(dataloader_iter)
+            return self.running_driver().evaluate(dataloader_iter)
+
+    def begin_training(self) -> None:
+        self.running_driver().begin_training(self._validates_at_step_zero)
 
     def after_training_step(self) -> None:
         """Do what is due after a step, and after the hooks at its end."""
         self.require_answer("training_step")
-        del self.answered["training_step"]
+        del self._answered["training_step"]
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_loops.allow_validation(self.trainer, due=self.driving().act())
+            lightning_loops.allow_validation(self.trainer, due=self.running_driver().act())
 
     def after_validation_step(self) -> None:
         self.require_answer("validation_step")
-        del self.answered["validation_step"]
+        del self._answered["validation_step"]
 
     def after_validation(self) -> None:
         """Do what is due after a validation, and after the hooks at its end."""
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
-                self.driving().act_after_validation()
+                self.running_driver().act_after_validation()
+
+    def abandon(self, exception: BaseException) -> None:
+        """End the run after an exception."""
+        self.restore_flags()
+        if self.driver is not None:
+            self.driver.abandon(exception)
+        if not isinstance(exception, SystemExit):  # such as Preempted
+            self._builder.abandon(exception)
 
     def restore_flags(self) -> None:
         if self._taken is not None:
@@ -265,12 +277,13 @@ class TrialModule(InferenceModule):
     def on_validation_model_eval(self) -> None:
         """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
         own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
-        self._modes = [(module, module.training) for module in own]
+        # With Determined's API the models stay in evaluation mode until the next batch.
+        self._modes = [(module, module.training) for module in (self.modules() if self._is_lightnings else own)]
         for module in own:
             module.training = False
 
     def on_validation_model_train(self) -> None:
-        """Put what is not of the trial back into the modes that it had before."""
+        """Put modules back into the modes that they had before."""
         for module, mode in self._modes:
             module.training = mode
 
@@ -283,7 +296,7 @@ class TrialModule(InferenceModule):
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
-        content = take_content(checkpoint, self.built()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        content = take_content(checkpoint, self.built_trial()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
             checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
@@ -301,13 +314,13 @@ class TrialModule(InferenceModule):
             raise _no_run()
         return self._latest_run
 
-    def driving(self) -> RunDriver:
+    def running_driver(self) -> RunDriver:
         if self.driver is None:
             raise _no_run()
         return self.driver
 
-    def start_run(self) -> None:
-        trial, context = self.built()
+    def start_trial_run(self) -> None:
+        trial, context = self.built_trial()
         checkpoints = self.checkpoints
         period = None if checkpoints is None else checkpoints.policy.period
         if checkpoints is not None:

@@ -43,13 +43,13 @@ class EstimatorModule(TrialModule):
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
 
     def _adapter(self) -> EstimatorAdapter:
-        adapter, _ = self.built()
+        adapter, _ = self.built_trial()
         assert isinstance(adapter, EstimatorAdapter)
         return adapter
 
-    def build(self) -> None:
+    def build_trial(self) -> None:
         """Build the trial for the trainer's call, unless it is built already."""
-        super().build()
+        super().build_trial()
         self._adapter().single_batch = self._validates_one_batch
 
     def on_train_end(self) -> None:

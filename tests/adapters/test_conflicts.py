@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
+from det_lightning.adapters.lightning_package import VARIABLE
 from tests.adapters.test_lightning_api import Clipless
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, weights_of
@@ -150,9 +154,24 @@ def test_a_module_in_evaluation_mode_is_warned_of(caplog: Any) -> None:
     caplog.clear()
     module = TrialModule(SmallTrial)
     trainer().fit(module)
+    trainer().fit(module)
     assert "evaluation mode" not in caplog.text
     trainer().fit(TrialModule(SmallTrial).eval())
     assert "in evaluation mode" in caplog.text
+
+
+def test_models_are_in_their_modes_again_after_a_validation() -> None:
+    class Module(TrialModule):
+        def on_validation_end(self) -> None:
+            modes.append(self.models[0].training)
+
+        on_train_epoch_end = on_validation_end
+
+    modes: list[bool] = []
+    module = Module(SmallTrial)
+    trainer().fit(module)
+    trainer().validate(module, verbose=False)
+    assert [*modes, module.models[0].training] == [False, True, False, True]
 
 
 def test_the_parts_of_a_subclass_are_in_evaluation_mode_in_a_validation() -> None:
@@ -196,3 +215,15 @@ def test_a_second_fit_of_a_trainer_that_is_not_done_is_warned_of(caplog: Any) ->
     fitting.fit_loop.max_epochs = 3
     fitting.fit(module)
     assert "has trained 1 epochs, and this fit() begins at epoch 0 again" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lightning.py", "lightning/__init__.py", "lightning/notes.txt"])
+def test_a_file_or_directory_of_the_users_of_that_name_is_not_lightning(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    script = tmp_path / "script.py"
+    script.write_text("import lightning\nfrom det_lightning.adapters import lightning_package as used\nprint(used.pl)")
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert "pytorch_lightning" in done.stdout, done.stderr

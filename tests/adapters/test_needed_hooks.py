@@ -15,7 +15,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
-ANSWERS = TrialModule.answers()
+ANSWERS = TrialModule.marked_methods()
 HOOKS = [
     *("configure_callbacks", "setup", "configure_model", "teardown", "on_save_checkpoint", "on_load_checkpoint"),
     *("on_fit_start", "on_train_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
@@ -326,3 +326,31 @@ def test_a_full_dataset_that_a_subclass_evaluates_is_not_evaluated_by_the_trial(
 
     data = torch.utils.data.DataLoader(make_data(), batch_size=25)
     assert trainer().test(Module(Trial), data, verbose=False) == [{"samples": 50.0}]
+
+
+@pytest.mark.parametrize(
+    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "marked_methods", "_attach"]
+)
+def test_a_name_that_drives_the_trial_is_not_free_for_a_subclass(name: str) -> None:
+    with pytest.raises(
+        errors.InvalidExperimentException, match=rf"{name}\(\): .* drives the trial: rename that of yours"
+    ):
+        type("Module", (TrialModule,), {name: lambda self: None})
+    mixin = type("Mixin", (), {name: lambda self: None})
+    with pytest.raises(errors.InvalidExperimentException, match=name):
+        type("Module", (mixin, TrialModule), {})
+
+
+def test_common_names_are_free_for_a_subclass() -> None:
+    class Module(TrialModule):
+        def __init__(self) -> None:
+            super().__init__(SmallTrial)
+            self.answered = self.validates_at_step_zero = self.builder = 1
+
+        def build(self) -> None: ...
+
+        driving = start_run = answers = adopt = built = build
+
+    run = trainer(enable_checkpointing=False)
+    run.fit(Module())
+    assert run.global_step == 2 * EPOCH_LEN
