@@ -98,14 +98,45 @@ def require_epochs(trainer: pl.Trainer, sources: Mapping[str, Any], epoch_len: i
 
 def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
     loader = _only(given, name)
-    if not _is_exact(loader):
+    if not _is_map_style(loader):
         return loader
-    if isinstance(loader.sampler, torch.utils.data.DistributedSampler) and context.distributed.size > 1:
+    if loader.batch_sampler is None:
+        if context.distributed.size > 1:
+            raise errors.UnsupportedTrainerFlags(
+                f"{name}: the loader has batch_size=None, so that each of {context.distributed.size} ranks would get "
+                "all of its data: give the loader a batch_size or a batch_sampler, whose batches are sharded."
+            )
+        return loader
+    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _samplers(loader))
+    if shards and context.distributed.size > 1:
         raise errors.UnsupportedTrainerFlags(
             f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
             "them twice: leave the sampler out."
         )
     return _as_determineds(loader)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batches = loader.batch_sampler
+    return [loader.sampler, batches, getattr(batches, "sampler", None)]
+
+
+class TellsEpochs(torch.utils.data.BatchSampler):
+    """Calls the ``set_epoch`` of samplers at the start of each pass, as Lightning does."""
+
+    def __init__(self, batch_sampler: Any, samplers: list[Any]) -> None:
+        self.batch_sampler = batch_sampler
+        self._told = samplers
+        self.passes = 0  # which a checkpoint holds, like any number of a sampler
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for sampler in self._told:
+            sampler.set_epoch(self.passes)
+        self.passes += 1
+        return iter(self.batch_sampler)
 
 
 class Passes:
@@ -175,19 +206,20 @@ def _only(given: Any, name: str) -> Any:
     raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes one loader, and got several: {instead}.")
 
 
-def _is_exact(loader: Any) -> bool:
-    """Return whether a loader is nothing but torch's, over a map-style dataset and in batches."""
+def _is_map_style(loader: Any) -> bool:
+    """Return whether a loader is nothing but torch's, over a map-style dataset."""
     return (
         isinstance(loader, torch.utils.data.DataLoader)
         and type(loader).__iter__ is torch.utils.data.DataLoader.__iter__
         and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
-        and loader.batch_sampler is not None
     )
 
 
 def _as_determineds(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
-    if type(loader.batch_sampler) is torch.utils.data.BatchSampler:
+    if told := [one for one in _samplers(loader) if callable(getattr(one, "set_epoch", None))]:
+        batching = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
+    elif loader.batch_size is not None:
         batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
     else:
         batching = {"batch_sampler": loader.batch_sampler}

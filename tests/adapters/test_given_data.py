@@ -177,6 +177,57 @@ def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None
         fit(SmallTrial, **data)
 
 
+class Shuffled(torch.utils.data.Sampler[int]):
+    """Draws its order from the number of the epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(make_data())
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(len(self), generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_samplers_are_told_each_epoch(by_batches: bool, tmp_path: Path) -> None:
+    orders = list[Any]()
+
+    class Recording(WithoutData):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            orders.append(batch[1].tolist())
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def loader() -> Any:
+        batches = torch.utils.data.BatchSampler(Shuffled(), BATCH_SIZE, drop_last=False)
+        by_size = DataLoader(make_data(), BATCH_SIZE, sampler=Shuffled())
+        return DataLoader(make_data(), batch_sampler=batches) if by_batches else by_size
+
+    expected = list[Any]()
+    for epoch in range(3):
+        plain = loader()
+        plain.batch_sampler.sampler.set_epoch(epoch)
+        expected += [targets.tolist() for _, targets in plain]
+    first = trainer(max_epochs=-1, max_steps=2 * (EPOCH_LEN + 2))
+    first.fit(TrialModule(Recording), train_dataloaders=loader(), val_dataloaders=[])
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    trainer().fit(TrialModule(Recording), loader(), val_dataloaders=[], ckpt_path=tmp_path / "saved.ckpt")
+    assert orders == expected
+
+
+def test_batch_samplers_train_and_validate() -> None:
+    def data(batch_size: int) -> Any:
+        order = torch.utils.data.SequentialSampler(make_data())
+        return DataLoader(make_data(), batch_sampler=torch.utils.data.BatchSampler(order, batch_size, drop_last=False))
+
+    module = fit(WithoutData, train_dataloaders=data(BATCH_SIZE), val_dataloaders=data(16))
+    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
+    assert trainer().validate(module, data(16), verbose=False)
+
+
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 def test_a_data_module_that_changes_batches_on_their_way_is_refused(hook: str) -> None:
     data = type("Data", (OwnData,), {hook: lambda self, batch, *rest: batch})()
