@@ -84,7 +84,7 @@ class RunDriver:
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
         flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
-        run.start_up(flags.limit_train_batches, flags.overfit_batches > 0, given)
+        run.start_up(flags.limit_train_batches, flags.training and flags.overfit_batches > 0, given)
         self._hooks.attach(run.context)
         run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
         run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -73,18 +74,20 @@ def builders(
 
         made["build_training_data_loader"] = build_training
     if (validation := sources.get("val_dataloader")) is not None:
-        made["build_validation_data_loader"] = lambda: _adapt(validation(), "val_dataloader", context)
-        if training is None and not is_fit:
-            made["build_training_data_loader"] = functools.partial(_build_unused, trial, validation, context)
+        made["build_validation_data_loader"] = functools.partial(_build_validation, validation, context)
+        if not is_fit:  # the trial's own training data may not be there
+            made["build_training_data_loader"] = lambda: itertools.repeat(None)
     return made
 
 
-def _build_unused(trial: PyTorchTrial, validation: Callable[[], Any], context: PyTorchTrialContext) -> Any:
-    """Build the training data for a validation, which only takes the length of an epoch from them."""
-    try:
-        return trial.build_training_data_loader()
-    except NotImplementedError:  # the trial is always given its data
-        return _adapt(validation(), "val_dataloader", context)
+def _build_validation(given: Callable[[], Any], context: PyTorchTrialContext) -> Any:
+    loader = _adapt(given(), "val_dataloader", context)
+    return () if _length(loader) == 0 else loader
+
+
+def are_none(loader: Any) -> bool:
+    """Return whether a call was given validation data without a batch, so that there is no validation."""
+    return isinstance(loader, tuple) and not loader
 
 
 def require_epochs(trainer: pl.Trainer, sources: Mapping[str, Any], epoch_len: int) -> None:
@@ -146,7 +149,7 @@ class Passes:
         first_batch = position.initial_batch
         self._data = data
         self._position = position
-        self._length: int | None = len(data) if _has_length(data) else None
+        self._length = _length(data) or None
         self._skipped = first_batch if self._length is None else first_batch % self._length
         if first_batch:
             logger.warning(
@@ -178,11 +181,11 @@ class Passes:
                 )
 
 
-def _has_length(data: Any) -> bool:
+def _length(data: Any) -> int | None:
     try:
-        return len(data) > 0
+        return len(data)
     except TypeError:  # as torch's loader over an iterable dataset
-        return False
+        return None
 
 
 def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:

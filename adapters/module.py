@@ -215,6 +215,8 @@ class TrialModule(InferenceModule):
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self.start_trial_run()
         data = self.trial_run.data.validation
+        if given_data.are_none(data.source.loader):
+            return []
         self._answered["val_dataloader"] = [data]
         return data
 

@@ -105,7 +105,7 @@ def test_only_training_data_leave_the_validation_to_the_trial() -> None:
     assert "validation_loss" in module.trainer.callback_metrics
 
 
-@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {}])
+@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {"val_dataloaders": DataLoader([], 8)}, {}])
 def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
     class OnlyTraining(pl.LightningDataModule):
         train_dataloader = OwnData.train_dataloader
@@ -115,6 +115,23 @@ def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
     module = fit(WithoutData, **data)
     assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
     assert "validation_loss" not in module.trainer.callback_metrics
+
+
+@pytest.mark.parametrize("given", [[], DataLoader([], 8)])
+def test_a_data_module_may_give_no_validation_data(given: Any) -> None:
+    data = type("Data", (OwnData,), {"val_dataloader": lambda self: given})()
+    module = fit(WithoutData, datamodule=data)
+    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
+    assert "validation_loss" not in module.trainer.callback_metrics
+
+
+def test_a_validation_on_given_data_builds_no_data_of_the_trial() -> None:
+    class Elsewhere(WithoutData):
+        def build_training_data_loader(self) -> Any:
+            raise FileNotFoundError
+
+    for flags in ({}, {"overfit_batches": 2}):
+        assert trainer(**flags).validate(TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False)
 
 
 @pytest.mark.parametrize("data", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
@@ -155,6 +172,7 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
     assert limited.trial_run.state.batches_trained == 30
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"max_epochs=3 with training data that have no length"):
         fit(WithoutData, train_dataloaders=stream, val_dataloaders=[])
+    assert trainer().validate(limited, DataLoader(Stream(), batch_size=BATCH_SIZE), verbose=False)
     by_steps = {"max_steps": 2 * 3, "max_epochs": -1}
     assert fit(WithoutData, by_steps, train_dataloaders=stream, val_dataloaders=[]).trial_run.state.batches_trained == 3
     with pytest.raises(RuntimeError, match="without a length, end after 7 batches: give the data a __len__"):
