@@ -101,7 +101,7 @@ def warn_of_missing_parameters(module: torch.nn.Module) -> None:
     """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
     logger.warning(
         "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
-        "freeze(), requires_grad_(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
+        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
         *(type(module).__name__, _LATER),
     )
 

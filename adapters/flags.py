@@ -25,7 +25,9 @@ _DEFAULT_LOG_EVERY = 50
 _DEFAULT_MAX_EPOCHS = 1000
 
 _AVERAGING = "wrap a torch.optim.swa_utils.AveragedModel in the trial"
+_IN_ONE_PROCESS: dict[type[pl.Callback], str] = {}
 if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
+    _IN_ONE_PROCESS[pl.callbacks.WeightAveraging] = f"it works in one process only; {_AVERAGING}"
     _AVERAGING = (
         "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
         f"trial; in several, {_AVERAGING}"
@@ -104,7 +106,9 @@ def _unsupported_callbacks(trainer: Any) -> list[str]:
         *(
             f"{type(callback).__name__}: {instead}"
             for callback in trainer.callbacks
-            for unsupported, instead in _UNSUPPORTED_CALLBACKS.items()
+            for unsupported, instead in (
+                _UNSUPPORTED_CALLBACKS | (_IN_ONE_PROCESS if trainer.world_size > 1 else {})
+            ).items()
             if isinstance(callback, unsupported)
         ),
         *parts_of_other_package(trainer),

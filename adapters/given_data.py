@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
@@ -196,17 +196,20 @@ def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
 
 def _only(given: Any, name: str) -> Any:
     """Return the one loader among what was given, or refuse several."""
-    is_combined = isinstance(given, dict | pl.utilities.combined_loader.CombinedLoader)
-    if not is_combined and not isinstance(given, list | tuple):
-        return given
-    if len(given) == 0 or (len(given) == 1 and not is_combined):
+    if isinstance(given, list | tuple) and len(given) < 2:
         return given[0] if given else ()
+    if not isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader):
+        if not isinstance(given, Iterable):
+            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable, and got {given!r}.")
+        return given
     instead = (
         "combine the data in one dataset, with torch.utils.data.StackDataset or ConcatDataset"
         if name == "train_dataloader"
         else "call validate() once for each"
     )
-    raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes one loader, and got several: {instead}.")
+    raise errors.UnsupportedTrainerFlags(
+        f"{name}: a trial takes one loader, and got a {type(given).__name__} of them: {instead}."
+    )
 
 
 def _is_map_style(loader: Any) -> bool:

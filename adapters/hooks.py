@@ -64,7 +64,7 @@ class DrivenModule(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._answered: dict[str, Any] = {}
+        self.trial_answers: dict[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -92,14 +92,14 @@ class DrivenModule(pl.LightningModule):
 
     def require_answer(self, name: str) -> None:
         """Raise an InvalidExperimentException if the marked method is not among those that were called."""
-        if name not in self._answered:
+        if name not in self.trial_answers:
             call = f"{type(self).__name__}.{name}() has not called super().{name}()"
             _refuse(type(self), {name: f"{call}: {self.marked_methods()[name].instead}"})
 
     def require_same(self, name: str, used: Sequence[Any]) -> None:
         """Raise an InvalidExperimentException if what Lightning has got is not what the marked method has returned."""
         self.require_answer(name)
-        if list(map(id, used)) != list(map(id, self._answered[name])):
+        if list(map(id, used)) != list(map(id, self.trial_answers[name])):
             way = f"{type(self).__name__}.{name}() must return what super().{name}() returns"
             _refuse(type(self), {name: f"{way}: {self.marked_methods()[name].instead}"})
 

@@ -107,7 +107,7 @@ class InferenceModule(DrivenModule):
         models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
     """
 
-    _builder: TrialBuilder
+    trial_builder: TrialBuilder
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,14 +156,14 @@ class InferenceModule(DrivenModule):
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
         device = saved.device()
-        runnable, context = self._builder.build_alone(device)
+        runnable, context = self.trial_builder.build_alone(device)
         saved.load_into(context, strict)
-        self._adopt(runnable, context)
+        self.adopt_trial(runnable, context)
         self._loaded = context
         self.load_state_dict({**self.state_dict(), **saved.rest_of_module()}, strict)
         self.to(device)
 
-    def _adopt(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
         """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
         if self._loaded is not None and self._loaded is not context:
             conflicts.refuse_lost_changes(self._loaded.models, context.models)
@@ -181,6 +181,13 @@ class InferenceModule(DrivenModule):
             conflicts.warn_of_missing_parameters(self)
         return super().named_parameters(*args, **kwargs)
 
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> Self:
+        """Call a function for each module; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        is_lightnings = str(fn.__module__).partition(".")[0] in ("lightning", "lightning_fabric")  # as in module.to()
+        if self.context is None and not is_lightnings:
+            conflicts.warn_of_missing_parameters(self)
+        return super().apply(fn)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the weights; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
         if self.context is None:
@@ -194,8 +201,8 @@ class InferenceModule(DrivenModule):
         built first, without a trainer. Raise an InvalidCheckpointException if they do not fit.
         """
         if self.context is None:
-            runnable, context = self._builder.build_alone(torch.device("cpu"))
-            self._adopt(runnable, context)
+            runnable, context = self.trial_builder.build_alone(torch.device("cpu"))
+            self.adopt_trial(runnable, context)
             self._loaded = context
         expected = self.state_dict()
         if not state_dict.keys() <= expected.keys():
@@ -228,7 +235,7 @@ class InferenceModule(DrivenModule):
             optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
             for optimizer in context.optimizers
         ]
-        self._answered["configure_optimizers"] = optimizers
+        self.trial_answers["configure_optimizers"] = optimizers
         return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:

@@ -47,11 +47,14 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-def add_content(checkpoint: dict[str, Any], run: TrialRun) -> None:
-    """Add the trial's callbacks, random state and position in the data to one of Lightning's checkpoints."""
+def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
+    """Add the trial's callbacks, random state and position in the data to one of Lightning's checkpoints.
+
+    There is no run yet in a file of ``OnExceptionCheckpoint`` if the exception came before.
+    """
     for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
         checkpoint[entry] = with_plain_numbers(checkpoint[entry])
-    checkpoint[TRIAL_KEY] = to_entry(RunContent(run).collect_without_weights())
+    checkpoint[TRIAL_KEY] = None if run is None else to_entry(RunContent(run).collect_without_weights())
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
@@ -69,7 +72,7 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
             load_models(context, content.state, content.source, content.trial_class)
         checkpoint["state_dict"] = (content.lightning or {}).get("state_dict", {})
         return content
-    if TRIAL_KEY not in checkpoint:
+    if checkpoint.get(TRIAL_KEY) is None:
         return None
     content = from_entry(checkpoint[TRIAL_KEY])
     require_resumable(content)

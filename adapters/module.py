@@ -21,6 +21,7 @@ from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Schedule
@@ -125,7 +126,9 @@ class TrialModule(InferenceModule):
             average_aggregated_gradients=average_aggregated_gradients,
             trial_seed=trial_seed,
         )
-        self._builder = TrialBuilder(trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said)
+        self.trial_builder = TrialBuilder(
+            trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said
+        )
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # A wrong period raises now, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
@@ -137,6 +140,7 @@ class TrialModule(InferenceModule):
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
+        self._fitted_run: TrialRun | None = None
         self._is_lightnings = context is None
         self._training_names: set[str] = set()
         self._modes: list[tuple[torch.nn.Module, bool]] = []
@@ -186,7 +190,7 @@ class TrialModule(InferenceModule):
         lightning_loops.use_trial_loops(trainer)
         self._taken = flags.TakenFlags(trainer)
         self._forget_run()
-        self._answered.clear()
+        self.trial_answers.clear()
         driving.add_callbacks(trainer)
 
     def build_trial(self) -> None:
@@ -198,8 +202,8 @@ class TrialModule(InferenceModule):
         lightning_internals.skip_sanity_check(self.trainer)
         assert self._taken is not None
         taken = self._taken
-        runnable, context = self._builder.build(self.trainer, taken.precision, taken.accumulated_batches)
-        self._adopt(runnable, context)
+        runnable, context = self.trial_builder.build(self.trainer, taken.precision, taken.accumulated_batches)
+        self.adopt_trial(runnable, context)
         if context.distributed.rank == 0:
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
@@ -207,7 +211,7 @@ class TrialModule(InferenceModule):
     @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
         data = self.trial_run.data.training
-        self._answered["train_dataloader"] = [data]
+        self.trial_answers["train_dataloader"] = [data]
         return data
 
     @answers("return the data from the trial's build_validation_data_loader()")
@@ -217,20 +221,20 @@ class TrialModule(InferenceModule):
         data = self.trial_run.data.validation
         if given_data.are_none(data.source.loader):
             return []
-        self._answered["val_dataloader"] = [data]
+        self.trial_answers["val_dataloader"] = [data]
         return data
 
     # Training and validation. The methods of RunDriver document what the steps do.
 
     @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        self._answered["training_step"] = None
+        self.trial_answers["training_step"] = None
         with StopIterationGuard():
             return self.running_driver().train(dataloader_iter)
 
     @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        self._answered["validation_step"] = None
+        self.trial_answers["validation_step"] = None
         with StopIterationGuard():
             return self.running_driver().evaluate(dataloader_iter)
 
@@ -240,14 +244,14 @@ class TrialModule(InferenceModule):
     def after_training_step(self) -> None:
         """Do what is due after a step, and after the hooks at its end."""
         self.require_answer("training_step")
-        del self._answered["training_step"]
+        del self.trial_answers["training_step"]
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
             lightning_loops.allow_validation(self.trainer, due=self.running_driver().act())
 
     def after_validation_step(self) -> None:
         self.require_answer("validation_step")
-        del self._answered["validation_step"]
+        del self.trial_answers["validation_step"]
 
     def after_validation(self) -> None:
         """Do what is due after a validation, and after the hooks at its end."""
@@ -261,7 +265,7 @@ class TrialModule(InferenceModule):
         if self.driver is not None:
             self.driver.abandon(exception)
         if not isinstance(exception, SystemExit):  # such as Preempted
-            self._builder.abandon(exception)
+            self.trial_builder.abandon(exception)
 
     def restore_flags(self) -> None:
         if self._taken is not None:
@@ -293,7 +297,7 @@ class TrialModule(InferenceModule):
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resume of the trial needs to a checkpoint, after ``on_save_checkpoint``."""
-        add_content(checkpoint, self.trial_run)
+        add_content(checkpoint, self._fitted_run or self._latest_run)
         conflicts.write_trained_hparams(self, checkpoint)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
@@ -301,6 +305,7 @@ class TrialModule(InferenceModule):
         content = take_content(checkpoint, self.built_trial()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
         if content is not None:
             self.resume_content = content
+        if content is not None or TRIAL_KEY in checkpoint:  # without content, the run had not begun
             checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
         # The trial's own position replaces the state of Lightning's loops.
         checkpoint.pop("loops", None)
@@ -323,6 +328,9 @@ class TrialModule(InferenceModule):
 
     def start_trial_run(self) -> None:
         trial, context = self.built_trial()
+        fitted = self._fitted_run
+        if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
+            fitted.keep_state_before_validation()  # for what is saved afterwards
         checkpoints = self.checkpoints
         period = None if checkpoints is None else checkpoints.policy.period
         if checkpoints is not None:
@@ -344,6 +352,8 @@ class TrialModule(InferenceModule):
         )
         given_data.require_epochs(self.trainer, self._given_data, run.data.epoch_len)
         self._latest_run = run
+        if self.trainer.training:
+            self._fitted_run = run
 
 
 def _no_run() -> errors.InternalException:

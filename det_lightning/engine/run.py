@@ -87,7 +87,6 @@ class TrialRun:
         self.context.update_hooks.clear()
         self._at_end.callback(self.context.update_hooks.clear)
         self.events.attach(self.context.update_hooks)
-        self.context.optimizer_steps = 0
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
         self.context.distributed.name_progress(self._describe_progress)
@@ -128,6 +127,7 @@ class TrialRun:
 
     def begin_training(self) -> None:
         """Load the checkpoint, if there is one, and notify the callbacks."""
+        self.context.optimizer_steps = 0
         if self._resumed is not None:
             apply(self._resumed, self.context, self.events)
             self.data.restore_validation()

@@ -170,3 +170,36 @@ def test_arrays_with_the_same_content_are_refused_because_copies_could_fill_the_
         with_own_types([description, dict(description)])
     array = np.zeros(2)
     assert len(with_own_types(with_plain_values([array, array, np.zeros(0), np.zeros(0)]))) == 4
+
+
+def test_a_file_that_is_saved_after_a_validation_has_the_position_of_the_training(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial)
+    first = fit(module, max_epochs=2)
+    first.validate(module, verbose=False)
+    first.save_checkpoint(tmp_path / "saved.ckpt")
+    resumed = TrialModule(SmallTrial)
+    second = trainer(max_epochs=3)
+    second.fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
+    assert second.global_step == 3 * 2 * EPOCH_LEN
+    straight = TrialModule(SmallTrial)
+    fit(straight, max_epochs=3)
+    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_a_file_of_a_run_that_never_began_hides_no_error(tmp_path: Path) -> None:
+    class Failing(SmallTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            raise ValueError("of the trial")
+
+    class Callback(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            raise ValueError("of a callback")
+
+    for trial, origin in ((Failing, "of the trial"), (SmallTrial, "of a callback")):
+        callbacks = [pl.callbacks.OnExceptionCheckpoint(tmp_path), Callback()]
+        run = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=callbacks)
+        with pytest.raises(ValueError, match=origin):
+            run.fit(TrialModule(trial))
+        resumed = TrialModule(SmallTrial)
+        trainer(max_epochs=1).fit(resumed, ckpt_path=tmp_path / "on_exception.ckpt")
+        assert resumed.trial_run.state.batches_trained == EPOCH_LEN

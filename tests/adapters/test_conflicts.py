@@ -60,6 +60,7 @@ def test_a_file_has_the_hyperparameters_of_the_training(tmp_path: Path, caplog: 
     [
         lambda module: module.freeze(),
         lambda module: module.requires_grad_(False),
+        lambda module: module.apply(lambda part: part),
         lambda module: list(module.parameters()),
         lambda module: module.state_dict(),
     ],

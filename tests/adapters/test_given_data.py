@@ -184,6 +184,9 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
     [
         ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
+        ({"val_dataloaders": {"a": loaders()["val_dataloaders"]}}, "one loader, and got a dict of them"),
+        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of them"),
+        ({"train_dataloaders": 5}, "takes a loader or any iterable, and got 5"),
         (
             {"val_dataloaders": [loaders()["val_dataloaders"]] * 2},
             r"call validate\(\) once for each",

@@ -469,7 +469,7 @@ def test_a_trial_that_was_built_for_one_process_is_refused_by_several() -> None:
     fit(module, max_epochs=1)
     several = trainer(strategy=PerModelDDPStrategy(), devices=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"built for 1 process\(es\), and this trainer has 2"):
-        module._builder.build(several)
+        module.trial_builder.build(several)
 
 
 def test_a_trainers_flags_are_left_as_they_were() -> None:
