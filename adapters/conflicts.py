@@ -97,6 +97,16 @@ def warn_of_second_fit(trainer: pl.Trainer) -> None:
         )
 
 
+def warn_of_lost_callbacks(trainer: Any) -> None:
+    """Warn of callbacks of Lightning whose states a checkpoint does not have, when a training resumes from it."""
+    if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
+        logger.warning(
+            "The checkpoint has no states of Lightning's callbacks: %s begin anew. With "
+            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint writes them, too.",
+            ", ".join(names),
+        )
+
+
 def warn_of_missing_parameters(module: torch.nn.Module) -> None:
     """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
     logger.warning(

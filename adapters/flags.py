@@ -82,7 +82,10 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    found += _unsupported_callbacks(trainer)
+    _refuse(found + _unsupported_callbacks(trainer))
+
+
+def _refuse(found: list[str]) -> None:
     if found:
         raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
 
@@ -97,8 +100,7 @@ def _trains_trials(trainer: pl.Trainer) -> bool:
 
 def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:
     """Raise an UnsupportedTrainerFlags that names every callback that cannot work with a trial; see above."""
-    if found := _unsupported_callbacks(trainer):
-        raise errors.UnsupportedTrainerFlags("pl.Trainer cannot train a trial with " + "; and with ".join(found) + ".")
+    _refuse(_unsupported_callbacks(trainer))
 
 
 def _unsupported_callbacks(trainer: Any) -> list[str]:

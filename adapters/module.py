@@ -302,9 +302,12 @@ class TrialModule(InferenceModule):
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
-        content = take_content(checkpoint, self.built_trial()[1], fitting=self.trainer.state.fn is TrainerFn.FITTING)
+        fits = self.trainer.state.fn is TrainerFn.FITTING
+        content = take_content(checkpoint, self.built_trial()[1], fits)
         if content is not None:
             self.resume_content = content
+            if fits and not checkpoint.get("callbacks"):
+                conflicts.warn_of_lost_callbacks(self.trainer)
         if content is not None or TRIAL_KEY in checkpoint:  # without content, the run had not begun
             checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
         # The trial's own position replaces the state of Lightning's loops.

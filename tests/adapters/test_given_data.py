@@ -261,6 +261,22 @@ def test_loaders_of_determined_are_taken_too() -> None:
     assert torch.equal(weights_of(fit(SmallTrial, train_dataloaders=own).trial), weights_of(fit(SmallTrial).trial))
 
 
+def test_states_of_callbacks_that_are_not_in_a_checkpoint_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    def fit_from(path: Any) -> pl.Trainer:
+        stopping = pl.callbacks.EarlyStopping("validation_loss")
+        last = trainer(callbacks=[stopping, checkpoints], max_epochs=1 if path is None else 2)
+        last.fit(TrialModule(SmallTrial), ckpt_path=path)
+        return last
+
+    checkpoints = DeterminedCheckpoint(tmp_path / "storage", policy="none")
+    fit_from(None).save_checkpoint(tmp_path / "saved.ckpt")
+    directory = checkpoints.last_checkpoint_path
+    fit_from(tmp_path / "saved.ckpt")
+    assert "no states of Lightning's callbacks" not in caplog.text
+    fit_from(directory)
+    assert "no states of Lightning's callbacks: EarlyStopping begin anew" in caplog.text
+
+
 def test_a_state_of_the_data_module_that_is_not_saved_is_warned_of(tmp_path: Path, caplog: Any) -> None:
     class Stateful(OwnData):
         def state_dict(self) -> dict[str, Any]:

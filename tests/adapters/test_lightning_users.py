@@ -283,6 +283,9 @@ def freeze(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) ->
 
 
 USES_OF_METHODS: dict[str, dict[str, Any]] = {
+    "on_train_batch_start": {
+        "methods": {"on_train_batch_start": lambda self, batch, batch_idx: -1 if batch_idx == 3 else None}
+    },
     "all_gather": {"methods": in_hook("on_train_start", lambda self: self.all_gather(torch.ones(2)).tolist())},
     "clip_gradients": {
         "methods": in_hook(
