@@ -224,7 +224,7 @@ def _is_map_style(loader: Any) -> bool:
 def _as_determineds(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
     if told := [one for one in _samplers(loader) if callable(getattr(one, "set_epoch", None))]:
-        batching = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
+        batching: dict[str, Any] = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
     elif loader.batch_size is not None:
         batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
     else:

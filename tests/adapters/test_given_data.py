@@ -16,6 +16,8 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from tests.lightning import pl
 from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
+NOTHING: Any = []
+
 
 class OwnData(pl.LightningDataModule):
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ def test_only_training_data_leave_the_validation_to_the_trial() -> None:
     assert "validation_loss" in module.trainer.callback_metrics
 
 
-@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {"val_dataloaders": DataLoader([], 8)}, {}])
+@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {"val_dataloaders": DataLoader(NOTHING, 8)}, {}])
 def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
     class OnlyTraining(pl.LightningDataModule):
         train_dataloader = OwnData.train_dataloader
@@ -117,7 +119,7 @@ def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
     assert "validation_loss" not in module.trainer.callback_metrics
 
 
-@pytest.mark.parametrize("given", [[], DataLoader([], 8)])
+@pytest.mark.parametrize("given", [[], DataLoader(NOTHING, 8)])
 def test_a_data_module_may_give_no_validation_data(given: Any) -> None:
     data = type("Data", (OwnData,), {"val_dataloader": lambda self: given})()
     module = fit(WithoutData, datamodule=data)
