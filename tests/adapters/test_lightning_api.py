@@ -600,6 +600,13 @@ def test_unsupported_flags_are_refused_with_what_to_use_instead(flags: dict[str,
         fit(TrialModule(SmallTrial), max_epochs=1, **flags)
 
 
+@from_lightning_2_6
+def test_averages_of_weights_are_refused_in_several_processes() -> None:
+    several = {"devices": 2, "strategy": PerModelDDPStrategy(), "callbacks": [pl.callbacks.WeightAveraging()]}
+    with pytest.raises(errors.UnsupportedTrainerFlags, match="WeightAveraging: it works in one process only; wrap"):
+        fit(TrialModule(SmallTrial), max_epochs=1, **several)
+
+
 @pytest.mark.slow
 def test_a_compiled_module_is_refused_and_can_be_used_as_it_is() -> None:
     module = TrialModule(SmallTrial)
