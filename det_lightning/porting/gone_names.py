@@ -36,18 +36,23 @@ _EXPECTED = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
 
 def may_have_gone_names(text: str, libraries: Libraries) -> bool:
     """Return whether Python source is worth parsing."""
-    packages = packages_in(text)
-    if _WITH_OPTIONS in libraries.imported:
+    packages = _packages_in(text, libraries)
+    if libraries.takes_options:
         packages.append(_WITH_OPTIONS)
     return bool(_RUFF_READS.search(text)) or mentions_gone_name(text, packages)
+
+
+def _packages_in(text: str, libraries: Libraries) -> list[str]:
+    """Return the packages of the table that a text mentions, without those that are the project's own."""
+    return [package for package in packages_in(text) if package not in libraries.shadowed]
 
 
 def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
     """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
     port = _GoneNames(file, libraries)
-    for package in packages_in(file.edits.text):
+    for package in _packages_in(file.edits.text, libraries):
         port.port_names(package)
-    if _WITH_OPTIONS in libraries.imported:
+    if libraries.takes_options:
         port.port_options()
     if _RUFF_READS.search(file.edits.text):
         port.ask_ruff()
@@ -64,7 +69,7 @@ class _GoneNames:
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
-        return row.holds(self._libraries) and not self._is_guarded(self._file.line(node), needs_gpu)
+        return row.holds(self._libraries.lack) and not self._is_guarded(self._file.line(node), needs_gpu)
 
     def _is_guarded(self, line: int, needs_gpu: bool = False) -> bool:
         return any(line in lines for lines, is_for_gpu in self._guarded if needs_gpu or not is_for_gpu)
@@ -89,8 +94,9 @@ class _GoneNames:
             self._check_use(use, path, rows)
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
-        for row in (one for one in rows if one.given.startswith(".")):
-            self._check_attributes(row)
+        if bindings.found or bindings.stars:
+            for row in (one for one in rows if one.given.startswith(".")):
+                self._check_attributes(row)
         of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
         for call, path, own in self._calls_of(paths):
             for row in of_calls:
@@ -122,7 +128,9 @@ class _GoneNames:
     def _check_attributes(self, row: GoneName) -> None:
         for node in self._file.find(cst.Attribute):
             found = row.word.fullmatch(node.attr.value)
-            if found is None or self._is_imported(dotted_name(node.value).partition(".")[0], node):
+            if found is None or found.group() in self._libraries.defined:
+                continue
+            if self._is_imported(dotted_name(node.value).partition(".")[0], node):
                 continue
             if row.replacement:
                 self._rename(row, node.attr, found)
@@ -179,14 +187,16 @@ class _GoneNames:
             self._note(row, call, f"{name}({row.word.pattern}=)", called)
 
     def port_options(self) -> None:
-        """Port what stands for an option: any name or string if the option is renamed."""
+        """Port what stands for an option that the project does not read itself: if renamed, any name or string."""
         for node in self._file.find(cst.Name, cst.SimpleString):
             value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
-                if found is not None and row.replacement:
+                if found is None or found.group() in self._libraries.own:
+                    continue
+                if row.replacement:
                     self._rename_option(row, node, found)
-                elif found is not None and self._stands_for_option(node, value):
+                elif self._stands_for_option(node, value):
                     self._note(row, node, f"{value} of TrainingArguments", found)
 
     def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
@@ -194,12 +204,11 @@ class _GoneNames:
         parent = self._file.parent(node)
         if isinstance(parent, cst.DictElement):
             return parent.key is node and "TrainingArguments" in self._file.edits.text
-        return isinstance(parent, cst.Attribute) and parent.attr is node and value not in self._libraries.own
+        return isinstance(parent, cst.Attribute) and parent.attr is node
 
     def _rename_option(self, row: GoneName, node: cst.CSTNode, found: re.Match[str]) -> None:
-        new = found.expand(row.replacement)
-        # Code that has both names is for several releases.
-        if row.holds(self._libraries) and not re.search(rf"\b{new}\b", self._file.edits.text):
+        if row.holds(self._libraries.lack):
+            new = found.expand(row.replacement)
             self._file.replace(node, self._file.source(node).replace(found.group(), new))
 
     def ask_ruff(self) -> None:
@@ -256,18 +265,20 @@ def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, bool]]:
 
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
     """Return YAML or shell commands with options of programs renamed, and findings for options that are gone."""
-    if _WITH_OPTIONS not in libraries.imported:
+    if not libraries.takes_options:
         return text, []
     edits = Edits(text)
     findings = []
     for row in option_rows():
         key = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
         pattern = rf"(?:(?<![\w-])--|{key})(?P<option>{row.word.pattern})\b"
-        for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries) else ():
+        for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries.lack) else ():
             start, end = found.span("option")
+            if found["option"] in libraries.own:
+                continue
             if row.replacement:
                 edits.replace(start, end, row.word.sub(row.replacement, found["option"]))
-            elif found["option"] not in libraries.own:
+            else:
                 reason = row.reason(f"{found['option']} of TrainingArguments")
                 line = line_at(text, start)
                 findings.append(Finding(line, row.severity, reason, row.advice, premise=Premise.changed))

@@ -595,3 +595,11 @@ def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:
         Severity.note,
         Severity.problem,
     }
+
+
+def test_an_import_that_is_read_as_an_attribute_of_its_module_stays() -> None:
+    project = made(
+        api_py="from determined.experimental import client\n",
+        use_py="import api as a\nprint(a.client.list_experiments())\n",
+    )
+    assert reasons(project, "api.py") == ["determined.experimental.client: it talks to a Determined master"]
