@@ -519,14 +519,14 @@ def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> 
     ("name", "text", "expected"),
     [
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
-        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "apt-get")]),
-        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "pip")]),
+        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "sudo")]),
+        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "python3")]),
         ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", [(2, "uv")]),
         ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
         ("setup.sh", "pip install timm\n", []),
     ],
 )
-def test_a_startup_hook_that_installs_packages_is_a_finding(
+def test_a_startup_hook_that_may_install_something_is_a_finding(
     name: str, text: str, expected: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     ported = port_text(tmp_path, name, text)
