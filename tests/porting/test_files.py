@@ -516,6 +516,29 @@ def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "# det -m http://determined-master:8080 e create const.yaml .\n"
+            "name: x\nentrypoint: m:T\nhyperparameters: {}\nsearcher: {name: custom, metric: loss}\n",
+            "searcher.name",
+        ),
+        (
+            "name: x\nentrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+            "bind_mounts:\n- {host_path: /mnt/determined-db, container_path: /data}\n",
+            "bind_mounts",
+        ),
+        (
+            "jobs:\n  t:\n    env: {X: 'http://determined-master'}\n    steps: [{run: det master logs}]\n",
+            "det master logs",
+        ),
+    ],
+)
+def test_a_file_that_names_a_cluster_is_none_of_the_cluster(text: str, reason: str, tmp_path: Path) -> None:
+    assert any(reason in found.reason for found in port_text(tmp_path, "const.yaml", text).findings)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
