@@ -28,10 +28,13 @@ _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
 # Where code asks whether a name is there, or whether there is a GPU.
+# hasattr and getattr do so for the names that they mention.
 _ASKS = re.compile(
-    r"hasattr|getattr|__version__|version_info|\bVersion\(|TYPE_CHECKING|(?P<gpu>cuda|gpu)", re.IGNORECASE
+    r"(?P<any>__version__|version_info|\bVersion\(|TYPE_CHECKING|ImportError|AttributeError|ModuleNotFoundError)"
+    r"|(?P<gpu>cuda|gpu)|hasattr|getattr",
+    re.IGNORECASE,
 )
-_EXPECTED = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
+_USE = re.compile(r"[^\n,]*")
 
 
 def may_have_gone_names(text: str, libraries: Libraries) -> bool:
@@ -69,10 +72,30 @@ class _GoneNames:
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
-        return row.holds(self._libraries.lack) and not self._is_guarded(self._file.line(node), needs_gpu)
+        if not row.holds(self._libraries.lack):
+            return False
+        return not self._is_guarded(self._file.line(node), self._used_with(node), needs_gpu)
 
-    def _is_guarded(self, line: int, needs_gpu: bool = False) -> bool:
-        return any(line in lines for lines, is_for_gpu in self._guarded if needs_gpu or not is_for_gpu)
+    def _used_with(self, node: cst.CSTNode) -> str:
+        """Return the source of the name or import that a node is in, or of the call that a keyword is for."""
+        around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
+        outer: cst.CSTNode | None = node
+        while outer is not None:
+            node, outer = outer, self._file.parent(outer)
+            if isinstance(outer, cst.Arg) and outer.keyword is node:
+                outer = self._file.parent(outer)
+            elif not isinstance(outer, around):
+                break
+        return self._file.source(node)
+
+    def _is_guarded(self, line: int, use: str, needs_gpu: bool = False) -> bool:
+        words = set(re.findall(r"\w+", use))
+        return any(
+            line in lines
+            and (needs_gpu or not asks["gpu"])
+            and (asks.lastgroup or not words.isdisjoint(re.findall(r"\w+", asks.string)))
+            for lines, asks in self._guarded
+        )
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -107,13 +130,20 @@ class _GoneNames:
         bound = use.binding.path.count(".") + 1
         for row, found in _gone_in(path, rows):
             end = found.group().count(".") + 1
-            if end <= bound:  # the import is gone
+            if end <= bound or (
+                row.still_exists and self._is_type(use.expression)
+            ):  # the import is gone, or it is here
                 continue
             self._known.add(self._file.span(use.node)[0])
             if row.replacement:
                 self._rename(row, use.attributes[end - bound - 1].attr, found)
             else:
                 self._note(row, use.node, found.group(), found)
+
+    def _is_type(self, node: cst.CSTNode) -> bool:
+        """Return whether a node only tells the type of something."""
+        around = (outer for outer in self._file.ancestors(node) if isinstance(outer, cst.Call))
+        return self._file.is_annotation(node) or any(dotted_name(call.func) == "isinstance" for call in around)
 
     def _check_import(self, binding: Binding, path: str, rows: list[GoneName]) -> None:
         for row, found in _gone_in(path, rows):
@@ -218,8 +248,9 @@ class _GoneNames:
         rules += ruff_rules.OF_NUMPY_2 if self._libraries.lack("numpy", "2.0") else ()
         for found in ruff_rules.find_violations(edits.text, rules):
             line = found["location"]["row"]
-            is_known = edits.offset(line, found["location"]["column"] - 1) in self._known
-            if is_known or self._is_guarded(line):
+            at = edits.offset(line, found["location"]["column"] - 1)
+            use = _USE.match(edits.text, at)
+            if at in self._known or self._is_guarded(line, use.group() if use else ""):
                 continue
             fix = found["fix"]
             if fix is not None and fix["applicability"] == "safe" and "\f" not in edits.text:
@@ -253,14 +284,15 @@ def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Mat
             return
 
 
-def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, bool]]:
-    """Yield the lines of code for several releases of a library, or for a GPU, and whether it is for a GPU."""
+def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
+    """Yield the lines of code for several releases of a library, or for a GPU, and what asks for that."""
     for node in file.find(cst.Try):
-        if any(_EXPECTED.search(file.source(one.type)) for one in node.handlers if one.type is not None):
-            yield range(file.line(node), file.end_line(node) + 1), False
+        for handler in node.handlers:
+            if handler.type is not None and (found := _ASKS.search(file.source(handler.type))):
+                yield range(file.line(node), file.end_line(node) + 1), found
     for choice in file.find(cst.If, cst.IfExp):
         if found := _ASKS.search(file.source(choice.test)):
-            yield range(file.line(choice), file.end_line(choice) + 1), found["gpu"] is not None
+            yield range(file.line(choice), file.end_line(choice) + 1), found
 
 
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:

@@ -39,13 +39,18 @@ class GoneName:
         """Whether the keyword is also an attribute, an option of programs and a hyperparameter."""
         return self.given.startswith("--")
 
+    @property
+    def still_exists(self) -> bool:
+        """Whether only its use has changed, so that nothing is wrong with the name itself."""
+        return _RELEASE.fullmatch(self.gone) is None
+
     def holds(self, lack: Callable[[str, str], bool]) -> bool:
         """Return whether a project does not have the name, given whether it lacks what a release of a library lacks."""
         release = _RELEASE.fullmatch(self.gone)
         return release is None or lack(release["library"], release["release"])
 
     def reason(self, shown: str) -> str:
-        return f"{shown} is gone since {self.gone}" if _RELEASE.fullmatch(self.gone) else f"{shown} {self.gone}"
+        return f"{shown} {self.gone}" if self.still_exists else f"{shown} is gone since {self.gone}"
 
 
 @functools.cache

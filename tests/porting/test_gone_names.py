@@ -151,6 +151,22 @@ def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> Non
     assert (after, findings) == (f"{code}\n", [])
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_gone"),
+    [("getattr(context, 'x', 1)", True), ("hasattr(np, 'trapezoid')", False), ("hasattr(numpy, 'trapz')", False)],
+)
+def test_a_question_is_about_the_names_that_it_mentions(asked: str, is_gone: bool) -> None:
+    assert bool(reasons(f"if {asked}:\n    y = np.trapz(x)\n")) == is_gone
+    assert (port(f"if {asked}:\n    y = np.Inf, np.trapz\n")[0].find("np.inf") > 0) == (is_gone or "numpy" in asked)
+
+
+@pytest.mark.parametrize(
+    "line", ["def norm(x: torch.cuda.FloatTensor): pass", "isinstance(x, (int, torch.cuda.FloatTensor))"]
+)
+def test_a_type_of_cuda_may_tell_what_something_is(line: str) -> None:
+    assert reasons(f"{line}\n") == []
+
+
 def test_a_type_of_cuda_behind_a_question_is_not_gone() -> None:
     code = "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor"
     assert reasons(f"{code}\n") == []
