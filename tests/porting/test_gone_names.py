@@ -50,6 +50,8 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ("image.resize((2, 2), Image.ANTIALIAS)", "image.resize((2, 2), Image.LANCZOS)"),
         ("isinstance(batch, collections.Mapping)", "isinstance(batch, collections.abc.Mapping)"),
         ("from collections import Iterable", "from collections.abc import Iterable"),
+        ("import base64\nbase64.encodestring(b'x')", "import base64\nbase64.encodebytes(b'x')"),
+        ("import scipy.signal\nscipy.signal.hann(8)", "import scipy.signal\nscipy.signal.windows.hann(8)"),
         ("tf.Session()", "tf.compat.v1.Session()"),
         ("from transformers import DetrFeatureExtractor", None),
         ("datasets.load_dataset('x', use_auth_token=True)", "datasets.load_dataset('x', token=True)"),
@@ -95,6 +97,14 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
         ),
         ("yaml.load(file)", "load() without Loader= is gone since PyYAML 6"),
+        ("from scipy.signal import gaussian", "scipy.signal.gaussian is gone since scipy 1.13"),
+        ("from scipy.misc import logsumexp", "scipy.misc.logsumexp is gone since scipy 1.3"),
+        (
+            "from sklearn.metrics import plot_roc_curve",
+            "sklearn.metrics.plot_roc_curve is gone since scikit-learn 1.2",
+        ),
+        ("import pkg_resources", "pkg_resources is gone since setuptools 82"),
+        ("font.getsize('x')", "FreeTypeFont.getsize is gone since Pillow 10"),
         ("time.clock()", "time.clock is gone since Python 3.8"),
         (
             "tf.estimator.BoostedTreesClassifier()",
