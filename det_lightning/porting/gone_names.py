@@ -13,6 +13,7 @@ from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
+from det_lightning.porting.guards import Guards
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -27,13 +28,6 @@ from det_lightning.porting.python_syntax import (
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
-# Where code asks whether a name is there, or whether there is a GPU.
-# hasattr and getattr do so for the names that they mention.
-_ASKS = re.compile(
-    r"(?P<any>__version__|version_info|\bVersion\(|TYPE_CHECKING|ImportError|AttributeError|ModuleNotFoundError)"
-    r"|(?P<gpu>cuda|gpu)|hasattr|getattr",
-    re.IGNORECASE,
-)
 _USE = re.compile(r"[^\n,]*")
 
 
@@ -67,35 +61,14 @@ class _GoneNames:
     def __init__(self, file: PythonFile, libraries: Libraries) -> None:
         self._file = file
         self._libraries = libraries
-        self._guarded = [*_guarded_lines(file)]
+        self._guards = Guards(file)
         self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
         if not row.holds(self._libraries.lack):
             return False
-        return not self._is_guarded(self._file.line(node), self._used_with(node), needs_gpu)
-
-    def _used_with(self, node: cst.CSTNode) -> str:
-        """Return the source of the name or import that a node is in, or of the call that a keyword is for."""
-        around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
-        outer: cst.CSTNode | None = node
-        while outer is not None:
-            node, outer = outer, self._file.parent(outer)
-            if isinstance(outer, cst.Arg) and outer.keyword is node:
-                outer = self._file.parent(outer)
-            elif not isinstance(outer, around):
-                break
-        return self._file.source(node)
-
-    def _is_guarded(self, line: int, use: str, needs_gpu: bool = False) -> bool:
-        words = set(re.findall(r"\w+", use))
-        return any(
-            line in lines
-            and (needs_gpu or not asks["gpu"])
-            and (asks.lastgroup or not words.isdisjoint(re.findall(r"\w+", asks.string)))
-            for lines, asks in self._guarded
-        )
+        return not self._guards.hold(self._file.line(node), self._guards.used_with(node), needs_gpu)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -250,7 +223,7 @@ class _GoneNames:
             line = found["location"]["row"]
             at = edits.offset(line, found["location"]["column"] - 1)
             use = _USE.match(edits.text, at)
-            if at in self._known or self._is_guarded(line, use.group() if use else ""):
+            if at in self._known or self._guards.hold(line, use.group() if use else ""):
                 continue
             fix = found["fix"]
             if fix is not None and fix["applicability"] == "safe" and "\f" not in edits.text:
@@ -282,17 +255,6 @@ def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Mat
         if found is not None:
             yield row, found
             return
-
-
-def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
-    """Yield the lines of code for several releases of a library, or for a GPU, and what asks for that."""
-    for node in file.find(cst.Try):
-        for handler in node.handlers:
-            if handler.type is not None and (found := _ASKS.search(file.source(handler.type))):
-                yield range(file.line(node), file.end_line(node) + 1), found
-    for choice in file.find(cst.If, cst.IfExp):
-        if found := _ASKS.search(file.source(choice.test)):
-            yield range(file.line(choice), file.end_line(choice) + 1), found
 
 
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
