@@ -86,7 +86,8 @@ class _Reader:
                 self._end_command()
             if kind == "newline":
                 self._end_line(script, start, token.start(), accepted)
-                start, accepted = token.end(), False
+                start = token.end()
+                accepted = False
             self._take(kind, token.group())
             self._is_joined = kind in ("word", "closes")
 
@@ -96,12 +97,15 @@ class _Reader:
         if not accepted:
             self.found += [Install(line, tool, text) for tool in self._tools[:1]]
             self.runs += [Install(line, name, text) for name in self._scripts]
-        self._tools, self._scripts = [], []
+        self._tools = []
+        self._scripts = []
 
     def _end_command(self) -> None:
         if self._shell:  # it reads commands from elsewhere
             self._tools.append(self._shell)
-        self._begins, self._shell, self._is_file = True, "", False
+        self._begins = True
+        self._shell = ""
+        self._is_file = False
 
     def _take(self, kind: str, text: str) -> None:
         if kind == "word":
@@ -111,10 +115,10 @@ class _Reader:
             bracket, begins = self._open.pop() if self._open else ("(", True)
             self._begins = begins or bracket == "("
         elif kind == "opens":
-            if (text in ("$(", "`") and self._begins and not self._is_joined) or self._shell:
-                self._tools.append(self._shell or text)
+            if text in ("$(", "`") and self._begins and not self._is_joined:
+                self._tools.append(text)
             self._open.append((text, self._begins))
-            self._begins, self._shell, self._is_file = True, "", False
+            self._end_command()
         elif kind == "redirects":
             self._is_file = True
         elif kind == "function":

@@ -29,7 +29,8 @@ class Guards:
         around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
         outer: cst.CSTNode | None = node
         while outer is not None:
-            node, outer = outer, self._file.parent(outer)
+            node = outer
+            outer = self._file.parent(node)
             if isinstance(outer, cst.Arg) and outer.keyword is node:
                 outer = self._file.parent(outer)
             elif not isinstance(outer, around):
