@@ -96,7 +96,7 @@ def run(
         Hook | None,
         typer.Option(
             envvar="DET_LIGHTNING_HOOK",
-            help="Run or skip startup-hook.sh. Without this option, a hook that installs packages is an error.",
+            help="Run or skip startup-hook.sh. Without this option, a hook that may install something is an error.",
             show_default=False,
         ),
     ] = None,
@@ -242,7 +242,7 @@ def _short_length(config: ExperimentConfig) -> list[str]:
 
 
 def _check_hook(code: Path, choice: Hook | None) -> None:
-    """Raise an error if the start-up hook installs something and there is no choice; say that it runs otherwise."""
+    """Raise an error if the start-up hook may install something and there is no choice; say that it runs otherwise."""
     if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
         return
     installs = [*installs_of(code)]
@@ -250,8 +250,8 @@ def _check_hook(code: Path, choice: Hook | None) -> None:
         for script, install in installs:
             warn(f"{script}:{install.line}: {install.text}")
         raise ValueError(
-            f"{code / STARTUP_HOOK} would run these commands before each trial, here without a container: they change "
-            f"the Python environment in {sys.prefix}. Install what you need once, and leave the hook out with "
+            f"{code / STARTUP_HOOK} would run these commands before each trial, here without a container: they may "
+            f"change the Python environment in {sys.prefix}. Install what you need once, and leave the hook out with "
             "--hook skip. --hook run runs it all the same. DET_LIGHTNING_HOOK in the environment can say either, too."
         )
     warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")

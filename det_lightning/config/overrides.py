@@ -11,7 +11,7 @@ from det_lightning.config.section import shown
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 
-# The user's own sections, in which null is a value.
+# The user's own sections, in which null is a value, and epochs is a name like any other.
 _FREE = ("hyperparameters", "data")
 # For these a mapping may be written in place of a list with one element.
 _LISTS = {("bind_mounts",)}
@@ -26,10 +26,9 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     """
     merged = dict(data)
     for path, value in read_overrides(overrides):
-        removes = path[0] not in _FREE
         for key in reversed(path):
             value = {key: value}
-        merged = _merged(merged, value, removes)
+        merged = _merged(merged, value, is_free=path[0] in _FREE)
     return merged
 
 
@@ -65,16 +64,16 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
     return document.data
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any], removes: bool) -> dict[str, Any]:
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
         before = merged.get(key)
-        if value is None and removes:
+        if value is None and not is_free:
             merged.pop(key, None)
             continue
         # Another unit replaces the old one.
-        is_length = isinstance(value, Mapping) and bool(value) and value.keys() <= set(UNITS)
+        is_length = not is_free and isinstance(value, Mapping) and bool(value) and value.keys() <= set(UNITS)
         if isinstance(before, Mapping) and isinstance(value, Mapping) and not is_length:
-            value = _merged(before, value, removes)
+            value = _merged(before, value, is_free=is_free)
         merged[key] = value
     return merged

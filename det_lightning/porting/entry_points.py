@@ -145,7 +145,11 @@ def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.P
     for hook in [file for file in graph.started_by(port) if file.path.name == STARTUP_HOOK]:
         for script in graph.reached_by(hook)[1:]:
             if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
-                yield script.path, f"{installs[0].tool} installs, so det-lightning run stops before the hook", ""
+                yield (
+                    script.path,
+                    f"{installs[0].tool} may install something, so det-lightning run stops before the hook",
+                    "",
+                )
 
 
 def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:

@@ -13,6 +13,7 @@ from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
+from det_lightning.porting.guards import Guards
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -27,27 +28,28 @@ from det_lightning.porting.python_syntax import (
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
-# Where code asks whether a name is there, or whether there is a GPU.
-_ASKS = re.compile(
-    r"hasattr|getattr|__version__|version_info|\bVersion\(|TYPE_CHECKING|(?P<gpu>cuda|gpu)", re.IGNORECASE
-)
-_EXPECTED = re.compile(r"ImportError|AttributeError|ModuleNotFoundError")
+_USE = re.compile(r"[^\n,]*")
 
 
 def may_have_gone_names(text: str, libraries: Libraries) -> bool:
     """Return whether Python source is worth parsing."""
-    packages = packages_in(text)
-    if _WITH_OPTIONS in libraries.imported:
+    packages = _packages_in(text, libraries)
+    if libraries.takes_options:
         packages.append(_WITH_OPTIONS)
     return bool(_RUFF_READS.search(text)) or mentions_gone_name(text, packages)
+
+
+def _packages_in(text: str, libraries: Libraries) -> list[str]:
+    """Return the packages of the table that a text mentions, without those that are the project's own."""
+    return [package for package in packages_in(text) if package not in libraries.shadowed]
 
 
 def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
     """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
     port = _GoneNames(file, libraries)
-    for package in packages_in(file.edits.text):
+    for package in _packages_in(file.edits.text, libraries):
         port.port_names(package)
-    if _WITH_OPTIONS in libraries.imported:
+    if libraries.takes_options:
         port.port_options()
     if _RUFF_READS.search(file.edits.text):
         port.ask_ruff()
@@ -59,15 +61,14 @@ class _GoneNames:
     def __init__(self, file: PythonFile, libraries: Libraries) -> None:
         self._file = file
         self._libraries = libraries
-        self._guarded = [*_guarded_lines(file)]
+        self._guards = Guards(file)
         self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
-        return row.holds(self._libraries) and not self._is_guarded(self._file.line(node), needs_gpu)
-
-    def _is_guarded(self, line: int, needs_gpu: bool = False) -> bool:
-        return any(line in lines for lines, is_for_gpu in self._guarded if needs_gpu or not is_for_gpu)
+        if not row.holds(self._libraries.lack):
+            return False
+        return not self._guards.hold(self._file.line(node), self._guards.used_with(node), needs_gpu)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -89,8 +90,9 @@ class _GoneNames:
             self._check_use(use, path, rows)
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
-        for row in (one for one in rows if one.given.startswith(".")):
-            self._check_attributes(row)
+        if bindings.found or bindings.stars:
+            for row in (one for one in rows if one.given.startswith(".")):
+                self._check_attributes(row)
         of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
         for call, path, own in self._calls_of(paths):
             for row in of_calls:
@@ -101,13 +103,20 @@ class _GoneNames:
         bound = use.binding.path.count(".") + 1
         for row, found in _gone_in(path, rows):
             end = found.group().count(".") + 1
-            if end <= bound:  # the import is gone
+            if end <= bound or (
+                row.still_exists and self._is_type(use.expression)
+            ):  # the import is gone, or it is here
                 continue
             self._known.add(self._file.span(use.node)[0])
             if row.replacement:
                 self._rename(row, use.attributes[end - bound - 1].attr, found)
             else:
                 self._note(row, use.node, found.group(), found)
+
+    def _is_type(self, node: cst.CSTNode) -> bool:
+        """Return whether a node only tells the type of something."""
+        around = (outer for outer in self._file.ancestors(node) if isinstance(outer, cst.Call))
+        return self._file.is_annotation(node) or any(dotted_name(call.func) == "isinstance" for call in around)
 
     def _check_import(self, binding: Binding, path: str, rows: list[GoneName]) -> None:
         for row, found in _gone_in(path, rows):
@@ -122,7 +131,9 @@ class _GoneNames:
     def _check_attributes(self, row: GoneName) -> None:
         for node in self._file.find(cst.Attribute):
             found = row.word.fullmatch(node.attr.value)
-            if found is None or self._is_imported(dotted_name(node.value).partition(".")[0], node):
+            if found is None or found.group() in self._libraries.defined:
+                continue
+            if self._is_imported(dotted_name(node.value).partition(".")[0], node):
                 continue
             if row.replacement:
                 self._rename(row, node.attr, found)
@@ -179,14 +190,16 @@ class _GoneNames:
             self._note(row, call, f"{name}({row.word.pattern}=)", called)
 
     def port_options(self) -> None:
-        """Port what stands for an option: any name or string if the option is renamed."""
+        """Port what stands for an option that the project does not read itself: if renamed, any name or string."""
         for node in self._file.find(cst.Name, cst.SimpleString):
             value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
-                if found is not None and row.replacement:
+                if found is None or found.group() in self._libraries.own:
+                    continue
+                if row.replacement:
                     self._rename_option(row, node, found)
-                elif found is not None and self._stands_for_option(node, value):
+                elif self._stands_for_option(node, value):
                     self._note(row, node, f"{value} of TrainingArguments", found)
 
     def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
@@ -194,12 +207,11 @@ class _GoneNames:
         parent = self._file.parent(node)
         if isinstance(parent, cst.DictElement):
             return parent.key is node and "TrainingArguments" in self._file.edits.text
-        return isinstance(parent, cst.Attribute) and parent.attr is node and value not in self._libraries.own
+        return isinstance(parent, cst.Attribute) and parent.attr is node
 
     def _rename_option(self, row: GoneName, node: cst.CSTNode, found: re.Match[str]) -> None:
-        new = found.expand(row.replacement)
-        # Code that has both names is for several releases.
-        if row.holds(self._libraries) and not re.search(rf"\b{new}\b", self._file.edits.text):
+        if row.holds(self._libraries.lack):
+            new = found.expand(row.replacement)
             self._file.replace(node, self._file.source(node).replace(found.group(), new))
 
     def ask_ruff(self) -> None:
@@ -209,8 +221,9 @@ class _GoneNames:
         rules += ruff_rules.OF_NUMPY_2 if self._libraries.lack("numpy", "2.0") else ()
         for found in ruff_rules.find_violations(edits.text, rules):
             line = found["location"]["row"]
-            is_known = edits.offset(line, found["location"]["column"] - 1) in self._known
-            if is_known or self._is_guarded(line):
+            at = edits.offset(line, found["location"]["column"] - 1)
+            use = _USE.match(edits.text, at)
+            if at in self._known or self._guards.hold(line, use.group() if use else ""):
                 continue
             fix = found["fix"]
             if fix is not None and fix["applicability"] == "safe" and "\f" not in edits.text:
@@ -244,30 +257,22 @@ def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Mat
             return
 
 
-def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, bool]]:
-    """Yield the lines of code for several releases of a library, or for a GPU, and whether it is for a GPU."""
-    for node in file.find(cst.Try):
-        if any(_EXPECTED.search(file.source(one.type)) for one in node.handlers if one.type is not None):
-            yield range(file.line(node), file.end_line(node) + 1), False
-    for choice in file.find(cst.If, cst.IfExp):
-        if found := _ASKS.search(file.source(choice.test)):
-            yield range(file.line(choice), file.end_line(choice) + 1), found["gpu"] is not None
-
-
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
     """Return YAML or shell commands with options of programs renamed, and findings for options that are gone."""
-    if _WITH_OPTIONS not in libraries.imported:
+    if not libraries.takes_options:
         return text, []
     edits = Edits(text)
     findings = []
     for row in option_rows():
         key = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
         pattern = rf"(?:(?<![\w-])--|{key})(?P<option>{row.word.pattern})\b"
-        for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries) else ():
+        for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries.lack) else ():
             start, end = found.span("option")
+            if found["option"] in libraries.own:
+                continue
             if row.replacement:
                 edits.replace(start, end, row.word.sub(row.replacement, found["option"]))
-            elif found["option"] not in libraries.own:
+            else:
                 reason = row.reason(f"{found['option']} of TrainingArguments")
                 line = line_at(text, start)
                 findings.append(Finding(line, row.severity, reason, row.advice, premise=Premise.changed))

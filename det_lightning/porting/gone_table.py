@@ -7,9 +7,9 @@ import dataclasses
 import functools
 import pathlib
 import re
+from collections.abc import Callable
 
 from det_lightning.porting.findings import Severity
-from det_lightning.porting.libraries import Libraries
 
 _FILE = pathlib.Path(__file__).with_name("gone_names.csv")
 _NAME = re.compile(r"(?P<path>[^(]+)(?:\((?P<before>(?:\w+, )*)(?P<argument>[^)]*)\))?")
@@ -39,13 +39,18 @@ class GoneName:
         """Whether the keyword is also an attribute, an option of programs and a hyperparameter."""
         return self.given.startswith("--")
 
-    def holds(self, libraries: Libraries) -> bool:
-        """Return whether the releases that a project runs with lack the name."""
+    @property
+    def still_exists(self) -> bool:
+        """Whether only its use has changed, so that nothing is wrong with the name itself."""
+        return _RELEASE.fullmatch(self.gone) is None
+
+    def holds(self, lack: Callable[[str, str], bool]) -> bool:
+        """Return whether a project does not have the name, given whether it lacks what a release of a library lacks."""
         release = _RELEASE.fullmatch(self.gone)
-        return release is None or libraries.lack(release["library"], release["release"])
+        return release is None or lack(release["library"], release["release"])
 
     def reason(self, shown: str) -> str:
-        return f"{shown} is gone since {self.gone}" if _RELEASE.fullmatch(self.gone) else f"{shown} {self.gone}"
+        return f"{shown} {self.gone}" if self.still_exists else f"{shown} is gone since {self.gone}"
 
 
 @functools.cache

@@ -8,18 +8,20 @@ import importlib.metadata
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
+from det_lightning.porting.gone_table import option_rows
 
 _PIN = re.compile(
     r"(?<![\w./-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?[ \t]*\(?((?:[<>=!~]=?=?[ \t]*\d[\w.*]*[ \t]*,?[ \t]*)+)"
 )
-_IMPORT = re.compile(r"^[ \t\"]*(?:from|import)[ \t]+(\w[^\n]*)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t\"]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import|import[ \t]+(\w[^\n#;]*))", re.MULTILINE)
 _FROM = re.compile(r"^[ \t\"]*from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 # A class without an __init__ of its own that has the argument.
 _TRAINER = re.compile(
@@ -27,8 +29,17 @@ _TRAINER = re.compile(
     r"[ \t]+def __init__\([^)]*\btokenizer\b)",
     re.MULTILINE,
 )
-# How a program reads an option or a hyperparameter itself, rather than a class of a library.
-_OWN = re.compile(r"[\"'](?:--)?(\w+)[\"']|(?<!args)\.(\w+)\b(?!\s*\()|^\s+(\w+)\s*:", re.MULTILINE)
+# How a program defines or reads an option or a hyperparameter itself, rather than a class of a library.
+_OWN = re.compile(
+    r"[\"'](?:--)?([\w-]+)[\"'](?!\s*:)|(?<!args)\.(\w+)\b(?!\s*\()|^\s+(\w+)\s*:|\bdef\s+\w+\(([^)]*)\)", re.MULTILINE
+)
+_DEFINED = re.compile(r"\bdef\s+(\w+)\(")
+# What takes the options of transformers, or is derived from it.
+_TAKES_OPTIONS = re.compile(
+    r"TrainingArguments\b|\bHfArgumentParser\b|^[ \t\"]*(?:from|import)[ \t]+trl\b", re.MULTILINE
+)
+_ALIAS = re.compile(r"\b(\w+)[ \t]+as[ \t]+(\w+)")
+_ATTRIBUTE = re.compile(r"\b(\w+)(?=\.(\w+))")
 _CODE = (".py", ".ipynb")
 _MOST_BYTES = 4 * 1024 * 1024
 # No release at all, and one that is newer than all.
@@ -43,8 +54,11 @@ class Libraries:
     """
 
     pins: dict[str, str] = dataclasses.field(default_factory=dict)  # by the names of distributions
-    imported: frozenset[str] = frozenset()  # the packages that Python files import
-    own: frozenset[str] = frozenset()  # the options that Python files read themselves
+    imported: frozenset[str] = frozenset()  # the top-level modules that Python files import from elsewhere
+    shadowed: frozenset[str] = frozenset()  # those that they import from the project, and never from elsewhere
+    takes_options: bool = False  # something is given the options of transformers
+    own: frozenset[str] = frozenset()  # such options that Python files read themselves, or know by both names
+    defined: frozenset[str] = frozenset()  # the functions and methods of the project
     trainers: frozenset[str] = frozenset()  # classes of the project that take what a Trainer of transformers takes
     taken: frozenset[str] = frozenset({"*"})  # the names that files import from modules of the project; * for any
 
@@ -67,10 +81,8 @@ class Libraries:
 def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> Libraries:
     """Return what the files of a project say about libraries; unless they are the whole project, names may be taken."""
     pins: dict[str, str] = {}
-    imported: set[str] = set()
-    own: set[str] = set()
-    trainers: set[str] = set()
-    taken: set[str] = set() if is_whole else {"*"}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    takes_options = False
     modules = {file.stem for file in files} | {file.parent.name for file in files}
     for file in files:
         try:
@@ -78,22 +90,72 @@ def read_libraries(files: Sequence[pathlib.Path], *, is_whole: bool = True) -> L
         except OSError:  # whatever ports the file says so
             continue
         if file.suffix in _CODE:
-            imported.update(word for line in _IMPORT.findall(text) for word in re.findall(r"\w+", line))
-            own.update(word for words in _OWN.findall(text) for word in words)
-            trainers.update(_TRAINER.findall(text))
-            ours = [
-                names for module, names in _FROM.findall(text) if not module or module.rpartition(".")[2] in modules
-            ]
-            taken.update(word for names in ours for word in re.findall(r"[\w*]+", names))
+            takes_options = takes_options or _TAKES_OPTIONS.search(text) is not None
+            imported = _imported_by(text)
+            for module in imported:
+                found["shadowed" if _is_beside(file, module) else "imported"].add(module)
+            found["own"] |= _own_options(text)
+            found["defined"].update(_DEFINED.findall(text))
+            found["trainers"].update(_TRAINER.findall(text) if "transformers" in imported else ())
+            found["taken"] |= _taken_by(text, modules)
         if file.suffix not in _CODE or file.name == "setup.py":
-            pins.update((_normal(name), specifiers) for name, specifiers in _PIN.findall(text))
-    return Libraries(pins, frozenset(imported), frozenset(own), frozenset(trainers), frozenset(taken))
+            pins.update((_normal(pin[1]), pin[2]) for pin in _pins_in(text))
+    if not is_whole:
+        found["taken"].add("*")
+    found["shadowed"] -= found["imported"]
+    sets = {field: frozenset(found[field]) for field in ("imported", "shadowed", "own", "defined", "trainers", "taken")}
+    return Libraries(pins, takes_options=takes_options and "transformers" in found["imported"], **sets)
+
+
+def _imported_by(text: str) -> set[str]:
+    """Return the top-level modules that code imports."""
+    tops = [top for top, _ in _IMPORT.findall(text)]
+    tops += [
+        part.strip().partition(".")[0].split(" ")[0] for _, parts in _IMPORT.findall(text) for part in parts.split(",")
+    ]
+    return {top for top in tops if top.isidentifier()}
+
+
+def _is_beside(file: pathlib.Path, module: str) -> bool:
+    """Return whether a file finds a module in its own project."""
+    roots = [directory for directory in file.parents if not (directory / "__init__.py").is_file()]
+    return any((root / name).is_file() for root in roots for name in (f"{module}.py", f"{module}/__init__.py"))
+
+
+def _own_options(text: str) -> set[str]:
+    """Return the options that code defines or reads itself, and those that it knows by their old and new names."""
+    words = {
+        word.replace("-", "_") for found in _OWN.findall(text) for part in found for word in re.findall(r"[\w-]+", part)
+    }
+    both = {
+        found.group()
+        for row in option_rows()
+        for found in row.word.finditer(text)
+        if row.replacement and re.search(rf"\b{found.expand(row.replacement)}\b", text)
+    }
+    return both | {word for word in words if any(row.word.fullmatch(word) for row in option_rows())}
+
+
+def _taken_by(text: str, modules: set[str]) -> set[str]:
+    """Return the names that code takes from modules of the project, by an import or as their attributes."""
+    lists = [names for module, names in _FROM.findall(text) if not module or module.rpartition(".")[2] in modules]
+    known = modules | {alias for module, alias in _ALIAS.findall(text) if module in modules}
+    attributes = {name for module, name in _ATTRIBUTE.findall(text) if module in known}
+    return attributes | {word for names in lists for word in re.findall(r"[\w*]+", names)}
+
+
+def _pins_in(text: str) -> Iterator[re.Match[str]]:
+    """Yield the requirements in a file, without those in comments."""
+    for found in _PIN.finditer(text):
+        before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if re.search(r"(?:^|\s)#", before) is None:
+            yield found
 
 
 def note_pins(text: str) -> list[Finding]:
     """Return findings for the requirements in a file that no release fulfills that det_lightning allows."""
     findings = []
-    for found in _PIN.finditer(text):
+    for found in _pins_in(text):
         ours = _required().get(_normal(found[1]), SpecifierSet())
         if not _releases(ours & _specifiers(found[2])):
             pinned = found.group().strip()

@@ -15,10 +15,10 @@ from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.startup_hook import find_installs
 
-#: What to do about a hook that installs packages.
+#: What to do about a hook that may install something.
 INSTALL_ONCE = (
-    "install the packages once, in a virtual environment of the project, and remove such lines, or start with --hook "
-    "run, or --hook skip: pip may replace torch itself by another release"
+    "install packages once, in a virtual environment of the project, and remove such lines, or end them with "
+    "`# det-lightning: ok`, or start with --hook run, or --hook skip: pip may replace torch itself by another release"
 )
 _IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -77,12 +77,12 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
 
 
 def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it installs packages.
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it may install something.
 
     Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
     """
     ported, findings = port_shell(text)
     for install in find_installs(text)[:1]:
-        reason = f"{install.tool} installs here, without a container, so det-lightning run stops before it"
+        reason = f"{install.tool} may install something here, without a container, so det-lightning run stops before it"
         findings.append(Finding(install.line, Severity.problem, reason, INSTALL_ONCE))
     return ported, findings

@@ -50,6 +50,7 @@ class _Copy:
         is_here = all(path.is_relative_to(here) for path in found)
         self._base = here if is_here else pathlib.Path(os.path.commonpath([path.parent for path in found]))
         self._directory = directory / "code"
+        self._has_here = is_here
         self.experiments = directory / "experiments"
         size = 0
         for file in (file for path in found for file in _files_below(path)):
@@ -64,6 +65,10 @@ class _Copy:
     def path_of(self, path: pathlib.Path) -> pathlib.Path:
         return self._directory / path.resolve().relative_to(self._base)
 
+    def started_in(self, entry: EntryPoint) -> pathlib.Path:
+        """Return the directory in which the command of an entry point is given."""
+        return self.path_of(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
+
 
 def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if path.is_file():
@@ -77,7 +82,7 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
     command = _command(entry, copy) if entry.outcome is Outcome.moves else None
     if command is None:
         return entry
-    error = _error_of(command, copy.path_of(entry.project))
+    error = _error_of(command, copy.started_in(entry))
     if error is not None and entry.port.is_configuration:
         logs = sorted(copy.experiments.glob("*/trials/*/log.txt"))
         error = _last_line(logs[-1].read_text(encoding="utf-8", errors="replace") if logs else "") or error

@@ -23,10 +23,11 @@ from det_lightning.porting.requirements import port_requirement
 from det_lightning.porting.shell_files import port_shell
 
 # An image or a name of a service of the cluster, or a template of Helm.
-_OF_CLUSTER = re.compile(
-    r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/"
-    r"|\{\{[^}\n]*\.(?:Values|Release|Chart|Capabilities)\b|\{\{-?\s*(?:include|template|define)\s+\""
-)
+_OF_CLUSTER = re.compile(r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/")
+_OF_HELM = re.compile(r"\{\{[^}\n]*\.(?:Values|Release|Chart|Capabilities)\b|\{\{-?\s*(?:include|template|define)\s+\"")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
+# An experiment, or the jobs of a service for continuous integration, which may name a cluster.
+_FOR_A_CLUSTER = re.compile(r"^(?:searcher|hyperparameters|jobs|on|stages|steps)[ \t]*:", re.MULTILINE)
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
@@ -36,7 +37,8 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
 
     Files that describe a cluster of Determined stay; templates of Helm are not even YAML.
     """
-    if _OF_CLUSTER.search(text):
+    code = _COMMENT.sub("", text)
+    if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
         reason = "this file is for a Determined cluster, not for code that trains on one"
         note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
         return text, [note] if re.search("determined|DET_", text) else []

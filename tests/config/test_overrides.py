@@ -37,6 +37,13 @@ def test_an_override_replaces_a_value_and_leaves_the_rest(override: str, changed
     assert data == {"a": {"b": 1, "c": 2}, "n": None}
 
 
+@pytest.mark.parametrize("section", ["hyperparameters", "data"])
+def test_a_hyperparameter_may_have_the_name_of_a_unit(section: str) -> None:
+    data = {section: {"lr": 0.1, "epochs": 3, "pretraining": {"batches": 1}}}
+    changed = with_overrides(data, [f"{section}.epochs=4", f"{section}.pretraining.records=5"])
+    assert changed == {section: {"lr": 0.1, "epochs": 4, "pretraining": {"batches": 1, "records": 5}}}
+
+
 def test_later_overrides_go_before_earlier_ones() -> None:
     assert with_overrides({}, ["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
 

@@ -160,11 +160,53 @@ def test_what_a_comment_accepts_in_a_startup_hook_needs_no_choice(tmp_path: Path
     assert find_installs(hook.read_text()) == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -mpip install a",
+        "mim install a",
+        "echo '### packages' && pip install a",
+        "curl -sL https://a.example | sudo -E bash -",
+        "bash <(curl -s https://a.example)",
+        "$(which pip) install a",
+        "X='a#b' pip install a",
+        "echo $(ls)#a && pip install a",
+        'echo "$(pip install a)"',
+        "X=(a b) pip install a",
+        "if true; then pip install a; fi",
+        "case a in a) pip install a;; esac",
+        "cd x && bash setup.sh",
+        "cat <<EOF\ndon't\nEOF\npip install a  # '",
+        "echo $'\\'' ; pip install a  # '",
+        "sh -c 'pip install a'",
+        "source $HOME/setup.sh",
+    ],
+)
+def test_a_command_of_a_startup_hook_that_is_not_known_may_install_something(command: str) -> None:
+    assert find_installs(f"set -e\n{command}\n")[0].line >= 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "# pip install it's\nset -e",
+        'DIR="$(cd "$(dirname "$0")" && pwd)"; export X=$(pwd)/a Y=$((1 + 2))\nZ=`pwd`/b',
+        "if [[ -f a ]]; then\n  cp a b\nelse\n  ln -s a b >log 2>&1 || exit 1\nfi",
+        "for i in a b; do mkdir -p $i; done",
+        "make_it() { mkdir a; }",
+        "export A=1 && \\\n  export B='pip install a'",
+        "bash -e setup.sh; . ./a/variables.sh",
+    ],
+)
+def test_a_startup_hook_with_harmless_commands_needs_no_choice(command: str) -> None:
+    assert find_installs(f"{command}\n") == []
+
+
 @pytest.mark.parametrize("hook", ["false\ntouch hooked\n", "exit 7\n", "missing-program --install\n"])
 def test_a_startup_hook_that_fails_is_named_as_the_cause(hook: str, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="touch trained", max_restarts=0)
     (tmp_path / "project" / "startup-hook.sh").write_text(f"export SET_BY=hook\n{hook}")
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
+    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr
     status = {"exit 7\n": 7, "false\ntouch hooked\n": 1}.get(hook, 127)
     assert f"its startup-hook.sh failed with status {status}, after 0 restarts" in error
     assert not list(tmp_path.rglob("hooked")) + list(tmp_path.rglob("trained"))

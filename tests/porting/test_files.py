@@ -516,17 +516,40 @@ def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "# det -m http://determined-master:8080 e create const.yaml .\n"
+            "name: x\nentrypoint: m:T\nhyperparameters: {}\nsearcher: {name: custom, metric: loss}\n",
+            "searcher.name",
+        ),
+        (
+            "name: x\nentrypoint: m:T\nsearcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
+            "bind_mounts:\n- {host_path: /mnt/determined-db, container_path: /data}\n",
+            "bind_mounts",
+        ),
+        (
+            "jobs:\n  t:\n    env: {X: 'http://determined-master'}\n    steps: [{run: det master logs}]\n",
+            "det master logs",
+        ),
+    ],
+)
+def test_a_file_that_names_a_cluster_is_none_of_the_cluster(text: str, reason: str, tmp_path: Path) -> None:
+    assert any(reason in found.reason for found in port_text(tmp_path, "const.yaml", text).findings)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
-        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "apt-get")]),
-        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "pip")]),
+        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "sudo")]),
+        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "python3")]),
         ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", [(2, "uv")]),
         ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
         ("setup.sh", "pip install timm\n", []),
     ],
 )
-def test_a_startup_hook_that_installs_packages_is_a_finding(
+def test_a_startup_hook_that_may_install_something_is_a_finding(
     name: str, text: str, expected: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     ported = port_text(tmp_path, name, text)

@@ -18,7 +18,7 @@ from det_lightning.porting.libraries import Libraries, read_libraries
 from det_lightning.porting.python_files import port_python
 
 #: Of a project that uses transformers, in whatever release is newest.
-WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}))
+WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}), takes_options=True)
 IMPORTS = """
 import collections, inspect, pandas, time, torch, yaml, datasets, transformers
 import numpy as np
@@ -50,6 +50,8 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ("image.resize((2, 2), Image.ANTIALIAS)", "image.resize((2, 2), Image.LANCZOS)"),
         ("isinstance(batch, collections.Mapping)", "isinstance(batch, collections.abc.Mapping)"),
         ("from collections import Iterable", "from collections.abc import Iterable"),
+        ("import base64\nbase64.encodestring(b'x')", "import base64\nbase64.encodebytes(b'x')"),
+        ("import scipy.signal\nscipy.signal.hann(8)", "import scipy.signal\nscipy.signal.windows.hann(8)"),
         ("tf.Session()", "tf.compat.v1.Session()"),
         ("from transformers import DetrFeatureExtractor", None),
         ("datasets.load_dataset('x', use_auth_token=True)", "datasets.load_dataset('x', token=True)"),
@@ -95,6 +97,14 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
         ),
         ("yaml.load(file)", "load() without Loader= is gone since PyYAML 6"),
+        ("from scipy.signal import gaussian", "scipy.signal.gaussian is gone since scipy 1.13"),
+        ("from scipy.misc import logsumexp", "scipy.misc.logsumexp is gone since scipy 1.3"),
+        (
+            "from sklearn.metrics import plot_roc_curve",
+            "sklearn.metrics.plot_roc_curve is gone since scikit-learn 1.2",
+        ),
+        ("import pkg_resources", "pkg_resources is gone since setuptools 82"),
+        ("font.getsize('x')", "FreeTypeFont.getsize is gone since Pillow 10"),
         ("time.clock()", "time.clock is gone since Python 3.8"),
         (
             "tf.estimator.BoostedTreesClassifier()",
@@ -140,7 +150,6 @@ def test_a_default_that_has_changed_is_a_note() -> None:
         "lr_scheduler.StepLR(optimizer, 1), torch.linalg.solve(a, b), np.sum([x for x in y])",
         "try:\n    from transformers import AdamW\nexcept ImportError:\n    from torch.optim import AdamW",
         "if hasattr(torch, 'symeig'):\n    torch.symeig(x)",
-        "strategy = {'eval_strategy': 1} if new else {'evaluation_strategy': 1}",
         "class Mine(Trainer):\n    def __init__(self, tokenizer): pass\nMine(tokenizer=t)",
         "class Mine(Trainer):\n    def run(self): super().evaluate(tokenizer=t)",
         "np.ptp(x), pandas.io.iteritems, datasets.Dataset",
@@ -150,6 +159,22 @@ def test_a_default_that_has_changed_is_a_note() -> None:
 def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> None:
     after, findings = port(f"{code}\n")
     assert (after, findings) == (f"{code}\n", [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_gone"),
+    [("getattr(context, 'x', 1)", True), ("hasattr(np, 'trapezoid')", False), ("hasattr(numpy, 'trapz')", False)],
+)
+def test_a_question_is_about_the_names_that_it_mentions(asked: str, is_gone: bool) -> None:
+    assert bool(reasons(f"if {asked}:\n    y = np.trapz(x)\n")) == is_gone
+    assert (port(f"if {asked}:\n    y = np.Inf, np.trapz\n")[0].find("np.inf") > 0) == (is_gone or "numpy" in asked)
+
+
+@pytest.mark.parametrize(
+    "line", ["def norm(x: torch.cuda.FloatTensor): pass", "isinstance(x, (int, torch.cuda.FloatTensor))"]
+)
+def test_a_type_of_cuda_may_tell_what_something_is(line: str) -> None:
+    assert reasons(f"{line}\n") == []
 
 
 def test_a_type_of_cuda_behind_a_question_is_not_gone() -> None:
@@ -211,6 +236,68 @@ def test_a_trainer_of_another_file_takes_what_its_base_takes(tmp_path: Path) -> 
     train.write_text("import determined, transformers\nPlain(tokenizer=t)\nOwn(tokenizer=t)\n")
     (after,) = [port.after for port in port_project([tmp_path]).files if port.path == train]
     assert after.splitlines()[1:] == ["Plain(processing_class=t)", "Own(tokenizer=t)"]
+
+
+OLD_OPTION = "evaluation_strategy"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"strategy = {{'eval_strategy': 1}} if new else {{'{OLD_OPTION}': 1}}\n",
+        f"dict(eval_strategy=context.get_hparam('{OLD_OPTION}'))\n",
+        f"def make({OLD_OPTION}='no'): return TrainingArguments('x', eval_strategy={OLD_OPTION})\n",
+        "click.option('--evaluation-strategy')\n",
+    ],
+)
+def test_an_option_that_the_project_reads_keeps_its_name_in_all_files(program: str, tmp_path: Path) -> None:
+    head = "import det_lightning\nfrom transformers import TrainingArguments\n"
+    written = {
+        "train.py": head + program,
+        "caller.py": f"import train\ntrain.make({OLD_OPTION}='steps')\n",
+        "run.sh": f"python train.py --{OLD_OPTION} steps\n",
+        "arguments.yaml": f"{OLD_OPTION}: steps\n",
+    }
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "direct.py").write_text(f"{head}TrainingArguments('x', {OLD_OPTION}='no')\n")
+    ported = {port.path.name: port for port in port_project([tmp_path]).files}
+    assert [name for name, port in ported.items() if port.changed] == ["direct.py"]
+    assert ported["direct.py"].after.endswith("TrainingArguments('x', eval_strategy='no')\n")
+
+
+def test_without_the_arguments_of_transformers_its_options_mean_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import det_lightning, transformers\nprint(args.warmup_ratio)\n")
+    (tmp_path / "const.yaml").write_text(f"hyperparameters: {{logging_dir: x, {OLD_OPTION}: steps}}\n")
+    assert port_project([tmp_path]).files == []
+
+
+def test_a_module_of_the_project_is_not_the_library_of_its_name(tmp_path: Path) -> None:
+    for name in ("datasets", "models"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("def load_metric(name): pass\n")
+    (tmp_path / "models" / "transformers.py").write_text("def AdamW(): pass\n")
+    code = "import det_lightning\nfrom datasets import load_metric\nfrom models.transformers import AdamW\n"
+    (tmp_path / "train.py").write_text(code)
+    assert port_project([tmp_path]).files == []
+
+
+def test_methods_of_the_project_and_of_libraries_that_a_file_only_mentions_keep_their_names(tmp_path: Path) -> None:
+    (tmp_path / "table.py").write_text("import det_lightning\nclass Table:\n    def iteritems(self): pass\n")
+    (tmp_path / "rows.py").write_text("import pandas\nfrom table import Table\nTable().iteritems()\n")
+    (tmp_path / "slow.py").write_text("# pandas is too slow\nimport det_lightning\nx.iteritems()\nx.ptp()\n")
+    assert port_project([tmp_path]).files == []
+
+
+def test_a_class_that_derives_from_a_trainer_of_the_project_is_none_of_transformers(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text("from base import Trainer\nclass Mine(Trainer):\n    pass\n")
+    (tmp_path / "train.py").write_text("import det_lightning, transformers\nMine(tokenizer=1)\n")
+    assert port_project([tmp_path]).files == []
+
+
+def test_a_pin_in_a_comment_requires_nothing(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("det-lightning\n# torch==1.9.0 did not work\nnumpy # torch==1.9\n")
+    assert port_project([tmp_path]).files == []
 
 
 def test_an_option_of_the_program_itself_is_none_of_transformers(tmp_path: Path) -> None:

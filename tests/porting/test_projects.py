@@ -294,6 +294,7 @@ def test_a_try_says_what_ran_and_what_failed_and_leaves_the_project_alone() -> N
         good_py=program.format("open('written', 'w').close()"),
         bad_py=program.format("{}['lr']"),
         alone_py=program.format("open('written', 'w').close()"),
+        scripts__deep_py=program.format("open('good.yaml').close()"),
         start_sh="det-lightning run good.yaml\n",
     )
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -301,6 +302,7 @@ def test_a_try_says_what_ran_and_what_failed_and_leaves_the_project_alone() -> N
         "alone.py": "ran with `python alone.py`",
         "bad.yaml": "failed with `det-lightning run bad.yaml`: KeyError: 'lr'",
         "good.yaml": "ran with `det-lightning run good.yaml`",
+        "scripts/deep.py": "ran with `python scripts/deep.py`",
         "start.sh": "should run with `sh start.sh`",
     }
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
@@ -595,3 +597,11 @@ def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:
         Severity.note,
         Severity.problem,
     }
+
+
+def test_an_import_that_is_read_as_an_attribute_of_its_module_stays() -> None:
+    project = made(
+        api_py="from determined.experimental import client\n",
+        use_py="import api as a\nprint(a.client.list_experiments())\n",
+    )
+    assert reasons(project, "api.py") == ["determined.experimental.client: it talks to a Determined master"]
