@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from det_lightning.bypass_rules import find_bypasses, name_of
+from det_lightning.bypass_rules import find_bypasses, name_of, parse
 
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
 _INDICES = ("batch_idx", "epoch_idx", "current_train_batch", "current_train_epoch")
@@ -51,8 +51,8 @@ def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
 
 def _parsed(file: Path) -> ast.Module | None:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        return parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
         return None
 
 
