@@ -24,6 +24,7 @@ from tests.testing.defects import (
     GROWTH,
     HEAD,
     LAYERS,
+    LOSS,
     MOVES,
     NEW_BEST,
     PROCESSES,
@@ -129,6 +130,31 @@ HARMLESS = {
             "step_optimizer(self.sgd)": "step_optimizer(self.sgd, auto_zero_grads=False)",
             **before_loss("self.sgd.zero_grad()"),
         },
+    ),
+    "gradients that the trial clears before each of two backward passes": (
+        CONTEXT,
+        {
+            LOSS: "        self.sgd.zero_grad()\n        loss = self.loss(batch)\n        self.context.backward",
+            "        self.context.step_optimizer(self.adam)\n        self.context.step_optimizer(self.sgd)\n": (
+                "        self.context.step_optimizer(self.sgd, auto_zero_grads=False)\n"
+                "        self.adam.zero_grad()\n"
+                "        self.context.backward(self.body(batch[0]).pow(2).mean())\n"
+                "        self.context.step_optimizer(self.adam, auto_zero_grads=False)\n"
+            ),
+        },
+    ),
+    "an optimizer of the inputs": (
+        CONTEXT,
+        before_loss(
+            "noise = torch.zeros_like(batch[0], requires_grad=True)\n"
+            "        inner = torch.optim.SGD([noise], lr=0.1)\n"
+            "        noise.grad, = torch.autograd.grad(self.loss((batch[0] + noise, batch[1])), [noise])\n"
+            "        inner.step()"
+        ),
+    ),
+    "a seed that is set beside the random state of the training": (
+        CONTEXT,
+        before_loss("with torch.random.fork_rng():\n            torch.manual_seed(0)"),
     ),
     "gradients that are clipped by the context": (
         CONTEXT,
