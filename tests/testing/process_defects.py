@@ -153,6 +153,12 @@ PROCESS_DEFECTS = [
         },
     ),
     Defect(
+        "dropout of torch in a validation",
+        UNCHANGED,
+        (r"model_def.py:\d+: dropout works as in training in evaluate_batch",),
+        {EVALUATED: f"batch = (torch.dropout(batch[0], 0.5, True), batch[1])\n        {EVALUATED}"},
+    ),
+    Defect(
         "gradients that are clipped after the step",
         CONTEXT,
         (r"model_def.py:\d+: clip_grad_norm_\(\) clips .* after the step",),

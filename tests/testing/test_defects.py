@@ -116,6 +116,14 @@ HARMLESS = {
             "    def evaluation_reducer(self):\n        return pytorch.Reducer.SUM"
         },
     ),
+    "a number of samples": (GROWTH, {EVALUATED: 'return {"validation_loss": self.loss(batch), "n": len(batch[0])}'}),
+    "dropout that the trial switches on, and off again, for a validation": (
+        UNCHANGED,
+        {
+            EVALUATED: "self.body[1].train()\n        loss = self.loss(batch)\n        self.body[1].eval()\n"
+            '        return {"validation_loss": loss}'
+        },
+    ),
     "weights that are swapped in for a validation": (
         UNCHANGED,
         {
@@ -284,6 +292,11 @@ NOT_COMPARED = {
         SAMPLES,
         "no hyperparameter global_batch_size",
         {"self.context.get_per_slot_batch_size()": "4"},
+    ),
+    "a metric that is 0 at first": (
+        GROWTH,
+        "hits of the untrained model is 0",
+        {EVALUATED: 'return {"validation_loss": self.loss(batch), "hits": 0 * len(batch[0])}'},
     ),
     "parameters that get a gradient later on": (
         MOVES,

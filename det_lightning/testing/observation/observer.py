@@ -86,6 +86,7 @@ class Observer(recorder.TrainingLog):
         self.shards_data = True  # whether the training loader is one of ours, which divides the data
         self.dataset_length: int | None = None  # of the training data
         self.validation_batches: int | None = None  # of the validation loader, if it has a length
+        self.validation_samples: int | None = None  # of the validation data, if they have a length
         self.validation_batch_size: int | None = None  # None if the validation loader is not one of ours
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
@@ -267,6 +268,8 @@ def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type
             observer.validation_batch_size = getattr(loader, "batch_size", None)
             with contextlib.suppress(TypeError):
                 observer.validation_batches = len(loader)
+            with contextlib.suppress(AttributeError, TypeError):
+                observer.validation_samples = len(loader.dataset)
             observer.data |= _data_of("validation", loader)
             return loader
 

@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED
 from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.observation.evaluation_watch import DROPOUTS
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.record import RunSettings
@@ -23,7 +24,6 @@ from det_lightning.testing.training.trial_source import ImportedTrial, TrialSour
 
 _SIZE = 2
 _BATCHES = 4
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def without_chance() -> Iterator[None]:
         return batch_norm(inputs, running_mean, running_var, weight, bias, own, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in _DROPOUTS:
+        for name in DROPOUTS:
             patch.setattr(functional, name, lambda inputs, *args, **kwargs: inputs)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)
