@@ -288,6 +288,32 @@ NOT_COMPARED = {
         "on as many samples as one, 4 in batch 0",
         {"return self.inputs[index], ": "return self.inputs[index] + np.random.rand(1).astype('f'), "},
     ),
+    "batches whose first dimension is time": (
+        SAMPLES,
+        "as many samples as one, 4 in batch 0; as arrays of a batch have other lengths",
+        {
+            "    def loss(self, batch):\n        inputs, targets = batch": "    def get_batch_length(self, batch):\n"
+            "        return batch[0].shape[1]\n\n    def loss(self, batch):\n        inputs, targets = batch\n"
+            "        inputs = inputs.mean(0)",
+            "shuffle=True)": "shuffle=True, collate_fn=time_first)",
+            "Noted(12), batch_size=4)": "Noted(12), batch_size=4, collate_fn=time_first)",
+            "class Best(": "def time_first(samples):\n    inputs, targets = map(torch.stack, zip(*samples))\n"
+            "    return torch.stack([inputs] * 7), targets\n\n\nclass Best(",
+        },
+    ),
+    "batches of a batch_sampler": (
+        SAMPLES,
+        "the trial makes its batches itself; two processes train on other samples than one",
+        {
+            "batch_size=self.context.get_per_slot_batch_size(), shuffle=True": (
+                "batch_sampler=Buckets(self.context.get_per_slot_batch_size())"
+            ),
+            "class Best(": "class Buckets:\n    def __init__(self, size):\n        self.size = size\n\n"
+            "    def __len__(self):\n        return 40 // self.size\n\n    def __iter__(self):\n"
+            "        buckets = np.arange(40).reshape(-1, self.size)\n"
+            "        yield from np.random.default_rng(3).permutation(buckets).tolist()\n\n\nclass Best(",
+        },
+    ),
     "a batch size without a hyperparameter": (
         SAMPLES,
         "no hyperparameter global_batch_size",

@@ -28,7 +28,7 @@ def share_samples(runs: TrialRuns) -> list[str]:
     results = _compared(runs)
     _require_same_lengths(runs, results)
     first, second = (rank.samples[0] for rank in results.ranks)
-    if first == second and first + second != results.one.samples[0]:
+    if first is not None and first == second and first + first != results.one.samples[0]:
         raise CheckFailed(
             f"Both processes train on the same samples in batch 0, {results.ranks[0].lengths[0]} each.",
             "a loader that is not a det_lightning.pytorch.DataLoader, whose data the trial does not shard: take each "
@@ -37,16 +37,19 @@ def share_samples(runs: TrialRuns) -> list[str]:
     lengths = [result.dataset_length for result in (results.one, results.ranks[0])]
     if results.shards_here and None not in lengths and lengths[0] != lengths[1]:
         _reject_other_data(runs, *lengths)
-    if draws_while_training(results.one.record):
+    draws = draws_while_training(results.one.record)
+    if draws or None in results.one.samples:
+        reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
         raise NotCompared(
-            f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0; as random numbers "
-            "are drawn for each batch, the samples cannot be told apart"
+            f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0; as {reason}, the "
+            "samples cannot be told apart"
         )
     if (batch := _find_other_samples(results)) is None:
         return results.remarks
     message = f"two processes train on other samples than one, first in batch {batch}"
-    if not results.shards_here:
-        raise NotCompared(f"the trial shards its training data itself; {message}")
+    if not results.shards_here or results.has_own_batches:
+        does = "makes its batches" if results.has_own_batches else "shards its training data"
+        raise NotCompared(f"the trial {does} itself; {message}")
     raise CheckFailed(
         f"{message.capitalize()}.",
         "an order of the data that each process draws for itself, from a generator that is seeded with its rank",
@@ -61,6 +64,8 @@ def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
             message = f"wo processes train on {sum(both)} samples in batch {batch}, where one trains on {one}"
             if not results.sets_batch_size:
                 raise NotCompared(f"there is no hyperparameter global_batch_size to share: t{message}")
+            if results.has_own_batches:
+                raise NotCompared(f"a batch_sampler of the trial makes the batches: t{message}")
             raise CheckFailed(
                 f"T{message}.",
                 "a loader with batch_size=context.get_global_batch_size(), or a number: each process needs "
@@ -80,11 +85,11 @@ def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> Non
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
-    """Return the first batch in which two processes do not train on the samples of one."""
+    """Return the first batch in which two processes do not train on the samples of one, as far as is known."""
     for batch, (one, *both) in enumerate(
         zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False)
     ):
-        if sum(both, Counter()) != one:
+        if one is not None and sum(filter(None, both), Counter()) != one:
             return batch
     return None
 

@@ -75,7 +75,7 @@ class ContextBypass(TorchFunctionMode):
         self._seeded: set[str] = set()
         # By parameter: gradients that an optimizer stepped with, and those that a backward pass added to one of these.
         self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        self._added: dict[torch.Tensor, tuple[torch.Tensor, str | None]] = {}
+        self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
         self._directory = directory
         self._observer = observer
 
@@ -165,7 +165,7 @@ class ContextBypass(TorchFunctionMode):
         if context is None or parameters.isdisjoint(_parameters_in(context.models, self._observer.trial)):
             return  # such as an optimizer of the inputs
         for added, line in (self._added.pop(p) for p in parameters & self._added.keys() if p.grad is self._added[p][0]):
-            if added.any():
+            if added is not None and added.any():
                 self.gradients[
                     f"{line}: adds gradients to those of an earlier batch, with which the optimizer has already "
                     "stepped; leave out auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in "

@@ -113,6 +113,8 @@ class _TrainingLayers(TorchFunctionMode):
 def _is_of_training_module() -> bool:
     """Return whether the innermost module that is being called is in training mode."""
     frame = inspect.currentframe()
-    while frame is not None and not isinstance(module := frame.f_locals.get("self"), torch.nn.Module):
+    while frame is not None:
+        if isinstance(module := frame.f_locals.get("self"), torch.nn.Module):
+            return module.training
         frame = frame.f_back
-    return frame is not None and module.training
+    return False

@@ -34,6 +34,7 @@ class ProcessRuns:
     one: ProcessResult
     halved: ProcessResult  # one process that validates with half as many samples in a batch
     shards_here: bool  # whether det_lightning divides the training data
+    has_own_batches: bool  # whether a batch_sampler of the trial makes the training batches
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
 
@@ -63,7 +64,7 @@ def train_two_and_one(
     _require_success(results, own_groups)
     (first,), (second,), (halved, one) = results
     has_size = "global_batch_size" in settings.hparams
-    return ProcessRuns([first, second], one, halved, seen.shards_data, has_size, remarks)
+    return ProcessRuns([first, second], one, halved, seen.shards_data, seen.has_own_batches, has_size, remarks)
 
 
 def train_two(
