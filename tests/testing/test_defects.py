@@ -301,6 +301,17 @@ NOT_COMPARED = {
             "    return torch.stack([inputs] * 7), targets\n\n\nclass Best(",
         },
     ),
+    "a loss that compares the samples of a batch": (
+        PROCESSES,
+        "the loss of a batch is not the mean of the losses of its halves",
+        {
+            "return ((self.head(self.body(inputs)) - targets) ** 2).mean()": (
+                "out = self.head(self.body(inputs))\n"
+                "        logits = out @ targets.T\n"
+                "        return torch.nn.functional.cross_entropy(logits, torch.arange(len(out)))"
+            )
+        },
+    ),
     "batches of a batch_sampler": (
         SAMPLES,
         "the trial makes its batches itself; two processes train on other samples than one",

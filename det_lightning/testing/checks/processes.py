@@ -130,6 +130,14 @@ def agree_with_one(runs: TrialRuns) -> None:
         )
 
     def fail(message: str) -> None:
+        if not draws and _depends_on_batch_size(runs, results):
+            raise NotCompared(
+                "the loss of a batch is not the mean of the losses of its halves, in one process either, such as a "
+                "mean over tokens or a contrastive loss"
+            )
+        fail_for_scale(message)
+
+    def fail_for_scale(message: str) -> None:
         raise CheckFailed(f"Two processes do not train like one: {message}", *causes, details=suspects[:8])
 
     suspects = [
@@ -137,8 +145,9 @@ def agree_with_one(runs: TrialRuns) -> None:
         for name, one, other in _different(results.ranks[0], results.ranks[1], "start", trained=False)
     ]
     causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects else [])]
-    if draws_while_training(results.one.record):
-        _compare_scale([rank.record for rank in results.ranks], results.one.record, fail)
+    draws = draws_while_training(results.one.record)
+    _compare_scale(results, _NOISY_SHARE if draws else _SHARE, fail_for_scale)
+    if draws:
         raise NotCompared(
             "train_batch(), or the loader between two batches, draws random numbers, and two processes draw others "
             "than one"
@@ -245,14 +254,31 @@ def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: 
                 )
 
 
-def _compare_scale(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: Callable[[str], None]) -> None:
+def _compare_scale(results: ProcessRuns, share: float, fail: Callable[[str], None]) -> None:
     """Fail if the first loss is about twice or half as large, whatever random numbers are drawn."""
-    single, *two = (record.curves("batch_end") for record in (one, *ranks))
-    for name in (name for name in single if "loss" in name.lower() and all(name in curves for curves in two)):
-        first, *others = (curves[name][0][1] for curves in (single, *two))
+    for name, (first, *others) in _first_losses(results.one, *results.ranks):
         times = float(np.mean(others) / first) if first else 1.0
-        if any(abs(times / factor - 1) < _NOISY_SHARE for factor in (_SIZE, 1 / _SIZE)):
+        if any(abs(times / factor - 1) < share for factor in (_SIZE, 1 / _SIZE)):
             fail(f"metric {name!r} of batch 0 is {times:.3g} times as large as in one.")
+
+
+def _first_losses(*results: ProcessResult) -> Iterator[tuple[str, list[float]]]:
+    """Yield the names of losses, and the values of each result for its first batch."""
+    first, *others = (result.record.curves("batch_end") for result in results)
+    for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
+        yield name, [curves[name][0][1] for curves in (first, *others)]
+
+
+def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
+    """Return whether the first loss of two processes is that of one for the same halves, but not for the batch."""
+    losses = [(one, float(np.mean(two))) for _, (one, *two) in _first_losses(results.one, *results.ranks)]
+    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses) or runs.halves.failure is not None:
+        return False
+    halves = runs.halves.record.curves("batch_end")
+    return all(
+        _are_close(float(np.mean([value for _, value in halves[name][:_SIZE]])), float(np.mean(two)))
+        for name, (_, *two) in _first_losses(results.one, *results.ranks)
+    )
 
 
 def _compare_gradients(results: ProcessRuns, fail: Callable[[str], None]) -> None:

@@ -79,6 +79,25 @@ def train_two(
     return [of_rank[-1] for of_rank in results]
 
 
+def train_halves(
+    source: TrialSource, settings: RunSettings, make_plan: Callable[..., RunPlan], folder: Path
+) -> ProcessResult:
+    """Train one process on the batches of two, rank after rank, without a step between those of the first batch."""
+    assert isinstance(source, ImportedTrial)  # two processes have trained
+    hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // _SIZE}
+    plan = make_plan(
+        "halves",
+        dataclasses.replace(settings, hparams=hparams, batches=_SIZE, aggregation_frequency=_SIZE),
+        data=ShortenedData(loads_here=True),
+        limits={"limit_val_batches": 1},
+        validate_after=frozenset(),
+        validates_first=True,
+        around=without_chance,
+    )
+    ((result,),) = _train(source, [Role([plan])], folder)
+    return result
+
+
 def _plan_roles(
     make_plan: Callable[..., RunPlan], settings: RunSettings, batch_size: int | None, strategy: str | None = None
 ) -> list[Role]:
