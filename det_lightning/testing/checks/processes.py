@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -40,10 +41,8 @@ def share_samples(runs: TrialRuns) -> list[str]:
     draws = draws_while_training(results.one.record)
     if draws or None in results.one.samples:
         reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
-        raise NotCompared(
-            f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0; as {reason}, the "
-            "samples cannot be told apart"
-        )
+        same = f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0"
+        raise NotCompared(f"{same}; as {reason}, the samples cannot be told apart")
     if (batch := _find_other_samples(results)) is None:
         return results.remarks
     message = f"two processes train on other samples than one, first in batch {batch}"
@@ -86,12 +85,9 @@ def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> Non
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
     """Return the first batch in which two processes do not train on the samples of one, as far as is known."""
-    for batch, (one, *both) in enumerate(
-        zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False)
-    ):
-        if one is not None and sum(filter(None, both), Counter()) != one:
-            return batch
-    return None
+    batches = enumerate(zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False))
+    others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
+    return next(others, None)
 
 
 def keep_equal_weights(runs: TrialRuns) -> None:
@@ -246,7 +242,7 @@ def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: 
             if single is None or "loss" not in name.lower():
                 continue
             values = [number_in(by_rank["metrics"].get(name)) for by_rank in events]
-            two = float(np.mean([np.nan if value is None else value for value in values]))
+            two = fmean(np.nan if value is None else value for value in values)
             if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
                 fail(
                     f"metric {name!r} of batch {event['batch']} is {two:.6g} on average in two, and {single:.6g} in "
@@ -257,7 +253,7 @@ def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: 
 def _compare_scale(results: ProcessRuns, share: float, fail: Callable[[str], None]) -> None:
     """Fail if the first loss is about twice or half as large, whatever random numbers are drawn."""
     for name, (first, *others) in _first_losses(results.one, *results.ranks):
-        times = float(np.mean(others) / first) if first else 1.0
+        times = fmean(others) / first if first else 1.0
         if any(abs(times / factor - 1) < share for factor in (_SIZE, 1 / _SIZE)):
             fail(f"metric {name!r} of batch 0 is {times:.3g} times as large as in one.")
 
@@ -271,14 +267,11 @@ def _first_losses(*results: ProcessResult) -> Iterator[tuple[str, list[float]]]:
 
 def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
     """Return whether the first loss of two processes is that of one for the same halves, but not for the batch."""
-    losses = [(one, float(np.mean(two))) for _, (one, *two) in _first_losses(results.one, *results.ranks)]
-    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses) or runs.halves.failure is not None:
+    losses = {name: (one, fmean(two)) for name, (one, *two) in _first_losses(results.one, *results.ranks)}
+    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
         return False
     halves = runs.halves.record.curves("batch_end")
-    return all(
-        _are_close(float(np.mean([value for _, value in halves[name][:_SIZE]])), float(np.mean(two)))
-        for name, (_, *two) in _first_losses(results.one, *results.ranks)
-    )
+    return all(_are_close(fmean(value for _, value in halves[name]), two) for name, (_, two) in losses.items())
 
 
 def _compare_gradients(results: ProcessRuns, fail: Callable[[str], None]) -> None:

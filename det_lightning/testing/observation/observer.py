@@ -84,7 +84,7 @@ class Observer(recorder.TrainingLog):
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
         self.full_batches: int | None = None  # those of them that have all of their samples, if that is known
         self.shards_data = True  # whether the training loader is one of ours, which divides the data
-        self.has_own_batches = False  # whether a batch_sampler of the trial makes the training batches
+        self.has_own_batches = False  # whether a batch_sampler of the trial makes them
         self.dataset_length: int | None = None  # of the training data
         self.validation_batches: int | None = None  # of the validation loader, if it has a length
         self.validation_samples: int | None = None  # of the validation data, if they have a length
@@ -99,9 +99,8 @@ class Observer(recorder.TrainingLog):
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
-        # Of each batch, if kept: checksums of its arrays' rows, None if a row is not a sample; and its length.
-        self.samples: list[collections.Counter[bytes] | None] = []
-        self.lengths: list[int] = []
+        self.samples: list[collections.Counter[bytes] | None] = []  # of each batch, if kept: checksums of its rows
+        self.lengths: list[int] = []  # of each batch, if kept
         self.gradients: dict[str, np.ndarray[Any, Any]] = {}  # elements of those of the first update, if kept
         self._before_validation: dict[str, Any] | None = None  # random states, if it is before the first batch
         self._modules = modules
@@ -164,14 +163,11 @@ class Observer(recorder.TrainingLog):
         apply_to_collection(batch, (torch.Tensor, np.ndarray), values.append)
         arrays = [array for array in map(_frozen, values) if array.ndim]
         length = len(arrays[0]) if arrays else 0
-        if arrays:
-            with contextlib.suppress(TypeError):  # get_batch_length() does not know this type of batch
-                length = trial.get_batch_length(batch)
+        with contextlib.suppress(TypeError, ValueError):  # a type of batch that get_batch_length() does not know
+            length = trial.get_batch_length(batch) if arrays else 0
         self.lengths.append(length)
-        rows = (row for array in arrays for row in array)
-        checksums = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows)
-        has_rows = all(len(array) == length for array in arrays)
-        self.samples.append(collections.Counter(checksums) if has_rows else None)
+        rows = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for array in arrays for row in array)
+        self.samples.append(collections.Counter(rows) if all(len(array) == length for array in arrays) else None)
 
     def end_validation(self, metrics: dict[str, Any]) -> None:
         """Record the metrics of a validation, after all hooks."""
