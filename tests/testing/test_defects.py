@@ -99,7 +99,8 @@ HARMLESS = {
         STATE,
         {
             "        self.best = Best()\n": "        self.best = Best()\n        self.seen = 0; self.mean = 0.0\n",
-            RETURN: f"self.seen += 1\n        self.mean = 0.9 * self.mean + 0.1 * loss.item()\n        {RETURN}",
+            RETURN: "self.seen += 1\n        self.mean = 0.9 * self.mean + 0.1 * loss.item()\n"
+            f"        if self.seen % 5 == 0:\n            print(self.seen, self.mean)\n        {RETURN}",
         },
     ),
     "a dataset that caches and counts": (
