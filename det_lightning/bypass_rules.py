@@ -15,6 +15,7 @@ _DEVICE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
 _CHOSEN = ("a GPU is chosen by hand", "remove it; each process has its own device, context.device")
 _TAKES_DEVICE = {"to", "device", "set_default_device"}
+_ASKS_DEVICE = {"is_available", "device_count", "is_cuda"}
 #: What connects processes, or shares models and data between them: the reason and the advice, by name.
 PROCESS_NAMES = {
     "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
@@ -68,6 +69,7 @@ def parse(text: str) -> ast.Module:
 def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterator[Bypass]:
     """Yield what bypasses the context in a file, in the order of its lines, without the nodes that are ``left_out``."""
     names = _names_from_torch(tree)
+    variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     flags = _flags_of_devices(tree)
     for node, is_conditional in _walk(tree, left_out, flags):
         line = getattr(node, "lineno", 0)
@@ -77,7 +79,7 @@ def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterat
             shown = f"{reason} ({code[:60]})" if reason.endswith("code") else reason
             is_current = (follows or is_conditional) and ":" not in name
             yield Bypass(line, code, DEVICE, shown, advice, is_current)
-        elif isinstance(node, ast.Call) and (found := _process_call(node, names)) is not None:
+        elif isinstance(node, ast.Call) and (found := _process_call(node, names, variables)) is not None:
             yield Bypass(line, ast.unparse(node), PROCESSES, *found)
 
 
@@ -93,9 +95,9 @@ def _walk(
 
 
 def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
-    """Return whether a condition asks if there is a GPU, by a call or by one of the ``flags``."""
+    """Return whether a condition asks for the GPU or device that there is, by itself or by one of the ``flags``."""
     return any(
-        (isinstance(node, ast.Attribute) and node.attr == "is_available")
+        (isinstance(node, ast.Attribute) and (node.attr in _ASKS_DEVICE or ast.unparse(node).endswith("device.type")))
         or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
         for node in ast.walk(test)
     )
@@ -109,8 +111,8 @@ def _flags_of_devices(tree: ast.AST) -> set[str]:
 
 def _is_flag(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
-        return name_of(value.func) == "is_available"
-    return isinstance(value, ast.BoolOp | ast.UnaryOp | ast.Compare) and depends_on_device(value)
+        return name_of(value.func) in _ASKS_DEVICE
+    return isinstance(value, ast.Attribute | ast.BoolOp | ast.UnaryOp | ast.Compare) and depends_on_device(value)
 
 
 def name_of(node: ast.AST | None) -> str:
@@ -156,7 +158,10 @@ def _values_in(node: ast.AST) -> list[ast.expr]:
 def _device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
     name = name_of(call.func)
     if name == "cuda" and isinstance(call.func, ast.Attribute) and ast.unparse(call.func) != "torch.cuda":
-        index = ":" if call.args or call.keywords else ""
+        given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
+        if any(name_of(device) == "device" for device in given):
+            return None  # the device of the context, or of another tensor
+        index = ":" if given else ""
         return "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT, f"cuda{index}", False
     if name in ("set_device", "device") and "cuda" in ast.unparse(call.func):
         return *_CHOSEN, ":", False
@@ -180,13 +185,15 @@ def _device_in(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
     return (is_name.group(), False) if is_name else None
 
 
-def _process_call(call: ast.Call, names: dict[str, str]) -> tuple[str, str] | None:
+def _process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:
     """Return reason and advice for a call that connects processes. Some methods of the context have such names, too."""
     head, dot, rest = ast.unparse(call.func).partition(".")
     dotted = f"{names.get(head, head)}{dot}{rest}"
     module, _, last = dotted.rpartition(".")
-    if module in ("dist", "torch.distributed"):
-        return None if last in _HARMLESS else PROCESS_NAMES.get(last, _COMMUNICATES)
+    if module == "torch.distributed":
+        # A variable of this name, such as a distribution, has other methods.
+        is_other = last in _HARMLESS or (head in variables and last not in COLLECTIVES)
+        return None if is_other else PROCESS_NAMES.get(last, _COMMUNICATES)
     # The context's package has a class of this name for samplers.
     of_torch = dotted.startswith(("torch.", "data.", "utils.", "distributed."))
     return PROCESS_NAMES.get(last) if of_torch or last != "DistributedSampler" else None

@@ -501,6 +501,8 @@ def test_a_file_that_stays_on_determined_may_check_its_version() -> None:
         trial(in_train="self.scheduler.step()"),
         trial(in_train="self.context.step_optimizer(o, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 1))"),
         trial(hook="def on_batch(self): ...\n    def on_training_start(self): self.on_batch()"),
+        trial(in_train="dist = torch.distributions.Normal(x, 1)\n        z = dist.rsample()"),
+        "import torch.distributed as dist\n\ndist = torch.cdist(x, y)\nnear = dist.min()\n",
         "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
     ],
 )

@@ -153,6 +153,30 @@ PROCESS_DEFECTS = [
         },
     ),
     Defect(
+        "dropout of torch in a validation",
+        UNCHANGED,
+        (r"model_def.py:\d+: dropout works as in training in evaluate_batch",),
+        {EVALUATED: f"batch = (torch.dropout(batch[0], 0.5, True), batch[1])\n        {EVALUATED}"},
+    ),
+    Defect(
+        "gradients that are clipped after the step",
+        CONTEXT,
+        (r"model_def.py:\d+: clip_grad_norm_\(\) clips .* after the step",),
+        {RETURN: f"torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1)\n        {RETURN}"},
+    ),
+    Defect(
+        "a seed that is set in each batch",
+        CONTEXT,
+        ("same seed", r"model_def.py:\d+: torch.manual_seed\(7\)"),
+        before_loss("torch.manual_seed(7)"),
+    ),
+    Defect(
+        "a seed that is set in each validation",
+        CONTEXT,
+        ("same seed", r"model_def.py:\d+: random.seed\(7\)"),
+        {EVALUATED: f"random.seed(7)\n        {EVALUATED}"},
+    ),
+    Defect(
         "gradients that are clipped before the backward pass",
         CONTEXT,
         (r"model_def.py:\d+: clip_grad_norm_\(\) clips before the backward pass",),

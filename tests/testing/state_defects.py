@@ -19,6 +19,17 @@ from tests.testing.defects import (
 
 STATE_DEFECTS = [
     Defect(
+        "a counter that decides later on",
+        STATE,
+        ("steps", r"model_def.py:\d+"),
+        {
+            HEAD: f"{HEAD}\n        self.steps = 0",
+            RETURN: "self.steps += 1\n        if self.steps % 500 == 0:\n"
+            "            self.sgd.param_groups[0]['lr'] /= 10\n"
+            f"        {RETURN}",
+        },
+    ),
+    Defect(
         "unwrapped model",
         STATE,
         ("model trial.head", "weight", "wrap_model"),

@@ -24,6 +24,7 @@ from tests.testing.defects import (
     GROWTH,
     HEAD,
     LAYERS,
+    LOSS,
     MOVES,
     NEW_BEST,
     PROCESSES,
@@ -98,7 +99,8 @@ HARMLESS = {
         STATE,
         {
             "        self.best = Best()\n": "        self.best = Best()\n        self.seen = 0; self.mean = 0.0\n",
-            RETURN: f"self.seen += 1\n        self.mean = 0.9 * self.mean + 0.1 * loss.item()\n        {RETURN}",
+            RETURN: "self.seen += 1\n        self.mean = 0.9 * self.mean + 0.1 * loss.item()\n"
+            f"        if self.seen % 5 == 0:\n            print(self.seen, self.mean)\n        {RETURN}",
         },
     ),
     "a dataset that caches and counts": (
@@ -115,6 +117,14 @@ HARMLESS = {
             "    def evaluation_reducer(self):\n        return pytorch.Reducer.SUM"
         },
     ),
+    "a number of samples": (GROWTH, {EVALUATED: 'return {"validation_loss": self.loss(batch), "n": len(batch[0])}'}),
+    "dropout that the trial switches on, and off again, for a validation": (
+        UNCHANGED,
+        {
+            EVALUATED: "self.body[1].train()\n        loss = self.loss(batch)\n        self.body[1].eval()\n"
+            '        return {"validation_loss": loss}'
+        },
+    ),
     "weights that are swapped in for a validation": (
         UNCHANGED,
         {
@@ -129,6 +139,31 @@ HARMLESS = {
             "step_optimizer(self.sgd)": "step_optimizer(self.sgd, auto_zero_grads=False)",
             **before_loss("self.sgd.zero_grad()"),
         },
+    ),
+    "gradients that the trial clears before each of two backward passes": (
+        CONTEXT,
+        {
+            LOSS: "        self.sgd.zero_grad()\n        loss = self.loss(batch)\n        self.context.backward",
+            "        self.context.step_optimizer(self.adam)\n        self.context.step_optimizer(self.sgd)\n": (
+                "        self.context.step_optimizer(self.sgd, auto_zero_grads=False)\n"
+                "        self.adam.zero_grad()\n"
+                "        self.context.backward(self.body(batch[0]).pow(2).mean())\n"
+                "        self.context.step_optimizer(self.adam, auto_zero_grads=False)\n"
+            ),
+        },
+    ),
+    "an optimizer of the inputs": (
+        CONTEXT,
+        before_loss(
+            "noise = torch.zeros_like(batch[0], requires_grad=True)\n"
+            "        inner = torch.optim.SGD([noise], lr=0.1)\n"
+            "        noise.grad, = torch.autograd.grad(self.loss((batch[0] + noise, batch[1])), [noise])\n"
+            "        inner.step()"
+        ),
+    ),
+    "a seed that is set beside the random state of the training": (
+        CONTEXT,
+        before_loss("with torch.random.fork_rng():\n            torch.manual_seed(0)"),
     ),
     "gradients that are clipped by the context": (
         CONTEXT,
@@ -254,10 +289,52 @@ NOT_COMPARED = {
         "on as many samples as one, 4 in batch 0",
         {"return self.inputs[index], ": "return self.inputs[index] + np.random.rand(1).astype('f'), "},
     ),
+    "batches whose first dimension is time": (
+        SAMPLES,
+        "as many samples as one, 4 in batch 0; as arrays of a batch have other lengths",
+        {
+            "    def loss(self, batch):\n        inputs, targets = batch": "    def get_batch_length(self, batch):\n"
+            "        return batch[0].shape[1]\n\n    def loss(self, batch):\n        inputs, targets = batch\n"
+            "        inputs = inputs.mean(0)",
+            "shuffle=True)": "shuffle=True, collate_fn=time_first)",
+            "Noted(12), batch_size=4)": "Noted(12), batch_size=4, collate_fn=time_first)",
+            "class Best(": "def time_first(samples):\n    inputs, targets = map(torch.stack, zip(*samples))\n"
+            "    return torch.stack([inputs] * 7), targets\n\n\nclass Best(",
+        },
+    ),
+    "a loss that compares the samples of a batch": (
+        PROCESSES,
+        "the loss of a batch is not the mean of the losses of its halves",
+        {
+            "return ((self.head(self.body(inputs)) - targets) ** 2).mean()": (
+                "out = self.head(self.body(inputs))\n"
+                "        logits = out @ targets.T\n"
+                "        return torch.nn.functional.cross_entropy(logits, torch.arange(len(out)))"
+            )
+        },
+    ),
+    "batches of a batch_sampler": (
+        SAMPLES,
+        "the trial makes its batches itself; two processes train on other samples than one",
+        {
+            "batch_size=self.context.get_per_slot_batch_size(), shuffle=True": (
+                "batch_sampler=Buckets(self.context.get_per_slot_batch_size())"
+            ),
+            "class Best(": "class Buckets:\n    def __init__(self, size):\n        self.size = size\n\n"
+            "    def __len__(self):\n        return 40 // self.size\n\n    def __iter__(self):\n"
+            "        buckets = np.arange(40).reshape(-1, self.size)\n"
+            "        yield from np.random.default_rng(3).permutation(buckets).tolist()\n\n\nclass Best(",
+        },
+    ),
     "a batch size without a hyperparameter": (
         SAMPLES,
         "no hyperparameter global_batch_size",
         {"self.context.get_per_slot_batch_size()": "4"},
+    ),
+    "a metric that is 0 at first": (
+        GROWTH,
+        "hits of the untrained model is 0",
+        {EVALUATED: 'return {"validation_loss": self.loss(batch), "hits": 0 * len(batch[0])}'},
     ),
     "parameters that get a gradient later on": (
         MOVES,

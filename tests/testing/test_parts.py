@@ -99,6 +99,10 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if torch.cuda.is_available():
     torch.cuda.manual_seed(1)
     torch.nn.Linear(1, 1).cuda()
+if torch.cuda.device_count() > 0 or ones.is_cuda:
+    torch.nn.Linear(1, 1).cuda()
+name = torch.device("cuda" if device.type == "cuda" else "cpu")
+there = torch.ones(1).cuda(ones.device)
 use_cuda = torch.cuda.is_available() and not os.environ.get("NO_CUDA")
 Tensor = torch.cuda.FloatTensor if use_cuda else torch.FloatTensor
 ones = torch.ones(1).to(device)
@@ -140,23 +144,23 @@ def source(tmp_path: Path) -> Path:
 
 def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
     assert bypasses_in([source], source.parent, DEVICE) == [
-        "model_def.py:12: torch.ones(1, device='cuda:1')",
-        "model_def.py:13: torch.load('x.pt', map_location='cuda:0')",
-        "model_def.py:14: torch.ones(1).to('cuda')",
-        "model_def.py:15: torch.cuda.FloatTensor",
-        "model_def.py:16: torch.cuda.set_device(0)",
+        "model_def.py:16: torch.ones(1, device='cuda:1')",
+        "model_def.py:17: torch.load('x.pt', map_location='cuda:0')",
+        "model_def.py:18: torch.ones(1).to('cuda')",
+        "model_def.py:19: torch.cuda.FloatTensor",
+        "model_def.py:20: torch.cuda.set_device(0)",
     ]
 
 
 def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
     assert bypasses_in([source], source.parent, PROCESSES) == [
-        "model_def.py:27: dist.all_reduce(ones)",
-        "model_def.py:29: torch.nn.parallel.DistributedDataParallel(self)",
+        "model_def.py:31: dist.all_reduce(ones)",
+        "model_def.py:33: torch.nn.parallel.DistributedDataParallel(self)",
     ]
 
 
 def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
-    assert hparams_in([source], source.parent) == {"width": "model_def.py:21", "global_batch_size": "model_def.py:22"}
+    assert hparams_in([source], source.parent) == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
 
 
 def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from det_lightning.errors import UnsafeCheckpointError
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks.training import difference_of_runs, listed
 from det_lightning.testing.observation.object_state import MAX_LEAVES, Holder, Leaf, ObjectState
-from det_lightning.testing.observation.source_scan import appended_lists, find_changes
+from det_lightning.testing.observation.source_scan import appended_lists, find_changes, find_deciding
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
@@ -28,7 +28,7 @@ class Loss:
     """Why a checkpoint lacks something."""
 
     cause: str
-    is_kept: bool  # whether it is part of the result of a training, such as weights
+    is_kept: bool  # whether it is part of the result of a training, such as weights, or decides what a trial does
 
 
 _Found = dict[Holder, list[str]]  # paths of values, by what holds them
@@ -49,7 +49,9 @@ def is_complete(runs: TrialRuns) -> list[str]:
         in_place = runs.probe[1].in_place.lines if any("dataset" in what for what in essential) else {}
         causes = dict.fromkeys(why.cause for why in essential.values())
         raise CheckFailed(message, *causes, details=[*essential, *in_place])
-    remarks = [f"{what} is not in the checkpoint, which changes nothing in a resumed run" for what in lost]
+    remarks = [
+        f"{what} is not in the checkpoint, which changed nothing in {runs.options.batches} batches" for what in lost
+    ]
     if len(runs.straight.observer.states["start"]) >= MAX_LEAVES:
         remarks.append(f"the trial's objects hold more than {MAX_LEAVES:,} values, of which only these were compared")
     return remarks
@@ -134,12 +136,16 @@ def lost_state(runs: TrialRuns) -> dict[str, Loss]:
         found = _without_appended(runs, found, containers)
     with runs.source.imported():
         lines = find_changes(files_of(runs.source), runs.source.directory)
+        deciding = find_deciding(files_of(runs.source))
     known_leaves = {**start, **saved}
     return {
         _describe_loss(holder, paths, lines): Loss(
             usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)[0],
-            holder.kind in _RESULTS
-            and (holder.kind != "model" or any(isinstance(known_leaves[path].value, dict) for path in paths)),
+            (holder.kind in _OF_USER and not deciding.isdisjoint(_words(holder, paths)))
+            or (
+                holder.kind in _RESULTS
+                and (holder.kind != "model" or any(isinstance(known_leaves[path].value, dict) for path in paths))
+            ),
         )
         for holder, paths in found.items()
     }
@@ -182,14 +188,23 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
     return not _same(ends[0].get(path), ends[1].get(path))
 
 
+def _names(holder: Holder, paths: list[str]) -> dict[str, None]:
+    return dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
+
+
+def _words(holder: Holder, paths: list[str]) -> list[str]:
+    """Return the names of attributes or variables that paths begin with."""
+    return [word for name in _names(holder, paths) for word in re.findall(r"\w+", name)[:1]]
+
+
 def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -> str:
-    names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
+    names = _names(holder, paths)
     kind = (
         ""
         if holder.kind in ("callback", "trial") or holder.path.startswith("the ")
         else (f"{_WORDS.get(holder.kind, holder.kind)} ")
     )
-    words = [word for name in names for word in re.findall(r"\w+", name)[:1]] + [holder.path.rpartition(".")[2]]
+    words = [*_words(holder, paths), holder.path.rpartition(".")[2]]
     line = next((f" ({lines[word]})" for word in words if word in lines), "")
     return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}{line}"
 

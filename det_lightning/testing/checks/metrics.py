@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.checks.training import listed
 from det_lightning.testing.observation.source_scan import text_is
+from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.requirements import find_lines
 from det_lightning.testing.training.runs import TrialRuns
 
@@ -52,7 +54,7 @@ def validates(runs: TrialRuns) -> None:
         )
 
 
-def changes_nothing(runs: TrialRuns) -> None:
+def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes as they are, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer.evaluation
@@ -67,6 +69,7 @@ def changes_nothing(runs: TrialRuns) -> None:
     runs.require(run)
     if not run.observer.validations or not seen.calls:
         raise NotCompared("the trial has no validation that could be observed")
+    return [f"{call}, in the mode that the trial sets and resets" for call in seen.chosen]
 
 
 def grow_not(runs: TrialRuns) -> None:
@@ -82,11 +85,13 @@ def grow_not(runs: TrialRuns) -> None:
     draws = one.observer.evaluation.draws
     share = _NOISY_SHARE if draws else _SHARE
     whole, half = (run.observer.validations[0][1] for run in (one, halved))
-    names = [name for name in whole if name in half and not math.isnan(_as_number(whole[name]))]
-    if not names:
+    pairs = {name: [_as_number(metrics[name]) for metrics in (whole, half)] for name in whole if name in half}
+    numbers_only = {name: values for name, values in pairs.items() if not math.isnan(values[0])}
+    if not numbers_only:
         raise NotCompared("no metric of the validation is a number")
-    for name in names:
-        values = [_as_number(metrics[name]) for metrics in (whole, half)]
+    for name, values in numbers_only.items():
+        if all(_counts_samples(run, value) for run, value in zip((one, halved), values, strict=True)):
+            continue  # the length of each batch
         sums = [value * count for value, count in zip(values, batches, strict=True)]
         if abs(sums[0] - sums[1]) <= share * abs(sums[0]) and abs(values[0] - values[1]) > 0.1 * abs(values[0]):
             raise CheckFailed(
@@ -96,9 +101,17 @@ def grow_not(runs: TrialRuns) -> None:
                 "Return the mean, or Reducer.SUM for this metric from evaluation_reducer()",
                 details=find_lines(runs.source, text_is(name)),
             )
-
     if draws:
-        raise NotCompared("the validation draws random numbers, and its metrics are not sums over the batch")
+        raise NotCompared("the validation draws or seeds random numbers, and its metrics are not sums over the batch")
+    if zeros := [name for name, values in numbers_only.items() if not any(values)]:
+        others = "; no other metric is a sum over the batch" if len(zeros) < len(numbers_only) else ""
+        raise NotCompared(f"{listed(zeros)} of the untrained model is 0 with batches of either size{others}")
+
+
+def _counts_samples(run: Run, value: float) -> bool:
+    """Return whether a metric is the number of samples in a batch, on average over those of a validation."""
+    samples = value * (run.observer.validation_batches or 1)
+    return value == run.observer.validation_batch_size or samples == run.observer.validation_samples
 
 
 def _as_number(value: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def share_samples(runs: TrialRuns) -> list[str]:
     results = _compared(runs)
     _require_same_lengths(runs, results)
     first, second = (rank.samples[0] for rank in results.ranks)
-    if first == second and first + second != results.one.samples[0]:
+    if first is not None and first == second and first + first != results.one.samples[0]:
         raise CheckFailed(
             f"Both processes train on the same samples in batch 0, {results.ranks[0].lengths[0]} each.",
             "a loader that is not a det_lightning.pytorch.DataLoader, whose data the trial does not shard: take each "
@@ -37,16 +38,17 @@ def share_samples(runs: TrialRuns) -> list[str]:
     lengths = [result.dataset_length for result in (results.one, results.ranks[0])]
     if results.shards_here and None not in lengths and lengths[0] != lengths[1]:
         _reject_other_data(runs, *lengths)
-    if draws_while_training(results.one.record):
-        raise NotCompared(
-            f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0; as random numbers "
-            "are drawn for each batch, the samples cannot be told apart"
-        )
+    draws = draws_while_training(results.one.record)
+    if draws or None in results.one.samples:
+        reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
+        same = f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0"
+        raise NotCompared(f"{same}; as {reason}, the samples cannot be told apart")
     if (batch := _find_other_samples(results)) is None:
         return results.remarks
     message = f"two processes train on other samples than one, first in batch {batch}"
-    if not results.shards_here:
-        raise NotCompared(f"the trial shards its training data itself; {message}")
+    if not results.shards_here or results.has_own_batches:
+        does = "makes its batches" if results.has_own_batches else "shards its training data"
+        raise NotCompared(f"the trial {does} itself; {message}")
     raise CheckFailed(
         f"{message.capitalize()}.",
         "an order of the data that each process draws for itself, from a generator that is seeded with its rank",
@@ -61,6 +63,8 @@ def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
             message = f"wo processes train on {sum(both)} samples in batch {batch}, where one trains on {one}"
             if not results.sets_batch_size:
                 raise NotCompared(f"there is no hyperparameter global_batch_size to share: t{message}")
+            if results.has_own_batches:
+                raise NotCompared(f"a batch_sampler of the trial makes the batches: t{message}")
             raise CheckFailed(
                 f"T{message}.",
                 "a loader with batch_size=context.get_global_batch_size(), or a number: each process needs "
@@ -80,13 +84,10 @@ def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> Non
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
-    """Return the first batch in which two processes do not train on the samples of one."""
-    for batch, (one, *both) in enumerate(
-        zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False)
-    ):
-        if sum(both, Counter()) != one:
-            return batch
-    return None
+    """Return the first batch in which two processes do not train on the samples of one, as far as is known."""
+    batches = enumerate(zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False))
+    others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
+    return next(others, None)
 
 
 def keep_equal_weights(runs: TrialRuns) -> None:
@@ -125,6 +126,14 @@ def agree_with_one(runs: TrialRuns) -> None:
         )
 
     def fail(message: str) -> None:
+        if not draws and _depends_on_batch_size(runs, results):
+            raise NotCompared(
+                "the loss of a batch is not the mean of the losses of its halves, in one process either, such as a "
+                "mean over tokens or a contrastive loss"
+            )
+        fail_for_scale(message)
+
+    def fail_for_scale(message: str) -> None:
         raise CheckFailed(f"Two processes do not train like one: {message}", *causes, details=suspects[:8])
 
     suspects = [
@@ -132,8 +141,9 @@ def agree_with_one(runs: TrialRuns) -> None:
         for name, one, other in _different(results.ranks[0], results.ranks[1], "start", trained=False)
     ]
     causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects else [])]
-    if draws_while_training(results.one.record):
-        _compare_scale([rank.record for rank in results.ranks], results.one.record, fail)
+    draws = draws_while_training(results.one.record)
+    _compare_scale(results, _NOISY_SHARE if draws else _SHARE, fail_for_scale)
+    if draws:
         raise NotCompared(
             "train_batch(), or the loader between two batches, draws random numbers, and two processes draw others "
             "than one"
@@ -232,7 +242,7 @@ def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: 
             if single is None or "loss" not in name.lower():
                 continue
             values = [number_in(by_rank["metrics"].get(name)) for by_rank in events]
-            two = float(np.mean([np.nan if value is None else value for value in values]))
+            two = fmean(np.nan if value is None else value for value in values)
             if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
                 fail(
                     f"metric {name!r} of batch {event['batch']} is {two:.6g} on average in two, and {single:.6g} in "
@@ -240,14 +250,28 @@ def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: 
                 )
 
 
-def _compare_scale(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: Callable[[str], None]) -> None:
+def _compare_scale(results: ProcessRuns, share: float, fail: Callable[[str], None]) -> None:
     """Fail if the first loss is about twice or half as large, whatever random numbers are drawn."""
-    single, *two = (record.curves("batch_end") for record in (one, *ranks))
-    for name in (name for name in single if "loss" in name.lower() and all(name in curves for curves in two)):
-        first, *others = (curves[name][0][1] for curves in (single, *two))
-        times = float(np.mean(others) / first) if first else 1.0
-        if any(abs(times / factor - 1) < _NOISY_SHARE for factor in (_SIZE, 1 / _SIZE)):
+    for name, (first, *others) in _first_losses(results.one, *results.ranks):
+        times = fmean(others) / first if first else 1.0
+        if any(abs(times / factor - 1) < share for factor in (_SIZE, 1 / _SIZE)):
             fail(f"metric {name!r} of batch 0 is {times:.3g} times as large as in one.")
+
+
+def _first_losses(*results: ProcessResult) -> Iterator[tuple[str, list[float]]]:
+    """Yield the names of losses, and the values of each result for its first batch."""
+    first, *others = (result.record.curves("batch_end") for result in results)
+    for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
+        yield name, [curves[name][0][1] for curves in (first, *others)]
+
+
+def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
+    """Return whether the first loss of two processes is that of one for the same halves, but not for the batch."""
+    losses = {name: (one, fmean(two)) for name, (one, *two) in _first_losses(results.one, *results.ranks)}
+    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
+        return False
+    halves = runs.halves.record.curves("batch_end")
+    return all(_are_close(fmean(value for _, value in halves[name]), two) for name, (_, two) in losses.items())
 
 
 def _compare_gradients(results: ProcessRuns, fail: Callable[[str], None]) -> None:

@@ -238,6 +238,13 @@ def trains_through_its_context(runs: TrialRuns) -> None:
         )
     if bypass.gradients:
         raise CheckFailed("The trial steps with other gradients than those of its batch:", details=bypass.gradients)
+    if bypass.seeds:
+        raise CheckFailed(
+            "The trial sets the same seed in several batches, which then draw the same random numbers, as does all "
+            "that follows:",
+            "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
+            details=bypass.seeds,
+        )
     runs.require(run)
 
 

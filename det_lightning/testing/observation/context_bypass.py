@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,8 +23,10 @@ from det_lightning.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.observation.in_place import InPlaceChanges
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.user_lines import find_user_line
+from det_lightning.testing.observation.user_lines import find_user_line, is_within
 
+_SEEDING = ((torch, "manual_seed", "set_rng_state"), (random, "seed", "setstate"), (np.random, "seed", "set_state"))
+_STEPS = {"train_batch", "evaluate_batch", "evaluate_full_dataset"}
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 
 
@@ -35,6 +39,21 @@ def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable
         return original(*args, **kwargs)
 
     patch.setattr(owner, name, noting)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _parameters_in(models: Iterable[Any], trial: Any) -> set[torch.Tensor]:
+    """Return the parameters of wrapped models, and of what else a trial's attributes hold."""
+    modules = [*models, *(value for value in vars(trial).values() if isinstance(value, nn.Module))]
+    alone = {value for value in vars(trial).values() if isinstance(value, nn.Parameter)}
+    return alone.union(*(module.parameters() for module in modules))
+
+
+def _is_unchanged(parameter: torch.Tensor, gradient: torch.Tensor, version: int) -> bool:
+    return parameter.grad is gradient and gradient._version == version
 
 
 def _with_subclasses(cls: type) -> set[type]:
@@ -52,8 +71,11 @@ class ContextBypass(TorchFunctionMode):
         self.gradients: dict[str, None] = {}  # clipped before there are any, or of an update that was already made
         self.in_place = InPlaceChanges(directory)
         self.clips: dict[str, None] = {}  # calls that clip the gradients of one batch
-        self._backward_in = -1  # the batch of the last backward pass
-        self._used: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # parameters, gradients stepped with, versions
+        self.seeds: dict[str, None] = {}  # calls that set a seed again and again
+        self._seeded: set[str] = set()
+        # By parameter: gradients that an optimizer stepped with, and those that a backward pass added to one of these.
+        self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
+        self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
         self._directory = directory
         self._observer = observer
 
@@ -66,11 +88,15 @@ class ContextBypass(TorchFunctionMode):
         hooks.enter_context(register_optimizer_step_pre_hook(self._optimizer_step))
         hooks.enter_context(register_optimizer_step_post_hook(self._optimizer_stepped))
         with hooks, pytest.MonkeyPatch.context() as patch, self:
-            _note_calls(patch, torch.Tensor, "backward", self._backward)
-            for owner, name in itertools.product(
-                (nn.utils, nn.utils.clip_grad), ("clip_grad_norm_", "clip_grad_value_")
-            ):
-                _note_calls(patch, owner, name, functools.partial(self._clip, name))
+            patch.setattr(torch.Tensor, "backward", self._watch_backward(torch.Tensor.backward))
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                clip = self._watch_clip(name, getattr(nn.utils, name))
+                for owner in (nn.utils, nn.utils.clip_grad):
+                    patch.setattr(owner, name, clip)
+            for library, seed, restore in _SEEDING:
+                call = f"{library.__name__}.{seed}("
+                _note_calls(patch, library, seed, functools.partial(self._seed, call))
+                _note_calls(patch, library, restore, functools.partial(self._restore, call))
             for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
                 _note_calls(patch, scheduler, "step", self._scheduler_step)
             for owner, name, call in distributed:
@@ -85,37 +111,66 @@ class ContextBypass(TorchFunctionMode):
     def _noting(self, seen: dict[str, None], call: str) -> Callable[..., None]:
         return lambda *args, **kwargs: self._note(seen, call)
 
-    def _backward(self, *args: Any, **kwargs: Any) -> None:
-        self._note(self.actions, "loss.backward() should be context.backward(loss)")
-        self._backward_in = self._observer.batches
-        if any(parameter.grad is used and used._version == version and used.any()
-               for parameter, used, version in self._used):  # fmt: skip
-            line = find_user_line(self._directory)
-            self.gradients[
-                f"{line}: adds gradients to those of an earlier batch, with which the optimizer has already stepped; "
-                "leave out auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in each batch"
-            ] = None
-        self._used = []
+    def _seed(self, call: str, *args: Any, **kwargs: Any) -> None:
+        """Note a seed that a batch sets to the value of an earlier batch, so that both draw the same numbers."""
+        line = find_user_line(self._directory)
+        if line is None or not is_within(self._directory, _STEPS):
+            return
+        seeding = f"{line}: {call}{', '.join(map(repr, [*args, *kwargs.values()]))})"
+        if seeding in self._seeded:
+            self.seeds[seeding] = None
+        self._seeded.add(seeding)
 
-    def _clip(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def _restore(self, call: str, *args: Any, **kwargs: Any) -> None:
+        """Forget the seeds of a batch that restores the random state, as ``torch.random.fork_rng()`` does."""
+        if is_within(self._directory, _STEPS):
+            self._seeded = {seeding for seeding in self._seeded if call not in seeding}
+
+    def _watch_backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            self._note(self.actions, "loss.backward() should be context.backward(loss)")
+            self._used = {p: used for p, used in self._used.items() if _is_unchanged(p, *used) and used[0].any()}
+            original(*args, **kwargs)
+            line = find_user_line(self._directory)
+            self._added |= {p: (p.grad, line) for p, used in self._used.items() if not _is_unchanged(p, *used)}
+
+        return backward
+
+    def _watch_clip(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         advice = (
             f"pass clip_grads=lambda parameters: torch.nn.utils.{name}(parameters, ...) to context.step_optimizer()"
         )
-        if self._backward_in != self._observer.batches:
-            self._note(
-                self.gradients, f"{name}() clips before the backward pass, when there is nothing to clip; {advice}"
-            )
-        else:
-            self._note(self.clips, f"{name}() clips the gradients of one batch; {advice}")
+
+        @functools.wraps(original)
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            if all(p.grad is None or (p in self._used and _is_unchanged(p, *self._used[p])) for p in parameters):
+                when = "before the backward pass or after the step, when there is nothing to clip"
+                self._note(self.gradients, f"{name}() clips {when}; {advice}")
+            else:
+                self._note(self.clips, f"{name}() clips the gradients of one batch; {advice}")
+            return original(parameters, *args, **kwargs)
+
+        return clip
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._used += [(p, p.grad, p.grad._version) for p in parameters if p.grad is not None and not p.grad.is_sparse]
+        for parameter in _parameters_of(optimizer):
+            if parameter.grad is not None and not parameter.grad.is_sparse:
+                self._used[parameter] = (parameter.grad, parameter.grad._version)
 
     def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
-        if context is None:
-            return
+        parameters = _parameters_of(optimizer)
+        if context is None or parameters.isdisjoint(_parameters_in(context.models, self._observer.trial)):
+            return  # such as an optimizer of the inputs
+        for added, line in (self._added.pop(p) for p in parameters & self._added.keys() if p.grad is self._added[p][0]):
+            if added is not None and added.any():
+                self.gradients[
+                    f"{line}: adds gradients to those of an earlier batch, with which the optimizer has already "
+                    "stepped; leave out auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in "
+                    "each batch"
+                ] = None
         kind = type(optimizer).__name__
         found = f"step() of {kind} should be context.step_optimizer(optimizer)"
         if not any(optimizer is wrapped for wrapped in context.optimizers):
@@ -189,8 +244,7 @@ class AggregationWatch:
         line = find_user_line(self._directory, beyond_context=True)
         if line is None or self._observer.batches % self._frequency == 0:
             return
-        groups = getattr(owner, "param_groups", None)
-        parameters = owner.parameters() if groups is None else [p for group in groups for p in group["params"]]
+        parameters = _parameters_of(owner) if isinstance(owner, torch.optim.Optimizer) else owner.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients):
             self.cleared[f"{line}: zero_grad() of {type(owner).__name__}"] = None

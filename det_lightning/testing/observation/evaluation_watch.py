@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,9 @@ from det_lightning.testing.observation.user_lines import find_user_line
 
 # The calls that are watched; each costs a checksum of all weights.
 _WATCHED_CALLS = 3
-_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+#: Functions of ``torch.nn.functional``.
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_OF_TORCH = ("feature_dropout", "native_dropout")
 
 
 class EvaluationWatch:
@@ -25,6 +28,7 @@ class EvaluationWatch:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.findings: dict[str, None] = {}
+        self.chosen: dict[str, None] = {}  # layers in a training mode that the evaluation itself sets
         self.draws = False
         self._directory = directory
         self.calls = 0
@@ -39,8 +43,10 @@ class EvaluationWatch:
         else:
             weights = log.weights(log.trial)
             modes = _modes(log.trial)
-            with _TrainingLayers(self._directory, method, self.findings):
+            with _TrainingLayers(self._directory, method) as layers:
                 yield
+            for call, training in layers.seen.items():
+                (self.chosen if training and not any(modes.values()) else self.findings)[call] = None
             self._compare(method, log, weights, modes)
         self.draws = self.draws or recorder.random_states() not in undrawn
 
@@ -76,16 +82,19 @@ def _modes(trial: Any) -> dict[str, bool]:
 class _TrainingLayers(TorchFunctionMode):
     """Notes calls of dropouts and batch norms as in training, with the user's line."""
 
-    def __init__(self, directory: Path, method: str, findings: dict[str, None]) -> None:
+    def __init__(self, directory: Path, method: str) -> None:
         super().__init__()
+        self.seen: dict[str, bool] = {}  # calls, and whether a module in training mode makes them
         self._directory = directory
         self._method = method
-        self._findings = findings
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")
-        is_dropout = name in _DROPOUTS and given.get("training") and given.get("p", 0.5)
+        # Functions of torch take the probability and the mode by position, too.
+        probability, training = (*args[1:3], *(None,) * 2)[:2]
+        training = given.get("training", given.get("train", training))
+        is_dropout = name.rstrip("_") in (*DROPOUTS, *_OF_TORCH) and training and given.get("p", probability) != 0
         if is_dropout or (name == "scaled_dot_product_attention" and given.get("dropout_p")):
             self._note("dropout")
         elif (
@@ -98,4 +107,14 @@ class _TrainingLayers(TorchFunctionMode):
 
     def _note(self, layer: str) -> None:
         line = find_user_line(self._directory) or "a line outside of the trial's files"
-        self._findings[f"{line}: {layer} works as in training in {self._method}()"] = None
+        self.seen[f"{line}: {layer} works as in training in {self._method}()"] = _is_of_training_module()
+
+
+def _is_of_training_module() -> bool:
+    """Return whether the innermost module that is being called is in training mode."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(module := frame.f_locals.get("self"), torch.nn.Module):
+            return module.training
+        frame = frame.f_back
+    return False

@@ -21,7 +21,7 @@ from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
 from det_lightning.testing.observation.evaluation_watch import EvaluationWatch
 from det_lightning.testing.observation.object_state import ObjectState, read_state
-from det_lightning.testing.observation.shortened_data import ShortenedData, count_full_batches
+from det_lightning.testing.observation.shortened_data import ShortenedData, count_full_batches, makes_batches
 
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
@@ -84,8 +84,10 @@ class Observer(recorder.TrainingLog):
         self.epoch_length: int | None = None  # batches of the training loader, if it has a length
         self.full_batches: int | None = None  # those of them that have all of their samples, if that is known
         self.shards_data = True  # whether the training loader is one of ours, which divides the data
+        self.has_own_batches = False  # whether a batch_sampler of the trial makes them
         self.dataset_length: int | None = None  # of the training data
         self.validation_batches: int | None = None  # of the validation loader, if it has a length
+        self.validation_samples: int | None = None  # of the validation data, if they have a length
         self.validation_batch_size: int | None = None  # None if the validation loader is not one of ours
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
@@ -97,8 +99,8 @@ class Observer(recorder.TrainingLog):
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
         self.initial_parameters: dict[str, torch.Tensor] = {}  # copies, if kept
-        self.samples: list[collections.Counter[bytes]] = []  # of each batch, checksums of its arrays' rows, if kept
-        self.lengths: list[int] = []  # of each batch, if kept: the length of its first array
+        self.samples: list[collections.Counter[bytes] | None] = []  # of each batch, if kept: checksums of its rows
+        self.lengths: list[int] = []  # of each batch, if kept
         self.gradients: dict[str, np.ndarray[Any, Any]] = {}  # elements of those of the first update, if kept
         self._before_validation: dict[str, Any] | None = None  # random states, if it is before the first batch
         self._modules = modules
@@ -153,16 +155,19 @@ class Observer(recorder.TrainingLog):
         # Callbacks may have changed weights since the batch before.
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
         if self._keeps_weights:
-            self.samples.append(collections.Counter())
-            self.lengths.append(0)
-            apply_to_collection(batch, (torch.Tensor, np.ndarray), self._count_samples)
+            self._count_samples(trial, batch)
         super().batch_start(trial, batch, epoch)
 
-    def _count_samples(self, value: Any) -> None:
-        array = _frozen(value)
-        if array.ndim:
-            self.lengths[-1] = self.lengths[-1] or len(array)
-            self.samples[-1].update(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in array)
+    def _count_samples(self, trial: Any, batch: Any) -> None:
+        values: list[Any] = []
+        apply_to_collection(batch, (torch.Tensor, np.ndarray), values.append)
+        arrays = [array for array in map(_frozen, values) if array.ndim]
+        length = len(arrays[0]) if arrays else 0
+        with contextlib.suppress(TypeError, ValueError):  # a type of batch that get_batch_length() does not know
+            length = trial.get_batch_length(batch) if arrays else 0
+        self.lengths.append(length)
+        rows = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for array in arrays for row in array)
+        self.samples.append(collections.Counter(rows) if all(len(array) == length for array in arrays) else None)
 
     def end_validation(self, metrics: dict[str, Any]) -> None:
         """Record the metrics of a validation, after all hooks."""
@@ -258,6 +263,7 @@ def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type
             with contextlib.suppress(AttributeError, TypeError):
                 observer.dataset_length = len(loader.dataset)
             observer.shards_data = isinstance(loader, pytorch.DataLoader)
+            observer.has_own_batches = observer.shards_data and not makes_batches(loader)
             observer.full_batches = count_full_batches(loader)
             observer.data |= _data_of("training", loader)
             return data.shorten_training(loader)
@@ -267,6 +273,8 @@ def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type
             observer.validation_batch_size = getattr(loader, "batch_size", None)
             with contextlib.suppress(TypeError):
                 observer.validation_batches = len(loader)
+            with contextlib.suppress(AttributeError, TypeError):
+                observer.validation_samples = len(loader.dataset)
             observer.data |= _data_of("validation", loader)
             return loader
 

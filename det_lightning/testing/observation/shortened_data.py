@@ -36,7 +36,7 @@ class ShortenedData:
         if not isinstance(loader, DataLoader) or not (batch_size := loader.batch_size):
             return loader
         dataset = loader.dataset
-        if self.validation_samples is not None and _shuffles_itself(loader):
+        if self.validation_samples is not None and makes_batches(loader):
             with contextlib.suppress(TypeError):  # a dataset without a length
                 count = min(self.validation_samples, len(dataset))  # type: ignore[arg-type]
                 dataset = Subset(dataset, range(count))
@@ -63,14 +63,14 @@ ALL_DATA = ShortenedData()
 def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
     """Return the first batches of each pass; those of a permutation are always made of the same samples."""
     sampler = loader.sampler
-    if not _shuffles_itself(loader) or not isinstance(sampler, RandomSampler):
+    if not makes_batches(loader) or not isinstance(sampler, RandomSampler):
         return FirstBatches(loader.batch_sampler, batches)
     size = int(loader.batch_sampler.batch_size)
     some = RandomSampler(range(batches * size), sampler.replacement, generator=sampler.generator)
     return BatchSampler(some, size, loader.batch_sampler.drop_last)
 
 
-def _shuffles_itself(loader: DataLoader) -> bool:
+def makes_batches(loader: DataLoader) -> bool:
     """Return whether ``batch_size`` and ``sampler`` make the batches, rather than a ``batch_sampler`` of the user."""
     return type(loader.batch_sampler) is BatchSampler
 

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from det_lightning.bypass_rules import find_bypasses, name_of
+from det_lightning.bypass_rules import find_bypasses, name_of, parse
 
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
 _INDICES = ("batch_idx", "epoch_idx", "current_train_batch", "current_train_epoch")
 _GENERATORS = {"default_rng", "RandomState", "Random", "Generator"}
 _CHANCES = {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "uuid4", "getpid"}
 _CHANCE_MODULES = ("time", "os.", "uuid", "datetime", "urandom", "getpid", "perf_counter")
+_REPORTING = ("print", "log", "debug", "info", "warning", "write", "add_", "set_postfix", "flush")
 _APPENDING = {"append", "appendleft", "extend", "insert"}
 _NEW_CONTAINERS = {"list", "dict", "deque", "defaultdict"}
 
@@ -51,8 +52,8 @@ def hparams_in(files: Iterable[Path], directory: Path) -> dict[str, str]:
 
 def _parsed(file: Path) -> ast.Module | None:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        return parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
         return None
 
 
@@ -167,6 +168,35 @@ def find_changes(files: Iterable[Path], directory: Path) -> dict[str, str]:
             for name in _changed_by(node):
                 found.setdefault(name, f"{shown}:{node.lineno}")  # type: ignore[attr-defined]
     return found
+
+
+def find_deciding(files: Iterable[Path]) -> set[str]:
+    """Return the names that a condition for more than messages reads, or that an evaluation returns as metrics."""
+    nodes = [node for file in files if (tree := _parsed(file)) is not None for node in ast.walk(tree)]
+    read: list[ast.AST] = [node.test for node in nodes if isinstance(node, ast.IfExp)]
+    for node in nodes:
+        if isinstance(node, ast.If | ast.While):
+            own = _names_read(node.test)
+            if not all(_only_reports(statement, own) for statement in [*node.body, *node.orelse]):
+                read.append(node.test)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("evaluate_"):
+            read += [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value is not None]
+    return set().union(*map(_names_read, read))
+
+
+def _names_read(tree: ast.AST) -> set[str]:
+    return {name_of(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+
+
+def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
+    """Return whether a statement only writes a message, or assigns to one of its condition's ``own`` names."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return name_of(statement.value.func).startswith(_REPORTING)
+    if isinstance(statement, ast.Assign):
+        return all(name_of(target) in own for target in statement.targets)
+    if isinstance(statement, ast.For | ast.With):
+        return all(_only_reports(inner, own) for inner in statement.body)
+    return isinstance(statement, ast.Pass)
 
 
 def _changed_by(node: ast.AST) -> Iterator[str]:

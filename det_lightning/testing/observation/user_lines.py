@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 from pathlib import Path
 from types import FrameType
 
@@ -29,3 +30,13 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
             line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
         frame = frame.f_back
     return line
+
+
+def is_within(directory: Path, methods: Container[str]) -> bool:
+    """Return whether one of these ``methods`` of the user's code below ``directory`` is being executed."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in methods and is_own_file(frame.f_code.co_filename, directory):
+            return True
+        frame = frame.f_back
+    return False

@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED
 from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.observation.evaluation_watch import DROPOUTS
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.record import RunSettings
@@ -23,7 +24,6 @@ from det_lightning.testing.training.trial_source import ImportedTrial, TrialSour
 
 _SIZE = 2
 _BATCHES = 4
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class ProcessRuns:
     one: ProcessResult
     halved: ProcessResult  # one process that validates with half as many samples in a batch
     shards_here: bool  # whether det_lightning divides the training data
+    has_own_batches: bool  # whether a batch_sampler of the trial makes the training batches
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
 
@@ -63,7 +64,7 @@ def train_two_and_one(
     _require_success(results, own_groups)
     (first,), (second,), (halved, one) = results
     has_size = "global_batch_size" in settings.hparams
-    return ProcessRuns([first, second], one, halved, seen.shards_data, has_size, remarks)
+    return ProcessRuns([first, second], one, halved, seen.shards_data, seen.has_own_batches, has_size, remarks)
 
 
 def train_two(
@@ -76,6 +77,25 @@ def train_two(
     results = _train(source, [Role([plan], rank, _SIZE) for rank in range(_SIZE)], folder)
     _require_success(results, ())
     return [of_rank[-1] for of_rank in results]
+
+
+def train_halves(
+    source: TrialSource, settings: RunSettings, make_plan: Callable[..., RunPlan], folder: Path
+) -> ProcessResult:
+    """Train one process on the batches of two, rank after rank, without a step between those of the first batch."""
+    assert isinstance(source, ImportedTrial)  # two processes have trained
+    hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // _SIZE}
+    plan = make_plan(
+        "halves",
+        dataclasses.replace(settings, hparams=hparams, batches=_SIZE, aggregation_frequency=_SIZE),
+        data=ShortenedData(loads_here=True),
+        limits={"limit_val_batches": 1},
+        validate_after=frozenset(),
+        validates_first=True,
+        around=without_chance,
+    )
+    ((result,),) = _train(source, [Role([plan])], folder)
+    return result
 
 
 def _plan_roles(
@@ -144,7 +164,7 @@ def without_chance() -> Iterator[None]:
         return batch_norm(inputs, running_mean, running_var, weight, bias, own, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in _DROPOUTS:
+        for name in DROPOUTS:
             patch.setattr(functional, name, lambda inputs, *args, **kwargs: inputs)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)

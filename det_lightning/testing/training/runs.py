@@ -18,7 +18,7 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
-from det_lightning.testing.training.process_runs import ProcessRuns, train_two, train_two_and_one
+from det_lightning.testing.training.process_runs import ProcessRuns, train_halves, train_two, train_two_and_one
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import arguments_of, explain_failure
 from det_lightning.testing.training.separate import ProcessResult
@@ -208,6 +208,12 @@ class TrialRuns:
         """Return the results of two processes that share each batch."""
         settings = self.require(self.straight).plan.settings
         return train_two(self.source, settings, self.plan, self.new_folder("two"))
+
+    @functools.cached_property
+    def halves(self) -> ProcessResult:
+        """The result of one process that trains on both halves of the first batch of two processes."""
+        settings = self.processes.one.record.settings
+        return train_halves(self.source, settings, self.plan, self.new_folder("halves"))
 
     def validate_at_once(self, halved: bool) -> Run:
         """Validate before the first batch, with batches as the trial makes them or half as large."""

@@ -46,7 +46,7 @@ class ProcessResult:
     """What one process did, without objects of the trial's classes, which could not be unpickled."""
 
     record: TrainingRecord
-    samples: list[Counter[bytes]]  # for each batch, the checksums of the rows of its arrays
+    samples: list[Counter[bytes] | None]  # for each batch, the checksums of its arrays' rows, if these are samples
     lengths: list[int]  # of each batch
     dataset_length: int | None
     gradients: dict[str, np.ndarray[Any, Any]]  # elements of those of the first update
