@@ -152,7 +152,7 @@ def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
     wrong = [number.name for number in numbers if number in forbidden]
     if wrong:
         raise ValueError(
-            f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which ends a run at once unless "
-            "PreemptionHandler(save_on_interrupt=True), and SIGKILL and SIGSTOP reach no process."
+            f"PreemptionHandler cannot take {', '.join(wrong)}: SIGINT is Ctrl-C, which save_on_interrupt=True "
+            "handles, and SIGKILL and SIGSTOP reach no process."
         )
     return numbers

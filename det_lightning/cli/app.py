@@ -37,14 +37,17 @@ app = typer.Typer(
 )
 _add_to(app, "experiments", experiment.EXIT_CODES)(experiment.run, "run", "run const.yaml", no_args_is_help=True)
 
-_experiment = typer.Typer(
-    help="Run experiments, and look at them.",
-    epilog=_epilog("experiment ls", "experiments", experiment.EXIT_CODES),
-    cls=CommandGroup,
-    **TYPER_SETTINGS,
-)
-app.add_typer(_experiment, name="experiment")
-_add = _add_to(_experiment, "experiments", experiment.EXIT_CODES)
+
+def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callable[..., None]:
+    """Add a group of commands, whose page in the documentation is ``NAMEs``; return the function that fills it."""
+    group = typer.Typer(
+        help=summary, epilog=_epilog(example, f"{name}s", exit_codes), cls=CommandGroup, **TYPER_SETTINGS
+    )
+    app.add_typer(group, name=name)
+    return _add_to(group, f"{name}s", exit_codes)
+
+
+_add = _add_group("experiment", "Run experiments, and look at them.", "experiment ls", experiment.EXIT_CODES)
 _add(experiment.run, "run", "experiment run const.yaml")
 _add(experiment.check, "check", "experiment check *.yaml")
 _add(experiment_reading.ls, "ls", "experiment ls")
@@ -53,14 +56,12 @@ _add(experiment_reading.logs, "logs", "experiment logs experiments/mnist-1 1")
 _add(experiment.resume, "resume", "experiment resume experiments/mnist-1")
 _add(experiment.stop, "stop", "experiment stop experiments/mnist-1")
 
-_checkpoint = typer.Typer(
-    help="List, inspect, convert and delete checkpoints.",
-    epilog=_epilog("checkpoint ls s3://bucket/prefix", "checkpoints", arguments.EXIT_CODES),
-    cls=CommandGroup,
-    **TYPER_SETTINGS,
+_add = _add_group(
+    "checkpoint",
+    "List, inspect, convert and delete checkpoints.",
+    "checkpoint ls s3://bucket/prefix",
+    arguments.EXIT_CODES,
 )
-app.add_typer(_checkpoint, name="checkpoint")
-_add = _add_to(_checkpoint, "checkpoints", arguments.EXIT_CODES)
 _add(checkpoint_reading.list_checkpoints, "ls", "checkpoint ls s3://bucket/prefix")
 _add(checkpoint_reading.show, "show", "checkpoint show s3://bucket/prefix/UUID")
 _add(checkpoint_reading.verify, "verify", "checkpoint verify s3://bucket/prefix")

@@ -32,7 +32,7 @@ LIGHTNING_FILE = "lightning.pth"
 #: det_lightning's own: in a sharded checkpoint, the directory with what each rank held, and the file with the rest.
 SHARDS_DIR = "shards"
 SHARDED_STATE_FILE = f"{SHARDS_DIR}/state.pth"
-#: det_lightning's own: the directory next to the checkpoints of a storage, with indexes, marks and leases.
+#: det_lightning's own: the directory next to the checkpoints, with a bucket's index, marks and claims.
 BOOKKEEPING_DIR = ".det_lightning"
 #: In the staging directory of a writer to a remote storage; locked while the writer lives.
 STAGING_MARK = ".det_lightning-writer.json"
