@@ -67,6 +67,12 @@ def measure(way: str, size: Size, directory: str) -> dict[str, float]:
     rows = size.megabytes * 1024 * 1024 // (2 * 4 * 1024)
     watch = MemoryWatch()
 
+    def now() -> float:
+        """Return the time when the device has done all that it was asked to."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     class Large(pytorch.PyTorchTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             self.context = context
@@ -83,22 +89,22 @@ def measure(way: str, size: Size, directory: str) -> dict[str, float]:
         build_validation_data_loader = build_training_data_loader
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            begun = time.perf_counter()
+            begun = now()
             if batch_idx and batch_idx % period == 0:
                 self.pauses.append(begun - self.ended)
             loss = (self.model(batch[0].reshape(-1, 1)) ** 2).mean()
             self.context.backward(loss)
             self.context.step_optimizer(self.optimizer)
             if way == "torch.save" and (batch_idx + 1) % period == 0:
-                saving = time.perf_counter()
+                saving = now()
                 torch.save(
                     {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()},
                     pathlib.Path(directory) / f"{batch_idx}.pth",
                 )
-                self.pauses.append(time.perf_counter() - saving)
+                self.pauses.append(now() - saving)
             if batch_idx == 1:
                 watch.start()
-            self.ended = time.perf_counter()
+            self.ended = now()
             self.batches.append(self.ended - begun)
             return {"loss": loss}
 

@@ -1,4 +1,4 @@
-"""The models and the data of benchmarks/gpu.py, made on the device: nothing is loaded, and nothing downloaded."""
+"""The models and the data of benchmarks/gpu.py: all data are made, nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -66,8 +66,14 @@ VOCABULARY, LENGTH = 6144, 128
 _SMOKE_BATCH = 4
 
 
-class OnDevice(torch.utils.data.Dataset[Any]):
-    """Samples on the device; neighbours come as a batch, without a copy through main memory."""
+def perceptron(smoke: bool) -> nn.Module:
+    """Return a network that is done with a batch sooner than the host has the next one ready."""
+    width = 16 if smoke else 512
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+class Slices(torch.utils.data.Dataset[Any]):
+    """Samples in two tensors; neighbours come as a batch, without a copy."""
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self._inputs = inputs
@@ -85,18 +91,32 @@ class OnDevice(torch.utils.data.Dataset[Any]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collate what ``OnDevice`` returns."""
+    """Collate a batch of ``Slices``."""
     return batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A model with its data and loss; ``batch_size`` samples of ``unit`` per batch."""
+    """A model with its data and loss.
+
+    Attributes:
+        make_model: returns the model; a tiny one if asked to.
+        make_data: returns a number of samples on a device.
+        batch_size: samples of a batch.
+        precisions: precisions that are measured.
+        workers: None for data on the device; 0 for data in main memory; otherwise workers that load into pinned memory.
+        repeat: batches per batch of the command line, for models that need little time.
+        records: whether the systems write TensorBoard files with ten metrics, report and validate every 20 batches; the
+            plain loop only validates.
+    """
 
     make_model: Callable[[bool], nn.Module]
-    make_data: Callable[[int, torch.device], OnDevice]
+    make_data: Callable[[int, torch.device], Slices]
     batch_size: int
-    unit: str
+    precisions: tuple[str, ...] = ("float32", "amp", "O1", "O2")
+    workers: int | None = None
+    repeat: int = 1
+    records: bool = False
 
     def size(self, smoke: bool) -> int:
         return _SMOKE_BATCH if smoke else self.batch_size
@@ -107,20 +127,30 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.float(), targets.flatten())
 
 
-def _images(count: int, device: torch.device) -> OnDevice:
+def _images(count: int, device: torch.device) -> Slices:
     """Return images like those of CIFAR-10: each class has a pattern of its own under the noise."""
     labels = torch.arange(count, device=device) % 10
     patterns = torch.randn(10, 3, 32, 32, device=device)
-    return OnDevice(patterns[labels] + torch.randn(count, 3, 32, 32, device=device), labels)
+    return Slices(patterns[labels] + torch.randn(count, 3, 32, 32, device=device), labels)
 
 
-def _texts(count: int, device: torch.device) -> OnDevice:
+def _texts(count: int, device: torch.device) -> Slices:
     tokens = torch.randint(VOCABULARY, (count, LENGTH // 2 + 1), device=device)
     repeated = torch.cat([tokens, tokens], dim=1)
-    return OnDevice(repeated[:, :LENGTH].contiguous(), repeated[:, 1 : LENGTH + 1].contiguous())
+    return Slices(repeated[:, :LENGTH].contiguous(), repeated[:, 1 : LENGTH + 1].contiguous())
 
+
+def _rows(count: int, device: torch.device) -> Slices:
+    return Slices(torch.randn(count, 64, device=device), torch.arange(count, device=device) % 10)
+
+
+_MIXED = ("float32", "amp")
 
 TASKS = {
-    "ResNet-18": Task(resnet18, _images, 256, "images"),
-    "transformer": Task(Transformer, _texts, 64, "sequences"),
+    "ResNet-18": Task(resnet18, _images, 256),
+    "ResNet-18, four workers": Task(resnet18, _images, 256, _MIXED, workers=4),
+    "ResNet-18, recording": Task(resnet18, _images, 256, _MIXED, records=True),
+    "transformer": Task(Transformer, _texts, 64),
+    "MLP": Task(perceptron, _rows, 64, (*_MIXED, "compiled"), repeat=20),
+    "MLP, from the host": Task(perceptron, _rows, 64, _MIXED, workers=0, repeat=20),
 }

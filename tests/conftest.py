@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -26,8 +27,17 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Set by pytest while a test runs, and by torch when some parts of it are first used.
-_OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_")
+# Set by pytest while a test runs, by torch and OpenMP when parts of them are first used, and by Lightning on a GPU.
+_OF_OTHERS = ("PYTEST_", "PYTORCH_", "TORCH", "TRITON_", "KMP_", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING")
+
+_GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those of ``tests/gpu``: the others know the numbers of a CPU."""
+    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    if not all(path.resolve().is_relative_to(_GPU_TESTS) for path in paths):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True)

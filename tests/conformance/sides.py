@@ -76,7 +76,8 @@ def frozen(value: Any) -> Any:
 
 def generators() -> Any:
     """Return the states of the global random generators."""
-    return frozen([torch.get_rng_state(), np.random.get_state(), random.getstate()])
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return frozen([torch.get_rng_state(), np.random.get_state(), random.getstate(), *devices])
 
 
 def moment(context: Any) -> tuple[Any, ...]:

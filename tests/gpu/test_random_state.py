@@ -10,6 +10,8 @@ import torch
 from det_lightning import errors
 from det_lightning.pytorch._random_state import capture_rng, restore_rng
 
+pytestmark = pytest.mark.gpu
+
 DEVICE = torch.device("cuda", 0)
 
 

@@ -1,0 +1,148 @@
+"""Commands and checkpoints on a GPU, from one end to the other; the same on the CPU where no GPU is visible."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import FileStore
+
+from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.core import DistributedContext
+from tests.conformance.trials import basic
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]),
+]
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mnist"
+
+
+@pytest.fixture(autouse=True)
+def visible_device(device: str) -> None:
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("a trial takes the GPU that is here; hide it with CUDA_VISIBLE_DEVICES= to test on the CPU")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "mnist"))
+
+
+def run(project: Path, *command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=project, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_experiment_with_one_slot(project: Path, device: str) -> None:
+    slots = ["--slots", "1"] if device == "cuda" else ["--cpu"]
+    run(project, "det_lightning.cli", "run", "const.yaml", "--config", "searcher.max_length={epochs: 1}", *slots)
+    shown = run(project, "det_lightning.cli", "experiment", "show", "experiments/mnist-1", "--json")
+    assert json.loads(shown)["state"] == "COMPLETED"
+
+
+def test_the_checks_of_a_trial_pass(project: Path) -> None:
+    out = run(project, "pytest", "-q", "--trial-config", "const.yaml", "--trial-quick", "-p", "no:cacheprovider")
+    assert "failed" not in out
+
+
+def train(storage: Path, batches: int, kind: Any = None, distributed: Any = None, **options: Any) -> Any:
+    torch.manual_seed(3)
+    with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
+        trial = (kind or basic(pytorch))(context)
+        checkpoints = DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(3), **options)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(batches), checkpoints=checkpoints)
+    return trial
+
+
+def newest(storage: Path) -> Path:
+    return max(storage.glob("*/metadata.json"), key=lambda path: path.stat().st_mtime_ns).parent
+
+
+@pytest.mark.parametrize("async_write", [False, True])
+def test_a_checkpoint_holds_the_weights_that_it_was_written_with(tmp_path: Path, async_write: bool) -> None:
+    trial = train(tmp_path, 7, async_write=async_write)
+    saved = torch.load(newest(tmp_path) / "state_dict.pth", map_location="cpu", weights_only=False)[
+        "models_state_dict"
+    ][0]
+    weights = trial.model.state_dict()
+    assert all(torch.equal(saved[name], weights[name].cpu()) for name in weights)
+    assert len(list(tmp_path.glob("*/state_dict.pth"))) == 3
+
+
+READERS = {
+    "det_lightning": "det_lightning.pytorch",
+    "determined": pytest.param("determined.pytorch", marks=pytest.mark.determined),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_either_system_loads_it_without_a_gpu(tmp_path: Path, reader: str) -> None:
+    trial = train(tmp_path / "storage", 4)
+    Path("load.py").write_text(LOAD.format(api=reader, path=newest(tmp_path / "storage")))
+    subprocess.run(
+        [sys.executable, "load.py"], check=True, timeout=200, env={**os.environ, **PATHS, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    loaded = torch.load("weights.pth")
+    assert all(torch.equal(value.cpu(), loaded[name]) for name, value in trial.model.state_dict().items())
+
+
+PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, [str(EXAMPLE.parents[1]), os.environ.get("PYTHONPATH")]))}
+LOAD = """
+import importlib, sys, torch
+from tests.conformance.trials import basic
+api = importlib.import_module("{api}")
+weights_only = {{}} if "det_lightning" in api.__name__ else {{"torch_load_kwargs": {{"weights_only": False}}}}
+trial = api.load_trial_from_checkpoint_path("{path}", trial_class=basic(api), **weights_only)
+torch.save(trial.model.state_dict(), "weights.pth")
+"""
+
+
+def test_one_process_of_a_process_group(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = train(tmp_path / "alone", 7)
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, store=FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    for name in ("", "LOCAL_", "GROUP_"):
+        monkeypatch.setenv(f"{name}RANK", "0")
+        monkeypatch.setenv(f"{name}WORLD_SIZE", "1")
+    try:
+        in_group = train(tmp_path / "group", 7, distributed=DistributedContext.from_torch_distributed())
+    finally:
+        torch.distributed.destroy_process_group()
+    weights = in_group.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in alone.model.state_dict().items())
+
+
+class WithoutDropout(basic(pytorch)):  # type: ignore[misc]
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.model[1].p = 0.0
+        self.predict = self.model
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return ((self.predict(batch[0]) - batch[1]) ** 2).mean()
+
+
+class Compiled(WithoutDropout):
+    """Kernels that torch generates, in CUDA graphs; on the CPU, where kernels need a compiler, only traced."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        options: Any = {"mode": "reduce-overhead"} if context.device.type == "cuda" else {"backend": "eager"}
+        self.predict = torch.compile(self.model, **options)
+
+
+def test_a_compiled_model_trains_as_the_model_itself(tmp_path: Path) -> None:
+    plain, compiled = (train(tmp_path, 20, kind=kind).model.state_dict() for kind in (WithoutDropout, Compiled))
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
