@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import FileStore
 
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
@@ -112,12 +111,12 @@ torch.save(trial.model.state_dict(), "weights.pth")
 def test_one_process_of_a_process_group(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = train(tmp_path / "alone", 7)
     backend = "nccl" if device == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, store=FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     for name in ("", "LOCAL_", "GROUP_"):
         monkeypatch.setenv(f"{name}RANK", "0")
         monkeypatch.setenv(f"{name}WORLD_SIZE", "1")
     try:
-        in_group = train(tmp_path / "group", 7, distributed=DistributedContext.from_torch_distributed())
+        in_group = train(tmp_path / "storage", 7, distributed=DistributedContext.from_torch_distributed())
     finally:
         torch.distributed.destroy_process_group()
     weights = in_group.model.state_dict()
