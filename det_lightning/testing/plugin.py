@@ -229,7 +229,7 @@ class TrialSession:
         from det_lightning.testing.report import write_report
 
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
-        records, difference = self._runs.records_to_show()
+        records, difference = self._runs.find_records()
         write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
 
     def pytest_unconfigure(self) -> None:

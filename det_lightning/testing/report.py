@@ -13,7 +13,7 @@ from pathlib import Path
 from det_lightning.masking import mask
 from det_lightning.pages import render_page
 from det_lightning.testing.checks import CheckResult
-from det_lightning.testing.records.difference import Difference, tolerance_for
+from det_lightning.testing.records.difference import Difference, choose_tolerance
 from det_lightning.testing.records.record import TrainingRecord, distance
 
 Points = Sequence[tuple[int, float]]
@@ -44,7 +44,7 @@ def write_report(
         difference=difference,
         command=command,
         counts=Counter(check.outcome for check in checks),
-        tolerance_for=tolerance_for,
+        tolerance_for=choose_tolerance,
         charts=list(_charts(records, difference)),
         sizes=SIZES,
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},

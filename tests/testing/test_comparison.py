@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, tolerance_for
+from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, choose_tolerance
 from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Regression, recorded
@@ -146,7 +146,7 @@ def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) 
     log = recorder.TrainingLog()
     settings = dataclasses.asdict(SETTINGS)
     fit = {"checkpoint_storage": tmp_path / "checkpoints"}
-    arguments = (recorder.recorded(trial, pytorch, log), pytorch, settings, log)
+    arguments = (recorder.record_trial(trial, pytorch, log), pytorch, settings, log)
     training = functools.partial(recorder.train, *arguments, {"Trainer": {"enable_progress_bar": False}, "fit": fit})
     alone = recorder.make_record("det_lightning", f"m:{trial.__name__}", settings, log, training)
     parsed = parse_record(json.loads(json.dumps(alone)), "the record")
@@ -243,8 +243,8 @@ def test_weights_differ_even_if_no_sampled_element_does(record: TrainingRecord) 
 
 
 def test_bits_count_only_in_the_same_environment(record: TrainingRecord) -> None:
-    assert tolerance_for(record, record) == BIT_EQUAL
-    other = tolerance_for(in_another_environment(record), record)
+    assert choose_tolerance(record, record) == BIT_EQUAL
+    other = choose_tolerance(in_another_environment(record), record)
     assert (other.relative, other.absolute) == (1e-3, 1e-5)
     assert "torch 1.12.1 and" in other.reason
 

@@ -14,7 +14,7 @@ from det_lightning.bypass_rules import DEVICE, PROCESSES
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.source_scan import bypasses_in, hparams_in
+from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train_under_lightning
@@ -76,9 +76,9 @@ def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: 
 
 @hypothesis.given(batches=st.integers(6, 60), epoch_length=st.none() | st.integers(1, 100), frequency=st.integers(1, 8))
 def test_a_run_has_a_boundary_of_every_kind(batches: int, epoch_length: int | None, frequency: int) -> None:
-    boundaries = Boundaries.of(batches, epoch_length)
+    boundaries = Boundaries.place(batches, epoch_length)
     settings = RunSettings(batches=batches, aggregation_frequency=frequency)
-    plan = boundaries.applied_to(RunPlan("a run", settings, Path("checkpoints")))
+    plan = boundaries.apply(RunPlan("a run", settings, Path("checkpoints")))
     assert plan.validate_after is not None
     assert all(0 < batch < batches for batch in plan.checkpoint_after | plan.validate_after)
     assert boundaries.after_validation in plan.validate_after & plan.checkpoint_after
@@ -143,7 +143,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
-    assert bypasses_in([source], source.parent, DEVICE) == [
+    assert TrialCode([source], source.parent).find_bypasses(DEVICE) == [
         "model_def.py:16: torch.ones(1, device='cuda:1')",
         "model_def.py:17: torch.load('x.pt', map_location='cuda:0')",
         "model_def.py:18: torch.ones(1).to('cuda')",
@@ -153,14 +153,14 @@ def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source
 
 
 def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
-    assert bypasses_in([source], source.parent, PROCESSES) == [
+    assert TrialCode([source], source.parent).find_bypasses(PROCESSES) == [
         "model_def.py:31: dist.all_reduce(ones)",
         "model_def.py:33: torch.nn.parallel.DistributedDataParallel(self)",
     ]
 
 
 def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
-    assert hparams_in([source], source.parent) == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
+    assert TrialCode([source], source.parent).find_hparams() == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
 
 
 def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester
             "*needs hyperparameters that were not passed (passed: width):",
             "  - dropout (model_def.py:*)",
             "  - lr (model_def.py:*)",
-            "  - head",
+            "  - head (model_def.py:*)",
             "  - global_batch_size (model_def.py:*)",
             '*--trial-hparams \'{"dropout": ...*',
         ]

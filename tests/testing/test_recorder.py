@@ -70,7 +70,7 @@ def test_recording_changes_nothing() -> None:
         recorder.seed_all(1)
         with pytorch.init(hparams=dict(SETTINGS.hparams), enable_tensorboard_logging=False) as context:
             log = recorder.TrainingLog()
-            trial = (recorder.recorded(Regression, pytorch, log) if recording else Regression)(context)
+            trial = (recorder.record_trial(Regression, pytorch, log) if recording else Regression)(context)
             if recording:
                 log.start(trial)
             pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
@@ -165,14 +165,14 @@ def test_hyperparameters_are_the_constants_of_the_configuration_with_overrides()
         "model": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16},
         "layers": [1, 2],
     }
-    found = recorder.hparams_of({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
+    found = recorder.choose_hparams({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
     assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
 
 
 def test_ranges_without_a_value_are_all_named() -> None:
     ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}
     with pytest.raises(recorder.CannotRecord, match=r"ranges for a, b\.c"):
-        recorder.hparams_of({"hyperparameters": ranges}, {})
+        recorder.choose_hparams({"hyperparameters": ranges}, {})
 
 
 def test_without_determined_the_error_says_where_to_run(tmp_path: Path) -> None:

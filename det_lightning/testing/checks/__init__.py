@@ -31,12 +31,14 @@ class Check:
         return load_class(f"{__name__}.{self.function}")(runs) or []
 
 
-_of_old = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
+_for_old_checkpoint = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
 _processes = functools.partial(Check, keyword="trial_processes", is_quick=False)
 CHECKS = (
     Check("trains", "training:trains", "trial_training", _BOTH),
     Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
-    Check("is deterministic in another process", "determinism:in_another_process", "trial_training", is_quick=False),
+    Check(
+        "is deterministic in another process", "training:is_deterministic_elsewhere", "trial_training", is_quick=False
+    ),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
     Check("is not changed by a validation", "metrics:changes_nothing", "trial_metrics"),
@@ -58,8 +60,8 @@ CHECKS = (
     _processes("two processes validate like one", "processes:validate_like_one"),
     _processes("trains in two processes", "processes:two_train", kinds=(ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference", is_quick=False),
-    _of_old("loads an old checkpoint", "old_checkpoints:loads"),
-    _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
+    _for_old_checkpoint("loads an old checkpoint", "old_checkpoints:loads"),
+    _for_old_checkpoint("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )
 
 

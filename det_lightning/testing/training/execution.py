@@ -1,4 +1,4 @@
-"""Training a trial in this process, with either API, under observation."""
+"""Runs of a trial in this process, with either API, under observation."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
-from det_lightning.testing.observation.observer import Observer, observed
+from det_lightning.testing.observation.observer import Observer, observe_trial
 from det_lightning.testing.observation.shortened_data import ALL_DATA, ShortenedData
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
-# What is under way after an event of the log, until the next of these events.
+# The stage of a run after an event of the log, until the next of these events.
 _STAGES = {
     "start": "before its data loaders are built",
     "on_trial_startup": "while its data loaders are built",
@@ -55,7 +55,7 @@ class RunPlan:
     data: ShortenedData = ALL_DATA
     validates_first: bool = False  # before the first batch
     resume_from: Path | str | None = None  # a checkpoint
-    trusted: bool = False  # read the checkpoint even if that executes code
+    trusted: bool = False  # read the checkpoint even if reading executes code
     distributed: Any = None  # DistributedContext of the run
     strategy: str | None = None  # how several processes train
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
@@ -87,7 +87,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run and what was observed in it."""
+    """A run with the observations."""
 
     plan: RunPlan
     record: TrainingRecord
@@ -190,30 +190,30 @@ def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callab
     with settings, plan.around(), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fit(observed(trial_class, observer, plan.data))
+            fit(observe_trial(trial_class, observer, plan.data))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
-            error = cause_of_exit(e)
+            error = find_cause(e)
             labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
             stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
             failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
         environment = recorder.environment("det_lightning")
     observer.release()
-    recorded = None if failure is None else recorder.error_of(failure.error)
+    recorded = None if failure is None else recorder.describe_error(failure.error)
     record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, recorded)
     metadata = plan.storage.glob("*/metadata.json")
     checkpoints = {json.loads(file.read_text())["steps_completed"]: file.parent for file in metadata}
     return Run(plan, record, observer, checkpoints, failure)
 
 
-def cause_of_exit(error: BaseException) -> BaseException:
-    """Return the ``InvalidHP`` that ``init()`` has turned into the end of the process, or the error as it is."""
+def find_cause(error: BaseException) -> BaseException:
+    """Return the ``InvalidHP`` behind the end of the process by ``init()``, or the error itself."""
     before = error.__context__
     return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
 
 
 @contextlib.contextmanager
 def _process_settings(threads: int | None) -> Iterator[None]:
-    """Silence logs, share the cores with other workers of pytest-xdist, and undo what a trial sets in the process."""
+    """Silence logs, share the cores with other workers of pytest-xdist, and undo settings of the trial."""
     before = torch.get_num_threads()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with contextlib.ExitStack() as undo:

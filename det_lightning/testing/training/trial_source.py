@@ -9,9 +9,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +22,10 @@ from det_lightning.testing.checks import BadTrial
 
 # pytest and this plugin keep using their first import.
 _KEPT = {"__main__", "conftest", "det_lightning"}
+_PACKAGE = str(Path(__file__).parents[2])
+_OBSERVING = (__file__, str(Path(__file__).parents[1] / "observation"))
+# Functions of det_lightning that call optimizers, schedulers and backward passes, possibly through the user's code.
+_ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 
 
 class GivenTrial:
@@ -157,3 +161,30 @@ def own_frames(error: BaseException, directory: Path) -> str:
     for frame in own:
         frame.filename = str(Path(frame.filename).relative_to(directory))
     return f"{''.join(traceback.format_list(own))}{''.join(traceback.format_exception_only(error))}".rstrip()
+
+
+def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
+    """Return ``file:line`` of the innermost frame of the user's code below ``directory``, or None without one.
+
+    With ``beyond_context``, return None if det_lightning called that code in order to step or to compute gradients.
+    """
+    line = None
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if beyond_context and file.startswith(_PACKAGE) and not file.startswith(_OBSERVING):
+            return None if frame.f_code.co_name in _ACTING else line
+        if line is None and is_own_file(file, directory):
+            line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return line
+
+
+def is_within(directory: Path, methods: Container[str]) -> bool:
+    """Return whether one of these ``methods`` of the user's code below ``directory`` is being executed."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in methods and is_own_file(frame.f_code.co_filename, directory):
+            return True
+        frame = frame.f_back
+    return False
