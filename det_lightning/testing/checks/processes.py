@@ -11,7 +11,7 @@ import numpy as np
 
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks.training import difference_of_runs, list_names
-from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, reads_size, sizes_batch
+from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
 from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns
 from det_lightning.testing.training.runs import TrialRuns
@@ -157,9 +157,10 @@ def agree_with_one(runs: TrialRuns) -> None:
         f"{name} is {one} in one process and {other} in the other"
         for name, one, other in _find_different(results.ranks, "start", trained=False)
     ]
-    causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects else [])]
-    lines = runs.code.find(makes_sum, reads_size, *([reads_rank] if suspects else []))
-    raise CheckFailed(f"Two processes do not train like one: {found}", *causes, details=[*suspects[:8], *lines])
+    of_rank = runs.code.find(reads_rank)
+    causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects or of_rank else [])]
+    details = [*suspects[:8], *of_rank, *runs.code.find(makes_sum, scales_by_size)]
+    raise CheckFailed(f"Two processes do not train like one: {found}", *causes, details=details)
 
 
 def _pair_losses(one: ProcessResult, *ranks: ProcessResult) -> Iterator[tuple[str, int, float, float]]:

@@ -77,9 +77,10 @@ class ContextBypass(TorchFunctionMode):
         self.gradients: dict[str, None] = {}  # clipped before there are any, or of an update that was already made
         self.in_place = InPlaceLines(directory)
         self.clips: dict[str, None] = {}  # calls that clip the gradients of one batch
-        self.frozen: dict[str, None] = {}  # lines that freeze parameters of a wrapped model
+        self.frozen: dict[str, bool] = {}  # lines that freeze parts of wrapped models, and whether training had begun
         self.seeds: dict[str, None] = {}  # calls that set a seed again and again
         self._seeded: set[str] = set()
+        self._froze: dict[torch.Tensor, tuple[str, bool]] = {}  # by parameter that is still frozen
         # By parameter: the gradients of a step, and gradients that a backward pass added to them, with its line.
         self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
@@ -110,7 +111,11 @@ class ContextBypass(TorchFunctionMode):
             for owner, name, call in distributed:
                 _patch_call(patch, owner, name, lambda *_, call=call, **__: self._note(self.process_groups, call))
             yield
-            self._find_wrapped_twice()
+            if self._observer.context is not None:
+                self._find_wrapped_twice(self._observer.context)
+                for model in self._observer.context.models:
+                    if any(parameter.requires_grad for parameter in model.parameters()):
+                        self.frozen |= dict(self._froze[p] for p in model.parameters() if p in self._froze)
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := find_user_line(self._directory, beyond_context=True)) is not None:
@@ -205,15 +210,17 @@ class ContextBypass(TorchFunctionMode):
         return func(*args, **given)
 
     def _note_frozen(self, parameter: torch.Tensor, requires_grad: bool) -> None:
-        if self._observer.context is None or requires_grad or not parameter.requires_grad:
+        if requires_grad:
+            self._froze.pop(parameter, None)
             return
-        if any(parameter is wrapped for model in self._observer.context.models for wrapped in model.parameters()):
-            self._note(self.frozen, "freezes parameters of a model that context.wrap_model() already got")
+        models = [] if self._observer.context is None else self._observer.context.models
+        is_wrapped = any(parameter is wrapped for model in models for wrapped in model.parameters())
+        line = find_user_line(self._directory, beyond_context=True)
+        if line is not None and is_wrapped and parameter.requires_grad:
+            began = any(event["event"] == "batch_start" for event in self._observer.events)
+            self._froze[parameter] = (f"{line}: freezes parameters of a model that context.wrap_model() got", began)
 
-    def _find_wrapped_twice(self) -> None:
-        context = self._observer.context
-        if context is None:
-            return
+    def _find_wrapped_twice(self, context: Any) -> None:
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
         for kind, objects in wrapped.items():

@@ -71,20 +71,21 @@ def find_addresses(values: Iterable[Any]) -> Iterator[int]:
 
 
 class ModeWatch:
-    """Notes the lines that switch modes, and modules that train in the evaluation mode of an earlier batch."""
+    """Notes the lines that switch modes, and modules that train although an earlier batch left evaluation mode on."""
 
     def __init__(self, directory: Path) -> None:
-        self.switched: dict[nn.Module, tuple[str, int | None]] = {}  # the user's line and batch, if within a batch
+        self.switched: dict[nn.Module, str] = {}  # the user's line that switched the mode last
         self._directory = directory
-        self._left_on: dict[str, tuple[int, list[str]]] = {}  # by line: the first batch, and the modules
+        self._findings: dict[str, tuple[int, list[str]]] = {}  # by line: the first batch, and the modules
         self._entered: dict[nn.Module, int] = {}  # the latest batch that called a module
         self._trained: set[nn.Module] = set()  # modules that a batch called first in training mode
+        self._left_on: dict[nn.Module, tuple[str, bool]] = {}  # the user's line, and whether a batch executed the line
 
     @property
     def findings(self) -> list[str]:
         return [
             f"{line}: evaluation mode is left on, in which {shorten_names(names)} trains from batch {batch} on"
-            for line, (batch, names) in self._left_on.items()
+            for line, (batch, names) in self._findings.items()
         ]
 
     @contextlib.contextmanager
@@ -93,7 +94,7 @@ class ModeWatch:
         original = nn.Module.train
 
         def train(module: nn.Module, mode: bool = True) -> nn.Module:
-            self._switch(log, module)
+            self._switch(log, module, mode)
             return original(module, mode)
 
         hook = register_module_forward_pre_hook(lambda module, _: self._enter(log, module))
@@ -103,30 +104,35 @@ class ModeWatch:
                 yield
             finally:
                 hook.remove()
-                for modules in (self.switched, self._entered, self._trained):
+                for modules in (self.switched, self._entered, self._trained, self._left_on):
                     modules.clear()
 
-    def _switch(self, log: recorder.TrainingLog, module: nn.Module) -> None:
+    def _switch(self, log: recorder.TrainingLog, module: nn.Module, mode: bool) -> None:
         line = find_user_line(self._directory, beyond_context=True)
         self.switched.pop(module, None)
-        if line is not None:
-            self.switched[module] = (line, log.batches if _is_in_batch(log) else None)
+        if line is None:
+            # Only by chance does the training loop reset a mode right after the batch that left the mode on.
+            if module in self._left_on and not self._left_on[module][1]:
+                del self._left_on[module]
+            return
+        self.switched[module] = line
+        self._left_on.pop(module, None)
+        was_trained = self._entered.get(module) == log.batches and module in self._trained
+        if not mode and (was_trained or not _is_in_batch(log)):
+            self._left_on[module] = (line, _is_in_batch(log))
 
     def _enter(self, log: recorder.TrainingLog, module: nn.Module) -> None:
         if not _is_in_batch(log) or self._entered.get(module) == log.batches or not _depends_on_mode(module):
             return
         self._entered[module] = log.batches
-        if module.training:
-            self._trained.add(module)
-            return
-        line, batch = self.switched.get(module, ("", log.batches))
-        # A batch that switches the mode itself before its forward pass has chosen the mode.
-        if module in self._trained and batch != log.batches:
+        if module in self._left_on and module in self._trained:
             models = recorder.find_models(log.trial).items()
             names = {id(part): name for prefix, model in models for name, part in model.named_modules(prefix=prefix)}
-            _, modules = self._left_on.setdefault(line, (log.batches, []))
+            _, modules = self._findings.setdefault(self._left_on[module][0], (log.batches, []))
             if (name := names.get(id(module), type(module).__name__)) not in modules:
                 modules.append(name)
+        if module.training:
+            self._trained.add(module)
 
 
 def shorten_names(names: list[str]) -> str:
@@ -189,7 +195,7 @@ class EvaluationWatch:
             self.findings[f"{f'{line}: ' if line else ''}{method}() changes {name}"] = None
         if changed := [name for name, module in modules.items() if module.training != modes.get(name, module.training)]:
             mode = "training" if modules[changed[0]].training else "evaluation"
-            line, _ = self.modes.switched.get(modules[changed[0]], (None, None))
+            line = self.modes.switched.get(modules[changed[0]])
             left = f"{method}() leaves {shorten_names(changed)} in {mode} mode"
             self.findings[f"{f'{line}: ' if line else ''}{left}"] = None
 

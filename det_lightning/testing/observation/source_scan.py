@@ -156,18 +156,20 @@ def reads_rank(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in ("rank", "get_rank", "local_rank")
 
 
-def reads_size(node: ast.AST) -> bool:
-    """Return whether a node asks for the number of processes, or for the batch size of one process."""
-    name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-    return name.endswith(("distributed.size", "distributed.get_size", "get_per_slot_batch_size"))
+def scales_by_size(node: ast.AST) -> bool:
+    """Return whether a node computes with the number of processes, or with the batch size of one process."""
+    names = ("size", "get_size", "get_per_slot_batch_size")
+    is_size = (name_of(part) in names and isinstance(part, ast.Attribute) for part in ast.walk(node))
+    return isinstance(node, ast.BinOp) and any(is_size)
 
 
 def makes_sum(node: ast.AST) -> bool:
-    """Return whether a node sums a tensor, such as ``loss.sum()`` and ``reduction="sum"``."""
+    """Return whether a node sums all elements of a tensor, such as ``loss.sum()`` and ``reduction="sum"``."""
     if not isinstance(node, ast.Call):
         return False
     by_name = any(isinstance(k.value, ast.Constant) and k.value.value == "sum" for k in node.keywords)
-    return by_name or (isinstance(node.func, ast.Attribute) and node.func.attr == "sum")
+    is_method = isinstance(node.func, ast.Attribute) and node.func.attr == "sum"
+    return by_name or (is_method and not node.args and not node.keywords)
 
 
 def depends_on_hash(node: ast.AST) -> bool:

@@ -180,16 +180,18 @@ def train_two_and_one(
     results = _train(source, _plan_roles(make_plan, settings, batch_size), folder / "as it is")
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure[1]:
         reason = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
-        if bypass.frozen:
+        if frozen := [line for line, began in bypass.frozen.items() if not began]:
             raise CheckFailed(
                 f"With two processes the trial fails {failure[0]}: {reason}.",
                 "parameters that are frozen too late: call requires_grad_(False) before context.wrap_model(), which "
                 "connects the processes",
-                details=bypass.frozen,
+                details=frozen,
             )
         roles = _plan_roles(make_plan, settings, batch_size, FIND_UNUSED)
         results = _train(source, roles, folder / "with unused parameters")
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
+    elif frozen := [line for line, began in bypass.frozen.items() if began]:
+        remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {frozen[0]} in training")
     _require_success(results, bypass.process_groups)
     (first,), (second,), (halved, one) = results
     return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
