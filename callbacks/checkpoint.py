@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeterminedCheckpoint(pl.Callback):
-    """Writes checkpoints for Determined 0.38 and det_lightning: by ``period``, by ``policy``, and at the end of training.
+    """Writes checkpoints for Determined 0.38 and det_lightning: by ``period``, by ``policy``, and at the end of a run.
 
     Args:
         storage: a directory or URL for one directory per checkpoint, the ``checkpoint_storage`` section of an

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_invalid_hp(task: TrialTask | None) -> None:
-    """Report to the experiment, if any, that the trial gave up; the search then replaces the trial. Any rank may report."""
+    """Report to the experiment, if any, that the trial gave up, on any rank; the search replaces the trial."""
     if task is not None:
         task.report("early_exit", None, {"reason": "INVALID_HP"})
 

@@ -28,7 +28,7 @@ _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoi
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions:
-    """A trial and how to train it."""
+    """A trial with the settings of the checks."""
 
     spec: str  # "module:Class" or "path/to/file.py:Class"
     directory: Path  # the directory of the module; paths are relative to it
@@ -141,7 +141,7 @@ def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] 
 
 
 def read_config(path: Path) -> GivenConfig:
-    """Read an experiment configuration that is passed to calls; raises BadTrial if it cannot be used."""
+    """Read an experiment configuration for calls; raises BadTrial for an unusable configuration."""
     from det_lightning.config import read_given
 
     try:

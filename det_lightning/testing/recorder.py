@@ -241,7 +241,7 @@ def make_callback(api: Any, log: TrainingLog) -> Any:
 
 
 def record_trial(trial_class: Any, api: Any, log: TrainingLog) -> Any:
-    """Return a subclass of the trial that records its batches and callbacks in ``log``."""
+    """Return a subclass of the trial, which records batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
         log.trial = self
@@ -327,7 +327,7 @@ def train(
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a release of Determined before 0.21, whose controller takes workloads one by one."""
+    """Train with a release of Determined before 0.21, by single workloads for the controller."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
@@ -348,7 +348,7 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
 
 
 def list_workloads(settings: dict[str, Any]) -> Any:
-    """Yield each workload of a run with a function that takes its outcome, as controllers before 0.21 expect."""
+    """Yield each workload of a run with a function for the outcome, as controllers before 0.21 expect."""
     workload: Any = importlib.import_module("determined.workload").Workload
 
     def one(kind: Any, batches: int = 0) -> Any:

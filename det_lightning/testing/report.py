@@ -29,8 +29,8 @@ def write_report(
 ) -> None:
     """Write the report, replacing an existing file; raises OSError, or ImportError if jinja2 is not installed.
 
-    ``records`` are the ``"reference"`` of the real determined and ``"ours"`` of det_lightning, as far as there are any,
-    ``difference`` is the first one between the two, and ``command`` the command line that made the report.
+    ``records`` are the ``"reference"`` of the real determined and ``"ours"`` of det_lightning, if any, ``difference``
+    is the first difference between both, and ``command`` the command line for the report.
     """
     environments = {side: record.environment for side, record in records.items()}
     settings = next((record.settings for record in records.values()), None)

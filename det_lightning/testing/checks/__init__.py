@@ -1,4 +1,4 @@
-"""The checks of a ported trial, the functions that run them, and their outcomes. Imports nothing slow."""
+"""The list of checks of a ported trial, with their outcomes. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class CheckResult:
 
 
 class BadTrial(Exception):
-    """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
+    """The trial cannot be imported or lacks something; the message says how to continue."""
 
 
 class NotCompared(Exception):
-    """A check had nothing to compare; the message says why, and what it needs."""
+    """A check had nothing to compare; the message gives the reason and the remedy."""
 
 
 class CheckFailed(AssertionError):

@@ -38,7 +38,7 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 
 
 def is_complete(runs: TrialRuns) -> list[str]:
-    """After a resume, no state is missing that a resumed run depends on; state that is only read again is a remark."""
+    """After a resume, no state is missing that decides the training; state for messages only is a remark."""
     lost = find_lost_state(runs)
     essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why.is_essential}
     if essential:
@@ -60,7 +60,7 @@ def is_complete(runs: TrialRuns) -> list[str]:
 
 
 def _resumes_differently(runs: TrialRuns) -> bool:
-    """Return whether a resumed run fails, or differs from the run that wrote its checkpoint, at any boundary."""
+    """Return whether a resumed run fails or differs from the uninterrupted run, at any boundary."""
     straight = runs.straight
     boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
     for batches in (batches for batches in boundaries if batches in straight.checkpoints):
@@ -71,7 +71,7 @@ def _resumes_differently(runs: TrialRuns) -> bool:
 
 
 def round_trips(runs: TrialRuns) -> None:
-    """Loading a checkpoint restores the state that was saved, and executes no code."""
+    """Loading a checkpoint restores the saved state, and executes no code."""
     straight = runs.require(runs.straight)
     batches, resumed = _resume_after_validation(runs, straight)
     _require_safe(runs, straight.checkpoints[batches])
@@ -104,7 +104,7 @@ def _require_safe(runs: TrialRuns, checkpoint: Path) -> None:
 
 
 def _resume_after_validation(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
-    """Return the number of batches of the checkpoint after a validation, and the run that resumed from it."""
+    """Return the number of batches of the checkpoint after a validation, and the run resumed from there."""
     batches = runs.boundaries.after_validation
     if batches not in straight.checkpoints:
         raise NotCompared(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")

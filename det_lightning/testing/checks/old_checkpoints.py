@@ -1,4 +1,4 @@
-"""Does an old checkpoint load, and validate as it did?"""
+"""Checks of an old checkpoint: the trial resumes, and a validation gives the recorded metrics."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
 
 
 def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics in ``metadata.json``: one from det_lightning, all from Determined."""
+    """Return the validation metrics in ``metadata.json``: all from Determined, a single metric from det_lightning."""
     metric = metadata.get("metric")
     if isinstance(metric, Mapping) and "name" in metric:
         return _numbers({metric["name"]: metric.get("value")})

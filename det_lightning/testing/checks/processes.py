@@ -1,4 +1,4 @@
-"""Checks of two processes that share each batch: samples, weights, losses and metrics are those of one process."""
+"""Checks of two processes with shared batches: the same samples, weights, losses and metrics as in one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CAUSES = [
 
 
 def share_samples(runs: TrialRuns) -> list[str]:
-    """The batches of two processes are together those of one."""
+    """The batches of two processes have the same samples together as the batches of one process."""
     results = _require_batches(runs)
     loader = results.one.training
     _require_same_lengths(runs, results)
@@ -96,7 +96,7 @@ def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> Non
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
-    """Return the first batch whose known samples differ between two processes and one."""
+    """Return the first batch with other known samples in two processes than in one."""
     batches = enumerate(zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False))
     others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
     return next(others, None)
@@ -129,7 +129,10 @@ def keep_equal_weights(runs: TrialRuns) -> None:
 
 
 def agree_with_one(runs: TrialRuns) -> None:
-    """Two processes have, up to rounding, the losses, gradients and weights of one; dropout and batch norms are off."""
+    """Two processes have, up to rounding, the losses, gradients and weights of a single process.
+
+    Dropout and the statistics of batch norms are off.
+    """
     results = _require_batches(runs)
     # If even two runs of one process differ, two processes differ for the same reason.
     if (difference := difference_of_runs(runs.straight, runs.require(runs.again))) is not None:
@@ -164,7 +167,7 @@ def agree_with_one(runs: TrialRuns) -> None:
 
 
 def _pair_losses(one: ProcessResult, *ranks: ProcessResult) -> Iterator[tuple[str, int, float, float]]:
-    """Yield each loss with its batch, its value in one process, and the mean of its values in others."""
+    """Yield each loss with the batch, the value in one process, and the mean over the ranks."""
     first, *others = (result.record.curves("batch_end") for result in (one, *ranks))
     for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
         for (batch, single), *values in zip(first[name], *(curves[name] for curves in others), strict=False):
@@ -172,7 +175,7 @@ def _pair_losses(one: ProcessResult, *ranks: ProcessResult) -> Iterator[tuple[st
 
 
 def _find_scaled_losses(results: ProcessRuns, share: float) -> Iterator[str]:
-    """Yield first losses about twice or half as large as in one process, whatever random numbers are drawn."""
+    """Yield first losses about twice or half as large as in one process; random draws do not matter."""
     for name, batch, one, two in _pair_losses(results.one, *results.ranks):
         times = two / one if one else 1.0
         if batch == 0 and any(abs(times / factor - 1) < share for factor in (SIZE, 1 / SIZE)):
@@ -180,7 +183,7 @@ def _find_scaled_losses(results: ProcessRuns, share: float) -> Iterator[str]:
 
 
 def _find_differences(results: ProcessRuns) -> Iterator[str]:
-    """Yield losses, gradients and a parameter that are far from those of one process, in this order."""
+    """Yield losses, gradients and a parameter far from the values of a single process, in this order."""
     one, two = results.one, results.ranks[0]
     for name, batch, single, mean in sorted(_pair_losses(one, *results.ranks), key=lambda pair: pair[1]):
         if not abs(mean - single) <= _SHARE * max(abs(mean), abs(single)) + 1e-4:
@@ -209,7 +212,7 @@ def _norm(numbers: Any) -> float:
 
 
 def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
-    """Return whether the first loss of two processes is that of one for the same halves, but not for the batch."""
+    """Return whether the first loss matches a single process on the same halves, but not on the whole batch."""
     losses = {name: pair for name, batch, *pair in _pair_losses(results.one, *results.ranks) if batch == 0}
     if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
         return False
@@ -222,7 +225,7 @@ def _are_close(one: float, other: float) -> bool:
 
 
 def validate_like_one(runs: TrialRuns) -> None:
-    """A validation of two processes gives the metrics of one process with batches of the same size."""
+    """A validation of two processes gives the metrics of a single process with batches of the same size."""
     results = runs.processes
     ranks = results.ranks
     batch_size = ranks[0].validation.batch_size
@@ -251,10 +254,7 @@ def validate_like_one(runs: TrialRuns) -> None:
 
 
 def two_train(runs: TrialRuns) -> None:
-    """Two processes that share each batch train to the end.
-
-    This check is for trials of other libraries, whose weights and random numbers are out of sight.
-    """
+    """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
     ranks = runs.train_two()
     batches = ranks[0].record.settings.batches
     if any(rank.record.batches != batches or not rank.record.named("callback") for rank in ranks):

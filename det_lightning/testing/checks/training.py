@@ -170,7 +170,7 @@ def _find_moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[
 
 
 def trains_under_aggregation(runs: TrialRuns) -> list[str]:
-    """Weights move only on batches that complete an update, which uses the gradients of all of its batches."""
+    """Weights move only on batches that complete an update, by the gradients of all batches of the update."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
     run, watch = runs.aggregation

@@ -66,7 +66,7 @@ def _find_subclasses(cls: type) -> set[type]:
 
 
 class ContextBypass(TorchFunctionMode):
-    """Notes the actions of the trial of ``observer`` without its context, each call once and with its line."""
+    """Notes the actions of the trial of ``observer`` beside the context, each call once and with the line."""
 
     def __init__(self, directory: Path, observer: Observer) -> None:
         super().__init__()

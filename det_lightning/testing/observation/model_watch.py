@@ -1,4 +1,4 @@
-"""What a trial does to its models: weights that change in place, modes, and layers that are active only in training."""
+"""Watches of a trial's models: in-place changes, modes, and layers with an effect only in training."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def find_addresses(values: Iterable[Any]) -> Iterator[int]:
 
 
 class ModeWatch:
-    """Notes the lines that switch modes, and modules that train although an earlier batch left evaluation mode on."""
+    """Notes the lines that switch modes, and modules that train in an evaluation mode left on by earlier code."""
 
     def __init__(self, directory: Path) -> None:
         self.switched: dict[nn.Module, str] = {}  # the user's line that switched the mode last
@@ -145,14 +145,14 @@ def _is_in_batch(log: recorder.TrainingLog) -> bool:
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
-    """Return whether the forward pass of a module itself, such as a dropout, reads the mode."""
+    """Return whether the forward pass of a module, for example a dropout, reads the mode."""
     code = getattr(type(module).forward, "__code__", None)
     probability = getattr(module, "p", getattr(module, "dropout", None))
     return code is not None and "training" in code.co_names and probability != 0
 
 
 class EvaluationWatch:
-    """Notes whether ``evaluate_batch()`` draws random numbers, and, given a ``directory`` of code, its changes."""
+    """Notes random draws of ``evaluate_batch()`` and, given a ``directory`` of code, changes of the models."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.findings: dict[str, None] = {}
@@ -201,7 +201,7 @@ class EvaluationWatch:
 
 
 def _states_after_iteration() -> dict[str, str]:
-    """Return the random states after the start of an iteration over a loader, which draws a seed for its workers."""
+    """Return the random states after the draw of a seed for workers at the start of a loader's iteration."""
     with isolated_rng():
         torch.empty((), dtype=torch.int64).random_()
         return recorder.random_states()

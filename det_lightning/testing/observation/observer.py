@@ -65,7 +65,7 @@ class AttributeAccess:
 
 
 class Observer(recorder.TrainingLog):
-    """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
+    """Observes a training; with ``modules``, a function for the trial's modules, also the state of objects."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class TrialCode:
             self._trees[file.relative_to(directory) if file.is_relative_to(directory) else file] = tree
 
     def find(self, *tests: Test) -> list[str]:
-        """Return up to eight nodes that pass a test, as ``"file:line: code"``, without those for scripts only."""
+        """Return up to eight nodes that pass a test, as ``"file:line: code"``; parts for scripts only do not count."""
         found = {
             f"{line}: {ast.unparse(node).partition(chr(10))[0]}": None
             for line, node in self._nodes()
@@ -61,7 +61,7 @@ class TrialCode:
         return found
 
     def find_changes(self) -> dict[str, str]:
-        """Return the first line that changes each attribute or variable, else the line that makes it, by name."""
+        """Return by name the first line that changes an attribute or variable, else the first assignment."""
         made: dict[str, str] = {}
         changed: dict[str, str] = {}
         for file, tree in self._trees.items():
@@ -86,7 +86,7 @@ class TrialCode:
         return set().union(*map(_read_names, read))
 
     def _nodes(self) -> Iterator[tuple[str, ast.AST]]:
-        """Yield expressions and functions with their lines, except those that only run in a script."""
+        """Yield expressions and functions with their lines, except in parts for scripts only."""
         for file, tree in self._trees.items():
             for node in _walk(tree, _find_script_parts(tree)):
                 if isinstance(node, ast.expr | ast.FunctionDef):
@@ -137,7 +137,7 @@ def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
 
 
 def _find_targets(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement assigns to, or whose method it calls."""
+    """Yield the targets of a statement: of an assignment, or of the call of a method."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -86,8 +86,8 @@ class Tolerance:
 
     If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
 
-    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
-      the largest element; learning rates, which no kernel computes, to a millionth.
+    - Metrics and data are held to this tolerance, arrays by norm, mean, extremes and eight elements, relative to the
+      largest element; learning rates, which no kernel computes, to a millionth.
     - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: the
       norm, and more than half of the sampled elements. If a gradient is near zero, the mere sign decides Adam's step,
       so a single element may go the other way.
@@ -147,8 +147,8 @@ def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float])
 def find_cancelling_gradients(record: TrainingRecord) -> set[str]:
     """Return the parameters whose gradient is zero in exact arithmetic, in every batch of a training.
 
-    A gradient reaches their module, but its parts cancel out: another parameter of the module, or of the model if the
-    module has no other one, gets a gradient compared to which theirs is rounding noise.
+    A gradient reaches the module, but the parts cancel out. Compared with the gradient of another parameter of the
+    module, or of the model if the module has no other parameter, the gradient is rounding noise.
     """
     batches = [event["gradients"] for event in record.named("batch_end") if event["gradients"]]
     names = dict.fromkeys(name for gradients in batches for name in gradients)

@@ -1,4 +1,4 @@
-"""Training in processes of their own: two that share each batch, one for comparison, one under another hash seed."""
+"""Training in separate processes: two with shared batches, and a single process for comparison."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SeenValue:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessResult:
-    """The result of one process, without objects of the trial's classes, which could not be unpickled."""
+    """The result of one process, in plain values: objects of the trial's classes could not be unpickled."""
 
     record: TrainingRecord
     samples: list[Counter[bytes] | None]  # for each batch, the checksums of its arrays' rows, if these are samples
@@ -83,7 +83,7 @@ class ProcessResult:
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """The plans of one process, which trains by each of them: as a rank of a group, or alone."""
+    """The plans that a process executes one after another, as a rank of a group or alone."""
 
     plans: Sequence[RunPlan]
     rank: int | None = None
@@ -91,7 +91,7 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessRuns:
-    """The results of two processes together, and of one alone, of the same length and under the same hash seed."""
+    """The results of two processes together, and of a process alone, of equal length and under equal hash seeds."""
 
     ranks: list[ProcessResult]
     one: ProcessResult
@@ -164,7 +164,7 @@ def _train_role(
 def train_two_and_one(
     source: TrialSource, straight: Run, make_plan: PlanMaker, folder: Path, bypass: ContextBypass
 ) -> ProcessRuns:
-    """Train in two processes and in one; ``straight`` and ``bypass`` are a run in this process and its watch.
+    """Train in two processes and in one; ``straight`` and ``bypass`` are observations of this process.
 
     Raises:
         CheckFailed: the two processes fail.

@@ -140,7 +140,7 @@ def record_determined(
 
 
 def _wait(process: subprocess.Popen[str], meter: ProcessorMeter) -> str:
-    """Return what a process wrote to its standard error by its end; kill the process over the budget."""
+    """Wait for a process, and return the text from standard error; kill the process over the budget."""
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Explanations of a failed run by what the trial was not given: hyperparameters, a configuration, arguments."""
+"""Explanations of a failed run by a missing hyperparameter, configuration or argument."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def choose_arguments(source: TrialSource, hparams: dict[str, Any] | None, given:
 
 
 def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure) -> str | None:
-    """Return what the trial lacks, if that is why a run failed; else None."""
+    """Return an explanation if a run failed because the trial lacks something; else None."""
     error = failure.error
     text = str(error)
     if isinstance(error, errors.InvalidHP):

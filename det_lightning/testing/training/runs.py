@@ -35,7 +35,7 @@ from det_lightning.testing.training.trial_source import ImportedTrial, TrialSour
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run of a few batches, one of each kind; None if the data have no boundary of that kind."""
+    """The boundaries of a run of a few batches, of each kind once; None if the data have no such boundary."""
 
     batches: int  # length of the run
     epoch_limit: int | None  # the length to cut epochs to; None for short enough or endless epochs
@@ -78,7 +78,7 @@ LATER = [*((1 + index // 8, index) for index in range(12, 36)), *((10**power, 10
 
 
 class TrialRuns:
-    """The runs of one trial, which is imported from ``options.spec`` unless there is a ``source``."""
+    """The runs of a trial, imported from ``options.spec`` unless there is a ``source``."""
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
@@ -200,7 +200,7 @@ class TrialRuns:
 
     @property
     def processes(self) -> ProcessRuns:
-        """Two processes that share each batch, and one; a failure is raised once, and then is a NotCompared."""
+        """Two processes with shared batches, and a single process; a failure is raised once, later as NotCompared."""
         outcome = self._process_outcome
         if isinstance(outcome, ProcessRuns):
             return outcome
@@ -224,7 +224,7 @@ class TrialRuns:
 
     @functools.cached_property
     def halves(self) -> ProcessResult:
-        """The result of one process that trains on both halves of the first batch of two processes."""
+        """The result of a single process on both halves of the first batch of two processes."""
         settings = self.processes.one.record.settings
         return train_halves(self.source, settings, self.plan, self.new_folder("halves"))
 
@@ -251,7 +251,7 @@ class TrialRuns:
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
     def find_records(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
-        """Return the records of the ``"reference"``, if there is one, and of ``"ours"``, and their first difference."""
+        """Return the records of the ``"reference"``, if any, and of ``"ours"``, and the first difference."""
         try:
             reference, ours, difference = self.conversion
         except (BadTrial, NotCompared):

@@ -29,7 +29,7 @@ _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedu
 
 
 class GivenTrial:
-    """A class that has already been imported; its globals keep their values between runs."""
+    """A class from an earlier import; globals keep their values between runs."""
 
     def __init__(self, trial_class: type) -> None:
         self.name = trial_class.__qualname__  # for messages
@@ -47,10 +47,10 @@ class GivenTrial:
 
 
 class ImportedTrial:
-    """A class that is imported by name from ``directory``, with ``determined`` as an alias of det_lightning.
+    """A class to import by name from ``directory``, with ``determined`` as an alias of det_lightning.
 
     Each block imports the trial's modules again, so that globals and class attributes start as in a new process, and
-    restores the environment and the working directory. Modules that fail to import a second time are kept.
+    restores the environment and the working directory. A module that fails to import a second time is kept.
     """
 
     def __init__(self, spec: str, directory: Path) -> None:
