@@ -170,12 +170,12 @@ class DeterminedCheckpoint(pl.Callback):
     @property
     def last_checkpoint_path(self) -> str | None:
         """The path or URL of the checkpoint begun last; a URL has the password that the storage was given with."""
-        return self._path_of(self._checkpoints.last_id)
+        return self._make_path(self._checkpoints.last_id)
 
     @property
     def best_checkpoint_path(self) -> str | None:
         """The path or URL of the checkpoint after the best validation; None before, or by other policies."""
-        return self._path_of(self._checkpoints.best_id)
+        return self._make_path(self._checkpoints.best_id)
 
     @property
     def best_value(self) -> float | None:
@@ -195,7 +195,7 @@ class DeterminedCheckpoint(pl.Callback):
             return f"Nothing was saved since {escape(shown)}. To continue from there: fit(latest_checkpoint={shown!r})."
         return "Nothing was saved; PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C."
 
-    def _path_of(self, checkpoint_id: str | None) -> str | None:
+    def _make_path(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from det_lightning.testing.checks import CHECKS, CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
-from det_lightning.testing.training.execution import Run, train
+from det_lightning.testing.training.execution import Run, compare_runs, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
@@ -49,7 +48,7 @@ class TrainedTrial:
     @property
     def learning_rates(self) -> list[list[float]]:
         """The learning rates of all parameter groups of all optimizers before each batch."""
-        events = self.run.record.named("batch_start")
+        events = self.run.record.select("batch_start")
         return [[rate for rates in event["learning_rates"] for rate in rates] for event in events]
 
     @property
@@ -136,7 +135,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    if (difference := difference_of_runs(one.run, second)) is not None:
+    if (difference := compare_runs(one.run, second)) is not None:
         named = dataclasses.replace(difference, sides=("in the first", "in the second"))
         raise CheckFailed(f"The trainings differ. {named}")
 

@@ -46,7 +46,7 @@ class TrialOptions:
     quick: bool = False  # without the checks that start other processes
     without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
-    def configured(self, section: str) -> dict[str, Any]:
+    def get_section(self, section: str) -> dict[str, Any]:
         return (self.config or {}).get(section) or {}
 
 
@@ -54,7 +54,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     """Return the options in ``pytest.Config.option``; None without a trial. A BadTrial names all mistakes."""
     mistakes: list[str] = []
 
-    def tried(read: Any, *arguments: Any) -> Any:
+    def attempt(read: Any, *arguments: Any) -> Any:
         try:
             return read(*arguments)
         except (BadTrial, ValueError, OSError) as e:
@@ -64,22 +64,22 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     def path(value: str | None) -> Path | None:
         return directory / value if value else None
 
-    given = tried(read_config, directory / values.trial_config) if values.trial_config else None
+    given = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     config = given.plain if given is not None else None
-    spec = values.trial or _entrypoint(config)
+    spec = values.trial or _find_entrypoint(config)
     if spec is None:
         if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}")):
             raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
-    hparams = tried(_json_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
+    hparams = attempt(_parse_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
     if config is not None:
-        hparams = {**(tried(chosen_hparams, config) or {}), **(hparams or {})}
-    arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
+        hparams = {**(attempt(chosen_hparams, config) or {}), **(hparams or {})}
+    arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
     for output in filter(None, (path(values.trial_record), path(values.trial_report))):
-        tried(require_file, output, True)
-    metrics = tried(_json_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
+        attempt(require_file, output, True)
+    metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")
     if values.trial_batches < MIN_BATCHES:
@@ -116,7 +116,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     )
 
 
-def _entrypoint(config: dict[str, Any] | None) -> str | None:
+def _find_entrypoint(config: dict[str, Any] | None) -> str | None:
     """Return the class that the entrypoint names, alone or as an argument of a command."""
     entrypoint = (config or {}).get("entrypoint")
     words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
@@ -127,7 +127,7 @@ def _entrypoint(config: dict[str, Any] | None) -> str | None:
     return classes[0] if len(classes) == 1 else None
 
 
-def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
+def _parse_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
     if text is None:
         return None
     message = f"{option} must be a JSON object, such as '{example}'; got {mask_text(text)!r}"

@@ -150,7 +150,7 @@ class TrialCollector(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         try:
-            with self._runs.source.imported() as trial_class:
+            with self._runs.source.import_class() as trial_class:
                 kind = getattr(trial_class, "trial_type", PYTORCH)
                 read = getattr(trial_class, "config_fields", ())
         except BadTrial as e:

@@ -390,7 +390,7 @@ def environment(side: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": str(numpy.__version__),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": _read_processor(),
         "threads": torch.get_num_threads(),
         "hash_seed": os.environ.get("PYTHONHASHSEED"),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -398,7 +398,7 @@ def environment(side: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     with contextlib.suppress(OSError):  # not Linux
         for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -13,7 +13,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch, Trainer, init
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks import old_checkpoints as checks
-from det_lightning.testing.checks.old_checkpoints import recorded_metrics
+from det_lightning.testing.checks.old_checkpoints import read_metrics
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
@@ -35,7 +35,7 @@ def old(folder: Path) -> Path:
     storage = folder / "checkpoints"
     checkpoints = DeterminedCheckpoint(storage, metric="validation_loss", code_dir=folder)
     with (
-        ImportedTrial("model_def:MyTrial", folder).imported() as trial_class,
+        ImportedTrial("model_def:MyTrial", folder).import_class() as trial_class,
         init(hparams=HPARAMS, enable_tensorboard_logging=False) as context,
     ):
         trainer = Trainer(trial_class(context), context, enable_progress_bar=False)
@@ -101,4 +101,4 @@ def test_a_missing_checkpoint_is_named(folder: Path) -> None:
     ],
 )
 def test_metrics_are_found_where_releases_of_determined_wrote_them(metadata: dict[str, Any]) -> None:
-    assert recorded_metrics(metadata) == {"error": 0.25}
+    assert read_metrics(metadata) == {"error": 0.25}

@@ -167,8 +167,8 @@ def test_values_recorded_only_by_class_are_compared_by_class(
     recorded_before: Any, recorded_now: Any, differ: bool, record: TrainingRecord
 ) -> None:
     ours = copy.deepcopy(record)
-    record.named("batch_start")[1]["data"].append(recorded_before)
-    ours.named("batch_start")[1]["data"].append(recorded_now)
+    record.select("batch_start")[1]["data"].append(recorded_before)
+    ours.select("batch_start")[1]["data"].append(recorded_now)
     assert (first_difference(record, ours) is not None) == differ
 
 
@@ -186,7 +186,7 @@ def number_of(event: dict[str, Any]) -> dict[str, Any]:
 @given(st.integers(0, 5), st.integers(1, 10_000))
 def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -> None:
     reference, ours = recorded(), copy.deepcopy(recorded())
-    changed = number_of(ours.named("batch_end")[batch])  # type: ignore[arg-type]
+    changed = number_of(ours.select("batch_end")[batch])  # type: ignore[arg-type]
     (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
     (changed["value"],) = struct.unpack("<f", struct.pack("<i", bits + steps))
     difference = first_difference(reference, ours)
@@ -198,8 +198,8 @@ def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -
 @given(st.integers(0, 5), st.floats(-0.5, 0.5))
 def test_a_difference_within_the_tolerance_is_none(batch: int, share: float) -> None:
     reference, ours = recorded(), copy.deepcopy(recorded())
-    number_of(ours.named("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
-    one, other = (number_of(r.named("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
+    number_of(ours.select("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
+    one, other = (number_of(r.select("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
     allowed = abs(one - other) <= 0.1 * max(one, other)
     assert (first_difference(reference, ours, Tolerance(relative=0.1)) is None) == allowed
 
@@ -226,7 +226,7 @@ def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None
 
 def test_nan_equals_itself_and_is_infinitely_far_from_other_numbers(record: TrainingRecord) -> None:
     spoiled = copy.deepcopy(record)
-    number_of(spoiled.named("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
+    number_of(spoiled.select("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
     assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
     difference = first_difference(record, spoiled)
     assert difference is not None
@@ -235,7 +235,7 @@ def test_nan_equals_itself_and_is_infinitely_far_from_other_numbers(record: Trai
 
 def test_weights_differ_even_if_no_sampled_element_does(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
-    ours.named("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
+    ours.select("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
     difference = first_difference(record, ours)
     assert difference is not None
     assert (difference.kind, difference.name, difference.batch) == ("parameter", "model.0.weight", 2)
@@ -263,11 +263,11 @@ def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
 ) -> None:
     """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
     ours = copy.deepcopy(record)
-    for event in ours.named("batch_end"):
+    for event in ours.select("batch_end"):
         event["weights"]["model.0.bias"].update(norm=1.0, digest="0" * 16)
     assert first_difference(record, ours) is not None
     assert first_difference(in_another_environment(record), ours) is None
-    ours.named("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
+    ours.select("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
     assert difference.noisy_parameters == ("model.0.bias",)
@@ -276,7 +276,7 @@ def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
 
 def test_learning_rates_are_held_to_a_millionth_between_environments(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
-    ours.named("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
+    ours.select("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
     assert (difference.kind, difference.batch, difference.tolerance.relative) == ("learning rate", 2, 1e-6)
@@ -287,7 +287,7 @@ def test_less_than_half_of_the_sampled_weights_may_differ_between_environments(
     moved: int, allowed: bool, record: TrainingRecord
 ) -> None:
     ours = copy.deepcopy(record)
-    weights = ours.named("batch_end")[1]["weights"]["model.0.weight"]
+    weights = ours.select("batch_end")[1]["weights"]["model.0.weight"]
     weights["digest"] = "0" * 16
     weights["sample"][:moved] = [-number for number in weights["sample"][:moved]]
     assert (first_difference(in_another_environment(record), ours) is None) == allowed
@@ -299,7 +299,7 @@ def test_different_random_draws_are_the_cause_of_later_differences(record: Train
         if event["batch"] >= 2 and "random" in event:
             event["random"]["torch"] = "0" * 16
     assert first_difference(in_another_environment(record), ours) is None
-    number_of(ours.named("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
+    number_of(ours.select("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
     difference = first_difference(in_another_environment(record), ours)
     assert difference is not None
     assert (difference.batch, difference.rng_diverged_at) == (4, 2)

@@ -160,7 +160,10 @@ def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(sou
 
 
 def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
-    assert TrialCode([source], source.parent).find_hparams() == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
+    assert TrialCode([source], source.parent).find_hparams() == {
+        "width": "model_def.py:25",
+        "global_batch_size": "model_def.py:26",
+    }
 
 
 def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> N
     trial = ImportedTrial("model_def.py:MyTrial", tmp_path)
     search_path = list(sys.path)
     for _ in range(2):
-        with trial.imported() as trial_class:
+        with trial.import_class() as trial_class:
             assert trial_class.values == [1]  # type: ignore[attr-defined]
             assert {module.__name__ for module in trial.modules()} == {"model_def", "counted"}
     assert trial.modules() == []
@@ -187,9 +190,9 @@ def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeyp
         "class MyTrial(pytorch.PyTorchTrial):\n    pass\n"
     )
     trial = ImportedTrial("model_def:MyTrial", tmp_path)
-    with trial.imported() as first:
+    with trial.import_class() as first:
         pass
-    with trial.imported() as second:
+    with trial.import_class() as second:
         assert first is second
 
 

@@ -53,16 +53,16 @@ def test_the_events_of_a_training_come_in_order() -> None:
 
 def test_a_batch_is_recorded_with_its_inputs_and_its_effects() -> None:
     record = record_ours(Regression, SETTINGS)
-    (start, *_), (end, *_) = record.named("batch_start"), record.named("batch_end")
+    (start, *_), (end, *_) = record.select("batch_start"), record.select("batch_end")
     assert start["learning_rates"] == [[0.05]]
     assert [array["shape"] for array in start["data"]] == [[4, 3], [4, 1]]
     assert end["metrics"]["loss"]["dtype"] == "float32"
     parameters = ["model.0.bias", "model.0.weight", "model.1.bias", "model.1.weight", "model.3.bias", "model.3.weight"]
-    assert sorted(record.named("start")[0]["parameters"]) == parameters == sorted(end["gradients"])
+    assert sorted(record.select("start")[0]["parameters"]) == parameters == sorted(end["gradients"])
     buffers = {"model.1.num_batches_tracked", "model.1.running_mean", "model.1.running_var"}
     assert end["weights"].keys() == {*parameters, *buffers}
     assert end["random"]["torch"] != start["random"]["torch"]  # dropout
-    assert record.named("end")[0]["callbacks"]["average"]["loss"] > 0
+    assert record.select("end")[0]["callbacks"]["average"]["loss"] > 0
 
 
 def test_recording_changes_nothing() -> None:

@@ -84,7 +84,7 @@ def test_recording_leaves_random_state_and_threads_alone() -> None:
 
 def test_the_constructor_gets_its_arguments() -> None:
     made = record_ours(Regression, dataclasses.replace(SETTINGS, arguments={"width": 2}))
-    assert made.named("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
+    assert made.select("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
 
 
 def test_curves_have_the_scalar_metrics(record: TrainingRecord) -> None:

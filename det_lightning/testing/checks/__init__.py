@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from det_lightning.importing import load_class
@@ -13,6 +14,7 @@ from det_lightning.importing import load_class
 PYTORCH = "PyTorchTrial"
 ESTIMATOR = "EstimatorTrial"
 _BOTH = (PYTORCH, ESTIMATOR)
+_LISTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,3 +95,9 @@ class CheckFailed(AssertionError):
         heading = ["Usual causes:"] if causes else []
         items = [[f"  - {item}" for item in items] for items in (details, causes)]
         super().__init__("\n".join([message, *items[0], *heading, *items[1]]))
+
+
+def list_names(names: Collection[str]) -> str:
+    """Return names separated by commas; if there are many, the first names and the total number."""
+    first = ", ".join(itertools.islice(names, _LISTED))
+    return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs, list_names
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.object_state import MAX_LEAVES, Holder, Leaf, ObjectState
 from det_lightning.testing.observation.source_scan import defines
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
 from det_lightning.testing.records.record import shorten_repr
-from det_lightning.testing.training.execution import Run
+from det_lightning.testing.training.execution import Run, compare_runs
 from det_lightning.testing.training.runs import TrialRuns
 
 
@@ -65,7 +64,7 @@ def _resumes_differently(runs: TrialRuns) -> bool:
     boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
     for batches in (batches for batches in boundaries if batches in straight.checkpoints):
         resumed = runs.resume(straight, batches)
-        if resumed.failure is not None or difference_of_runs(straight, resumed, after=batches) is not None:
+        if resumed.failure is not None or compare_runs(straight, resumed, after=batches) is not None:
             return True
     return False
 
@@ -171,7 +170,9 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
 
 
 def _relative_names(holder: Holder, paths: list[str]) -> list[str]:
-    return list(dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths))
+    """Return the paths below the holder, without the content of containers that are among them."""
+    names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
+    return [name for name in names if name == (first := re.split(r"[\[.(]", name)[0]) or first not in names]
 
 
 def _first_words(holder: Holder, paths: list[str]) -> list[str]:
@@ -223,7 +224,7 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
             "state that is made while training and is not in the checkpoint",
             *_find_suspects(runs),
         )
-    if (difference := difference_of_runs(run, resumed, after=batches)) is not None:
+    if (difference := compare_runs(run, resumed, after=batches)) is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
             *_find_suspects(runs),

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import list_names
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import is_text
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
@@ -44,7 +43,7 @@ def validates(runs: TrialRuns) -> None:
         ]:
             cause = "an object instead of its number: return float(...), or value.item() of a tensor"
             raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", cause, details=wrong)
-    searcher_metric = runs.options.configured("searcher").get("metric")
+    searcher_metric = runs.options.get_section("searcher").get("metric")
     if searcher_metric not in (None, *validations[0][1]):
         raise CheckFailed(
             f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "

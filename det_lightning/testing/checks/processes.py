@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs, list_names
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
+from det_lightning.testing.training.execution import compare_runs
 from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns
 from det_lightning.testing.training.runs import TrialRuns
 
@@ -107,7 +107,7 @@ def keep_equal_weights(runs: TrialRuns) -> None:
     results = runs.processes
     first, second = results.ranks
     lines = runs.code.find(reads_rank)
-    for event, other in zip(first.record.named("batch_end"), second.record.named("batch_end"), strict=False):
+    for event, other in zip(first.record.select("batch_end"), second.record.select("batch_end"), strict=False):
         if names := [name for name in first.initial if event["weights"].get(name) != other["weights"].get(name)]:
             raise CheckFailed(
                 f"Two processes have different weights after batch {event['batch']}: {list_names(names)}.",
@@ -135,7 +135,7 @@ def agree_with_one(runs: TrialRuns) -> None:
     """
     results = _require_batches(runs)
     # If even two runs of one process differ, two processes differ for the same reason.
-    if (difference := difference_of_runs(runs.straight, runs.require(runs.again))) is not None:
+    if (difference := compare_runs(runs.straight, runs.require(runs.again))) is not None:
         raise NotCompared(
             f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
             f"{difference.name}; the check that it is deterministic under a seed names the causes"
@@ -236,7 +236,7 @@ def validate_like_one(runs: TrialRuns) -> None:
     one = {result.validation.batch_size: result for result in (results.halved, results.one)}.get(batch_size)
     if one is None:
         raise NotCompared(f"batches of {batch_size} validation samples were not tried in one")
-    two_metrics, one_metrics = (result.record.named("validation")[0]["reported"] for result in (ranks[0], one))
+    two_metrics, one_metrics = (result.record.select("validation")[0]["reported"] for result in (ranks[0], one))
     pairs = {name: (read_number(value), read_number(two_metrics.get(name))) for name, value in one_metrics.items()}
     numbers = {name: (single, two) for name, (single, two) in pairs.items() if single is not None and two is not None}
     if not numbers:
@@ -257,7 +257,7 @@ def two_train(runs: TrialRuns) -> None:
     """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
     ranks = runs.train_two()
     batches = ranks[0].record.settings.batches
-    if any(rank.record.batches != batches or not rank.record.named("callback") for rank in ranks):
+    if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
         raise CheckFailed(f"Two processes trained {trained} batches, and should train {batches}.")
 
@@ -277,8 +277,8 @@ def _shorten(text: str) -> str:
 
 def draws_while_training(record: TrainingRecord) -> bool:
     """Return whether random numbers are drawn in ``train_batch()``, or between the batches of an epoch to load data."""
-    starts = record.named("batch_start")
-    ends = record.named("batch_end")
+    starts = record.select("batch_start")
+    ends = record.select("batch_end")
     pairs = list(zip(starts, ends, strict=True))
     followed = zip(pairs, starts[1:], strict=False)
     pairs += [(end, later) for (start, end), later in followed if start["epoch"] == later["epoch"]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from det_lightning.bypass_rules import DEVICE, PROCESSES
-from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
@@ -23,31 +21,9 @@ from det_lightning.testing.observation.source_scan import (
     may_be_unseeded,
 )
 from det_lightning.testing.processor_time import Stuck
-from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference, find_cancelling_gradients, usual_causes
-from det_lightning.testing.records.record import TrainingRecord
-from det_lightning.testing.training.execution import Run
+from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
+from det_lightning.testing.training.execution import compare_records, compare_runs
 from det_lightning.testing.training.runs import TrialRuns
-
-_LISTED = 8
-
-
-def list_names(names: Collection[str]) -> str:
-    """Return names separated by commas; if there are many, the first names and the total number."""
-    first = ", ".join(itertools.islice(names, _LISTED))
-    return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"
-
-
-def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
-    """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
-    start = "on_training_start" if after is None else "on_checkpoint_upload_end"
-    sides = (f"in {one.plan.name}", f"in {other.plan.name}")
-    return _compare_from(one.record.since(start, after), other.record, sides)
-
-
-def _compare_from(one: TrainingRecord, other: TrainingRecord, sides: tuple[str, str]) -> Difference | None:
-    difference = first_difference(one, other.since("on_training_start"))
-    return None if difference is None else dataclasses.replace(difference, sides=sides)
 
 
 def trains(runs: TrialRuns) -> None:
@@ -72,7 +48,7 @@ def trains(runs: TrialRuns) -> None:
 def is_deterministic(runs: TrialRuns) -> None:
     """Two runs with the same seed are equal to the bit."""
     one = runs.require(runs.straight)
-    if (difference := difference_of_runs(one, runs.require_success(runs.again))) is not None:
+    if (difference := compare_runs(one, runs.require_success(runs.again))) is not None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
             *usual_causes("seed", difference.kind),
@@ -82,18 +58,18 @@ def is_deterministic(runs: TrialRuns) -> None:
 
 def is_deterministic_elsewhere(runs: TrialRuns) -> None:
     """Another process, with another seed for the hashes of strings, trains the same to the bit."""
-    if difference_of_runs(runs.require(runs.straight), runs.require(runs.again)) is not None:
+    if compare_runs(runs.require(runs.straight), runs.require(runs.again)) is not None:
         raise NotCompared("two runs in one process differ already")
     seed = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
     here = runs.straight.record.since("on_training_start")
     try:
         first = runs.train_elsewhere(seed)
-        if (difference := _compare_from(here, first, ("in this process", "in another one"))) is None:
+        if (difference := compare_records(here, first, ("in this process", "in another one"))) is None:
             return
         again = runs.train_elsewhere(seed)
     except Stuck as e:
         raise CheckFailed(f"In another process the trial does not end. {e}") from None
-    if _compare_from(first.since("on_training_start"), again, ("", "")) is not None:
+    if compare_records(first.since("on_training_start"), again) is not None:
         raise CheckFailed(
             f"Another process does not train the same. {difference}",
             "a value that differs between processes: the time, the number of the process, or an address in memory, as "
@@ -119,7 +95,7 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     expected = [name for name in seen.trainable if not trained or name.partition(".")[0] in trained]
     without = [name for name in expected if name not in seen.with_gradient]
     stray = [name for name in expected if name in seen.with_gradient and not seen.trainable[name]]
-    (end,) = run.record.named("end")
+    (end,) = run.record.select("end")
     # A gradient that is only rounding may move a parameter or not.
     exempt = {*without, *stray, *find_cancelling_gradients(run.record)}
     others = [name for name in expected if name not in exempt]
@@ -188,7 +164,7 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
     if run.record.batches < frequency:
         raise NotCompared(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
     trainable = run.observer.trainable
-    changes = zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
+    changes = zip(run.observer.weights_before, run.record.select("batch_end"), strict=True)
     moved = {event["batch"]: _find_moved(trainable, before, event["weights"]) for before, event in changes}
     for batch, names in moved.items():
         # The trial may also change weights itself, such as to clamp them or to average them.
@@ -220,7 +196,7 @@ def trains_equally(runs: TrialRuns) -> None:
             f"Under pl.Trainer the trial fails {lightning.failure.description}",
             "code that needs something of the context which only a script with init() passes",
         )
-    if (difference := difference_of_runs(straight, lightning)) is not None:
+    if (difference := compare_runs(straight, lightning)) is not None:
         raise CheckFailed(
             f"The two APIs do not train equally. {difference}",
             "random draws when the module is imported, before the seed is set",

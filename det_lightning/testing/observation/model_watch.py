@@ -126,8 +126,7 @@ class ModeWatch:
             return
         self._entered[module] = log.batches
         if module in self._left_on and module in self._trained:
-            models = recorder.find_models(log.trial).items()
-            names = {id(part): name for prefix, model in models for name, part in model.named_modules(prefix=prefix)}
+            names = {id(part): name for name, part in _collect_modules(log.trial).items()}
             _, modules = self._findings.setdefault(self._left_on[module][0], (log.batches, []))
             if (name := names.get(id(module), type(module).__name__)) not in modules:
                 modules.append(name)
@@ -171,7 +170,7 @@ class EvaluationWatch:
             yield
         else:
             weights = log.weights(log.trial)
-            modes = _modes(log.trial)
+            modes = _read_modes(log.trial)
             with _TrainingLayers(self._directory, method, log) as layers:
                 yield
             for call, training in layers.seen.items():
@@ -188,8 +187,10 @@ class EvaluationWatch:
         lines: Mapping[int, str],
     ) -> None:
         after = log.weights(log.trial)
-        modules = _modules(log.trial)
-        tensors = {f"{p}.{name}": t for p, m in recorder.find_models(log.trial).items() for name, t in _weights(m)}
+        modules = _collect_modules(log.trial)
+        tensors = {
+            f"{p}.{name}": t for p, m in recorder.find_models(log.trial).items() for name, t in _collect_weights(m)
+        }
         for name in (name for name in weights if weights[name] != after[name]):
             line = next((lines[address] for address in find_addresses([tensors[name]]) if address in lines), None)
             self.findings[f"{f'{line}: ' if line else ''}{method}() changes {name}"] = None
@@ -207,17 +208,17 @@ def _states_after_iteration() -> dict[str, str]:
         return recorder.random_states()
 
 
-def _weights(model: Any) -> list[tuple[str, Any]]:
+def _collect_weights(model: Any) -> list[tuple[str, Any]]:
     return [*model.state_dict(keep_vars=True).items()]
 
 
-def _modules(trial: Any) -> dict[str, nn.Module]:
+def _collect_modules(trial: Any) -> dict[str, nn.Module]:
     models = recorder.find_models(trial).items()
     return {name: module for prefix, model in models for name, module in model.named_modules(prefix=prefix)}
 
 
-def _modes(trial: Any) -> dict[str, bool]:
-    return {name: module.training for name, module in _modules(trial).items()}
+def _read_modes(trial: Any) -> dict[str, bool]:
+    return {name: module.training for name, module in _collect_modules(trial).items()}
 
 
 class _TrainingLayers(TorchFunctionMode):
@@ -227,7 +228,7 @@ class _TrainingLayers(TorchFunctionMode):
         super().__init__()
         self.seen: dict[str, bool] = {}  # by call: whether the module of the call is in training mode
         self.in_place = InPlaceLines(directory)
-        self.in_place.watch(t for model in recorder.find_models(log.trial).values() for _, t in _weights(model))
+        self.in_place.watch(t for model in recorder.find_models(log.trial).values() for _, t in _collect_weights(model))
         self._directory = directory
         self._method = method
 
@@ -240,16 +241,16 @@ class _TrainingLayers(TorchFunctionMode):
         training = given.get("training", given.get("train", training))
         is_dropout = name.rstrip("_") in (*DROPOUTS, *_OF_TORCH) and training and given.get("p", probability) != 0
         if is_dropout or (name == "scaled_dot_product_attention" and given.get("dropout_p")):
-            self._note("dropout")
+            self._note_layer("dropout")
         elif (
             name == "batch_norm"
             and given.get("training")
             and any(statistics is not None for statistics in itertools.chain(args[1:2], [given.get("running_mean")]))
         ):
-            self._note("batch norm")
+            self._note_layer("batch norm")
         return func(*args, **given)
 
-    def _note(self, layer: str) -> None:
+    def _note_layer(self, layer: str) -> None:
         line = find_user_line(self._directory) or _ELSEWHERE
         self.seen[f"{line}: {layer} works as in training in {self._method}()"] = _is_of_training_module()
 

@@ -136,7 +136,7 @@ class _Walk:
 
     def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
         if isinstance(value, _GENERATORS):
-            self._add(path, _generator_state(value), holder, direct)
+            self._add(path, _describe_generator(value), holder, direct)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "meta" and not is_lazy(value):
                 self._add(path, describe(_sample(value)), holder, direct, value.requires_grad and value.is_leaf)
@@ -155,7 +155,7 @@ class _Walk:
             inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
             if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
                 inner = holder
-            for suffix, item in _parts(value, kind):
+            for suffix, item in _list_parts(value, kind):
                 self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
@@ -186,7 +186,7 @@ class _Walk:
         return "stateful" if stateful and not module.startswith("det_lightning") else None
 
 
-def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+def _list_parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
@@ -209,7 +209,7 @@ def _sample(array: Any) -> Any:
     return array.reshape(-1)[::step] if step > 1 and is_dense else array
 
 
-def _generator_state(value: Any) -> str:
+def _describe_generator(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return str(describe(value.get_state())["digest"])
     if isinstance(value, np.random.Generator):

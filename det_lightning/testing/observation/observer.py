@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -125,8 +125,7 @@ class Observer(recorder.TrainingLog):
 
     def _start_training(self) -> None:
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
-        models = recorder.find_models(self.trial).items()
-        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+        for name, parameter in self._parameters():
             if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_weights:
@@ -171,13 +170,16 @@ class Observer(recorder.TrainingLog):
             restore_rng(self._before_validation)
             self._before_validation = None
 
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for prefix, model in recorder.find_models(self.trial).items():
+            yield from model.named_parameters(prefix)
+
     def keep_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Keep elements of the gradients of the first batch, just before their optimizer steps."""
         if self.batches or self.context is None:
             return
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        models = recorder.find_models(self.trial).items()
-        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+        for name, parameter in self._parameters():
             if id(parameter) in parameters and not parameter.grad.is_sparse:
                 elements = parameter.grad.detach().double().cpu().flatten()
                 self.gradients[name] = elements[:: max(1, len(elements) // _KEPT_ELEMENTS)].numpy().copy()

@@ -44,7 +44,7 @@ class ShortenedData:
             batch_size //= 2
         if dataset is loader.dataset and batch_size == loader.batch_size:
             return loader
-        return _rebatched(loader, dataset, max(1, batch_size))
+        return _change_batch_size(loader, dataset, max(1, batch_size))
 
 
 def _without_workers(loader: DataLoader) -> DataLoader:
@@ -75,7 +75,7 @@ def makes_batches(loader: DataLoader) -> bool:
     return type(loader.batch_sampler) is BatchSampler
 
 
-def _rebatched(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
+def _change_batch_size(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
     short = copy.copy(loader)
     short.dataset = dataset
     short.batch_size = batch_size

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from det_lightning.bypass_rules import find_bypasses, name_of, parse
+from det_lightning.bypass_rules import find_bypasses, get_name, parse
 
 _LISTED = 8
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
@@ -53,7 +53,7 @@ class TrialCode:
         """Return the hyperparameters that the code names, with the first line of each."""
         found: dict[str, str] = {}
         for line, node in self._nodes():
-            name = name_of(node.func) if isinstance(node, ast.Call) else ""
+            name = get_name(node.func) if isinstance(node, ast.Call) else ""
             if name in _BATCH_SIZES:
                 found.setdefault("global_batch_size", line)
             elif isinstance(node, ast.Call | ast.Subscript) and (requested := _find_requested_hparam(node)):
@@ -113,24 +113,24 @@ def _find_script_parts(tree: ast.Module) -> set[ast.AST]:
 def _find_requested_hparam(node: ast.Call | ast.Subscript) -> str | None:
     """Return the name in ``get_hparam("name")``, or in ``hparams["name"]`` for a variable that is called so."""
     if isinstance(node, ast.Call):
-        argument = node.args[0] if name_of(node.func) == "get_hparam" and node.args else None
+        argument = node.args[0] if get_name(node.func) == "get_hparam" and node.args else None
     else:
-        holder = name_of(node.value.func if isinstance(node.value, ast.Call) else node.value).lower()
+        holder = get_name(node.value.func if isinstance(node.value, ast.Call) else node.value).lower()
         is_read = isinstance(node.ctx, ast.Load) and ("hparams" in holder or "hyperparam" in holder)
         argument = node.slice if is_read else None
     return argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else None
 
 
 def _read_names(tree: ast.AST) -> set[str]:
-    return {name_of(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+    return {get_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
 
 
 def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
     """Return whether a statement only writes a message, or assigns to an ``own`` name of its condition."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return name_of(statement.value.func).startswith(_REPORTING)
+        return get_name(statement.value.func).startswith(_REPORTING)
     if isinstance(statement, ast.Assign):
-        return all(name_of(target) in own for target in statement.targets)
+        return all(get_name(target) in own for target in statement.targets)
     if isinstance(statement, ast.For | ast.With):
         return all(_only_reports(inner, own) for inner in statement.body)
     return isinstance(statement, ast.Pass)
@@ -145,7 +145,7 @@ def _find_targets(node: ast.AST) -> Iterator[str]:
         targets = [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
     for part in (part for target in targets for part in ast.walk(target)):
         if isinstance(part, ast.Attribute | ast.Name):
-            yield name_of(part)
+            yield get_name(part)
 
 
 # Tests for TrialCode.find()
@@ -159,7 +159,7 @@ def reads_rank(node: ast.AST) -> bool:
 def scales_by_size(node: ast.AST) -> bool:
     """Return whether a node computes with the number of processes, or with the batch size of one process."""
     names = ("size", "get_size", "get_per_slot_batch_size")
-    is_size = (name_of(part) in names and isinstance(part, ast.Attribute) for part in ast.walk(node))
+    is_size = (get_name(part) in names and isinstance(part, ast.Attribute) for part in ast.walk(node))
     return isinstance(node, ast.BinOp) and any(is_size)
 
 
@@ -182,32 +182,32 @@ def may_be_unseeded(node: ast.AST) -> bool:
     """Return whether a call makes a generator without a seed, or reads a clock or another source of chance."""
     if not isinstance(node, ast.Call):
         return False
-    is_unseeded = name_of(node.func) in _GENERATORS and not (node.args or node.keywords)
-    return is_unseeded or (name_of(node.func) in _CHANCES and ast.unparse(node.func).startswith(_CHANCE_MODULES))
+    is_unseeded = get_name(node.func) in _GENERATORS and not (node.args or node.keywords)
+    return is_unseeded or (get_name(node.func) in _CHANCES and ast.unparse(node.func).startswith(_CHANCE_MODULES))
 
 
 def compares_index(node: ast.AST) -> bool:
     """Return whether an expression decides by the index of a batch or epoch."""
     if not (isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))):
         return False
-    return any(name_of(part).startswith(_INDICES) for part in ast.walk(node))
+    return any(get_name(part).startswith(_INDICES) for part in ast.walk(node))
 
 
 def sizes_batch(node: ast.AST) -> bool:
     """Return whether a call makes a loader with a batch size, or asks for the global batch size."""
     if not isinstance(node, ast.Call):
         return False
-    return name_of(node.func) == "get_global_batch_size" or any(given.arg == "batch_size" for given in node.keywords)
+    return get_name(node.func) == "get_global_batch_size" or any(given.arg == "batch_size" for given in node.keywords)
 
 
 def assigns(name: str) -> Test:
     """Return a test for assignments of an attribute or variable."""
-    return lambda node: name_of(node) == name and isinstance(getattr(node, "ctx", None), ast.Store)
+    return lambda node: get_name(node) == name and isinstance(getattr(node, "ctx", None), ast.Store)
 
 
 def calls(name: str) -> Test:
     """Return a test for calls of a function or method."""
-    return lambda node: isinstance(node, ast.Call) and name_of(node.func) == name
+    return lambda node: isinstance(node, ast.Call) and get_name(node.func) == name
 
 
 def defines(name: str) -> Test:

@@ -145,7 +145,7 @@ class _Comparison:
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
-        starts = [*reference.named("start"), *ours.named("start")]
+        starts = [*reference.select("start"), *ours.select("start")]
         self._parameters = {name for start in starts for name in start["parameters"]}
         self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
         self.rng_diverged_at: int | None = None  # the first batch with differing random states, if not compared

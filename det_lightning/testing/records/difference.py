@@ -150,7 +150,7 @@ def find_cancelling_gradients(record: TrainingRecord) -> set[str]:
     A gradient reaches the module, but the parts cancel out. Compared with the gradient of another parameter of the
     module, or of the model if the module has no other parameter, the gradient is rounding noise.
     """
-    batches = [event["gradients"] for event in record.named("batch_end") if event["gradients"]]
+    batches = [event["gradients"] for event in record.select("batch_end") if event["gradients"]]
     names = dict.fromkeys(name for gradients in batches for name in gradients)
     return {name for name in names if all(_cancels(name, gradients) for gradients in batches if name in gradients)}
 

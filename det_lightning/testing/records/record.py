@@ -63,13 +63,13 @@ class TrainingRecord:
     batches: int  # number of batches trained
     error: Mapping[str, str] | None = None  # "type", "message" and "traceback" of an error that ended the training
 
-    def named(self, event: str) -> list[Mapping[str, Any]]:
+    def select(self, event: str) -> list[Mapping[str, Any]]:
         return [entry for entry in self.events if entry["event"] == event]
 
     def curves(self, event: str) -> dict[str, list[tuple[int, float]]]:
         """Return the batches and values of each scalar metric; ``event`` is ``"batch_end"`` or ``"validation"``."""
         curves: dict[str, list[tuple[int, float]]] = {}
-        for entry in self.named(event):
+        for entry in self.select(event):
             for name, described in entry["metrics"].items():
                 if (value := read_number(described)) is not None:
                     curves.setdefault(name, []).append((entry["batch"], float(value)))

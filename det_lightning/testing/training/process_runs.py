@@ -177,7 +177,7 @@ def train_two_and_one(
     settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
-    results = _train(source, _plan_roles(make_plan, settings, batch_size), folder / "as it is")
+    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size), folder / "as it is")
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure[1]:
         reason = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
         if frozen := [line for line, began in bypass.frozen.items() if not began]:
@@ -188,7 +188,7 @@ def train_two_and_one(
                 details=frozen,
             )
         roles = _plan_roles(make_plan, settings, batch_size, FIND_UNUSED)
-        results = _train(source, roles, folder / "with unused parameters")
+        results = _train_to_end(source, roles, folder / "with unused parameters")
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
     elif frozen := [line for line, began in bypass.frozen.items() if began]:
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {frozen[0]} in training")
@@ -200,7 +200,7 @@ def train_two_and_one(
 def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker, folder: Path) -> list[ProcessResult]:
     """Train in two processes, without a process for comparison."""
     plan = make_plan("two", dataclasses.replace(settings, batches=_BATCHES), validate_after=frozenset())
-    results = _train(source, [Role([plan], rank) for rank in range(SIZE)], folder)
+    results = _train_to_end(source, [Role([plan], rank) for rank in range(SIZE)], folder)
     _require_success(results, ())
     return [of_rank[-1] for of_rank in results]
 
@@ -210,7 +210,7 @@ def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMake
     hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // SIZE}
     settings = dataclasses.replace(settings, hparams=hparams, batches=SIZE, aggregation_frequency=SIZE)
     options = _make_options(ShortenedData(loads_here=True), limit=1)
-    ((result,),) = _train(source, [Role([make_plan("halves", settings, **options)])], folder)
+    ((result,),) = _train_to_end(source, [Role([make_plan("halves", settings, **options)])], folder)
     return result
 
 
@@ -233,7 +233,7 @@ def _plan_roles(
     return [*(Role([plan], rank) for rank in range(SIZE)), Role([halved, one])]
 
 
-def _train(source: TrialSource, roles: list[Role], folder: Path) -> list[list[ProcessResult]]:
+def _train_to_end(source: TrialSource, roles: list[Role], folder: Path) -> list[list[ProcessResult]]:
     try:
         return train_in_processes(source, roles, folder)
     except Stuck as e:

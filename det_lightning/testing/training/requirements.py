@@ -21,7 +21,7 @@ _MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batc
 
 def read_code(source: TrialSource) -> TrialCode:
     """Import the trial, and return the source of the trial's own modules."""
-    with source.imported():
+    with source.import_class():
         files = [getattr(module, "__file__", None) for module in source.modules()]
     own = [Path(file) for file in files if isinstance(file, str) and is_own_file(file, source.directory)]
     return TrialCode(own, source.directory)
@@ -32,7 +32,7 @@ def choose_arguments(source: TrialSource, hparams: dict[str, Any] | None, given:
     if not hparams or "hparams" in given:
         return given
     try:
-        with source.imported() as trial_class:
+        with source.import_class() as trial_class:
             return {**given, "hparams": dict(hparams)} if needs_hparams(trial_class) else given
     except (BadTrial, TypeError, ValueError):  # the first run reports the reason
         return given
@@ -51,7 +51,7 @@ def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure
     if isinstance(error, ValueError) and "no experiment configuration" in text:
         return f"{source.name} needs its experiment configuration; pass --trial-config FILE.\n{failure.text}"
     if isinstance(error, TypeError) and "__init__()" in text and failure.stage == "while the trial is built":
-        with source.imported() as trial_class:
+        with source.import_class() as trial_class:
             return _explain_arguments(source.name, trial_class, settings, text)
     if isinstance(error, ValueError) and text.startswith(_MISSING):
         return _explain_hparams(source, settings, re.findall(r"hyperparameter '([^']+)'", text))

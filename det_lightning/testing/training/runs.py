@@ -102,7 +102,7 @@ class TrialRuns:
             seed=options.seed,
             validation_period=max(1, options.batches // 2),
             reporting_period=100,
-            aggregation_frequency=int(options.configured("optimizations").get("aggregation_frequency") or 1),
+            aggregation_frequency=int(options.get_section("optimizations").get("aggregation_frequency") or 1),
         )
 
     @property

@@ -38,7 +38,7 @@ class GivenTrial:
         self._class = trial_class
 
     @contextlib.contextmanager
-    def imported(self) -> Iterator[type]:
+    def import_class(self) -> Iterator[type]:
         yield self._class
 
     def modules(self) -> list[ModuleType]:
@@ -65,7 +65,7 @@ class ImportedTrial:
         self._first_import: dict[str, ModuleType] = {}
 
     @contextlib.contextmanager
-    def imported(self) -> Iterator[type]:
+    def import_class(self) -> Iterator[type]:
         """Yield the class; raises BadTrial if the module cannot be imported, or has no such trial."""
         hidden = self._forget_modules()
         environment = dict(os.environ)
@@ -119,14 +119,14 @@ class ImportedTrial:
         found: Any = module
         for name in self._class_name.split("."):
             found = getattr(found, name, None)
-        base = _base_of(found)
+        base = _find_base(found)
         if base is PyTorchTrial:
             return found  # type: ignore[no-any-return]
         if base is not None:
             from det_lightning.estimator._adapter import adapter_of
 
             return adapter_of(found)
-        trials = [name for name, value in vars(module).items() if _base_of(value) is not None]
+        trials = [name for name, value in vars(module).items() if _find_base(value) is not None]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
@@ -138,7 +138,7 @@ class ImportedTrial:
 TrialSource = GivenTrial | ImportedTrial
 
 
-def _base_of(value: Any) -> type | None:
+def _find_base(value: Any) -> type | None:
     """Return the base class of a trial, PyTorchTrial or EstimatorTrial; None if it is not the class of a trial."""
     # TensorFlow is slow to import, and only a module that has an EstimatorTrial has imported this.
     estimator = sys.modules.get("det_lightning.estimator")
