@@ -61,14 +61,13 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
             mistakes.append(str(e))
         return None
 
-    def path(value: str | None) -> Path | None:
-        return directory / value if value else None
-
+    options = {name.removeprefix("trial_"): value for name, value in vars(values).items() if name.startswith("trial_")}
+    paths = {name: directory / options[name] for name in ("reference", "record", "report") if options[name]}
     given = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     config = given.plain if given is not None else None
     spec = values.trial or _find_entrypoint(config)
     if spec is None:
-        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}")):
+        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if options[name]):
             raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
@@ -77,8 +76,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     if config is not None:
         hparams = {**(attempt(chosen_hparams, config) or {}), **(hparams or {})}
     arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
-    for output in filter(None, (path(values.trial_record), path(values.trial_report))):
-        attempt(require_file, output, True)
+    for output in paths.keys() & {"record", "report"}:
+        attempt(require_file, paths[output], True)
     metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")
@@ -91,29 +90,15 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         from det_lightning.config import without_effect_in_calls
 
         without_effect = [*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys)]
-    reference = path(values.trial_reference)
-    if reference is not None and config is None and hparams is None:
-        with contextlib.suppress(RecordError):  # a check reports it
-            settings = read_record(reference).settings
+    if "reference" in paths and config is None and hparams is None:
+        with contextlib.suppress(RecordError):  # a check reports the error
+            settings = read_record(paths["reference"]).settings
             hparams = dict(settings.hparams)
             config = settings.config
-    return TrialOptions(
-        spec=spec,
-        directory=directory,
-        hparams=hparams,
-        config=config,
-        arguments=arguments or {},
-        batches=values.trial_batches,
-        seed=int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0),
-        tolerance=values.trial_tolerance,
-        reference=reference,
-        record=path(values.trial_record),
-        checkpoint=values.trial_checkpoint,
-        metrics=metrics,
-        report=path(values.trial_report),
-        quick=values.trial_quick,
-        without_effect=without_effect,
-    )
+    seed = int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
+    given_as_is = {name: options[name] for name in ("batches", "tolerance", "checkpoint", "quick")}
+    chosen = {"hparams": hparams, "config": config, "arguments": arguments or {}, "metrics": metrics, "seed": seed}
+    return TrialOptions(spec, directory, **chosen, **given_as_is, **paths, without_effect=without_effect)
 
 
 def _find_entrypoint(config: dict[str, Any] | None) -> str | None:

@@ -20,7 +20,7 @@ import pytest
 
 from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotCompared
 from det_lightning.testing.options import TrialOptions, trial_options
-from det_lightning.testing.processor_time import BUDGET_S, within_processor_time
+from det_lightning.testing.processor_time import BUDGET_S, handle_signal, within_processor_time
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -97,16 +97,13 @@ def _sigterm_ends_pytest() -> Iterator[None]:
             before(number, frame)
         raise _Terminated
 
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    except BaseException:
-        # Other code on the way here may have turned _Terminated into another error.
-        if not came:
-            raise
-    finally:
-        # None means a handler that Python did not install and cannot restore.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    with handle_signal(signal.SIGTERM, handle):
+        try:
+            yield
+        except BaseException:
+            # Other code on the way here may have turned _Terminated into another error.
+            if not came:
+                raise
     if came:
         pytest.exit("received SIGTERM: the check that was under way has no result", returncode=128 + signal.SIGTERM)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -81,12 +81,22 @@ def within_processor_time(seconds: float, what: str) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise _Spent
 
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    with handle_signal(signal.SIGPROF, end):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            yield
+        except _Spent:
+            raise NotCompared(describe_budget(what, seconds)) from None
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextlib.contextmanager
+def handle_signal(number: int, handler: Callable[[int, FrameType | None], NoReturn]) -> Iterator[None]:
+    """Handle a signal in the block of the main thread."""
+    before = signal.signal(number, handler)
     try:
         yield
-    except _Spent:
-        raise NotCompared(describe_budget(what, seconds)) from None
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, signal.SIG_DFL if before is None else before)
+        # None means a handler that Python did not install and cannot restore.
+        signal.signal(number, signal.SIG_DFL if before is None else before)

@@ -34,7 +34,7 @@ def in_another_environment(record: TrainingRecord) -> TrainingRecord:
     return dataclasses.replace(record, environment={**record.environment, "torch": "1.12.1"})
 
 
-def test_the_same_training_twice_has_no_difference(record: TrainingRecord) -> None:
+def test_equal_trainings_have_no_difference(record: TrainingRecord) -> None:
     assert first_difference(record, record_ours(Regression, SETTINGS), BIT_EQUAL) is None
 
 
@@ -120,7 +120,7 @@ class Forgets(Regression):
         (Forgets, "callback state", "average.loss", 6, "callback has seen"),
     ],
 )
-def test_the_first_difference_of_a_changed_trial_is_named_with_its_cause(
+def test_first_difference_has_a_cause(
     spoiled: type, kind: str, name: str, batch: int, cause: str, record: TrainingRecord
 ) -> None:
     difference = first_difference(record, record_ours(spoiled, SETTINGS))
@@ -142,7 +142,7 @@ class AddsMetric(Regression):
 
 
 @pytest.mark.parametrize("trial", [Regression, AddsMetric, Stops, Fails])
-def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) -> None:
+def test_recorder_alone_sees_the_same(trial: type, tmp_path: Path) -> None:
     log = recorder.TrainingLog()
     settings = dataclasses.asdict(SETTINGS)
     fit = {"checkpoint_storage": tmp_path / "checkpoints"}
@@ -163,7 +163,7 @@ def test_the_recorder_alone_sees_the_same_training(trial: type, tmp_path: Path) 
         ({"~": "object", "class": "set"}, None, True),
     ],
 )
-def test_values_recorded_only_by_class_are_compared_by_class(
+def test_objects_compare_by_class(
     recorded_before: Any, recorded_now: Any, differ: bool, record: TrainingRecord
 ) -> None:
     ours = copy.deepcopy(record)
@@ -172,7 +172,7 @@ def test_values_recorded_only_by_class_are_compared_by_class(
     assert (first_difference(record, ours) is not None) == differ
 
 
-def test_settings_that_differ_come_first(record: TrainingRecord) -> None:
+def test_settings_come_first(record: TrainingRecord) -> None:
     other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
     difference = first_difference(record, other)
     assert difference is not None
@@ -184,7 +184,7 @@ def number_of(event: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.integers(0, 5), st.integers(1, 10_000))
-def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -> None:
+def test_changed_number_is_found(batch: int, steps: int) -> None:
     reference, ours = recorded(), copy.deepcopy(recorded())
     changed = number_of(ours.select("batch_end")[batch])  # type: ignore[arg-type]
     (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
@@ -196,7 +196,7 @@ def test_one_changed_number_is_found_with_its_distance(batch: int, steps: int) -
 
 
 @given(st.integers(0, 5), st.floats(-0.5, 0.5))
-def test_a_difference_within_the_tolerance_is_none(batch: int, share: float) -> None:
+def test_tolerance_hides_differences(batch: int, share: float) -> None:
     reference, ours = recorded(), copy.deepcopy(recorded())
     number_of(ours.select("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
     one, other = (number_of(r.select("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def test_a_difference_within_the_tolerance_is_none(batch: int, share: float) -> 
 
 
 @given(st.floats(allow_nan=False, width=32), st.floats(allow_nan=False, width=32))
-def test_ulps_count_the_numbers_between(one: float, other: float) -> None:
+def test_ulps_count_numbers_between(one: float, other: float) -> None:
     if math.isinf(one) or math.isinf(other):
         assert ulps_between(one, other, "float32") is None
         return
@@ -224,7 +224,7 @@ def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None
     assert ulps_between(1.0, other, dtype) == steps
 
 
-def test_nan_equals_itself_and_is_infinitely_far_from_other_numbers(record: TrainingRecord) -> None:
+def test_nan_equals_only_itself(record: TrainingRecord) -> None:
     spoiled = copy.deepcopy(record)
     number_of(spoiled.select("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
     assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
@@ -233,7 +233,7 @@ def test_nan_equals_itself_and_is_infinitely_far_from_other_numbers(record: Trai
     assert (difference.batch, difference.absolute) == (1, math.inf)
 
 
-def test_weights_differ_even_if_no_sampled_element_does(record: TrainingRecord) -> None:
+def test_digest_alone_tells_weights_apart(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     ours.select("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
     difference = first_difference(record, ours)
@@ -242,14 +242,14 @@ def test_weights_differ_even_if_no_sampled_element_does(record: TrainingRecord) 
     assert first_difference(record, ours, Tolerance(relative=1e-6)) is None
 
 
-def test_bits_count_only_in_the_same_environment(record: TrainingRecord) -> None:
+def test_bits_count_in_one_environment(record: TrainingRecord) -> None:
     assert choose_tolerance(record, record) == BIT_EQUAL
     other = choose_tolerance(in_another_environment(record), record)
     assert (other.relative, other.absolute) == (1e-3, 1e-5)
     assert "torch 1.12.1 and" in other.reason
 
 
-def test_hooks_that_one_release_lacks_are_not_compared(record: TrainingRecord) -> None:
+def test_missing_hooks_are_not_compared(record: TrainingRecord) -> None:
     hook = "on_trial_startup"
     events = tuple(event for event in record.events if event.get("name") != hook)
     assert first_difference(dataclasses.replace(record, events=events), record) is not None
@@ -258,7 +258,7 @@ def test_hooks_that_one_release_lacks_are_not_compared(record: TrainingRecord) -
     assert first_difference(older, record) is None
 
 
-def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
+def test_noisy_bias_is_not_compared(
     record: TrainingRecord,
 ) -> None:
     """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
@@ -274,7 +274,7 @@ def test_a_bias_before_a_batch_norm_is_not_compared_between_environments(
     assert "the gradient of model.0.bias is noise" in difference.likely_cause
 
 
-def test_learning_rates_are_held_to_a_millionth_between_environments(record: TrainingRecord) -> None:
+def test_learning_rates_allow_a_millionth(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     ours.select("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
     difference = first_difference(in_another_environment(record), ours)
@@ -283,9 +283,7 @@ def test_learning_rates_are_held_to_a_millionth_between_environments(record: Tra
 
 
 @pytest.mark.parametrize(("moved", "allowed"), [(3, True), (4, False)])
-def test_less_than_half_of_the_sampled_weights_may_differ_between_environments(
-    moved: int, allowed: bool, record: TrainingRecord
-) -> None:
+def test_half_of_the_weights_must_agree(moved: int, allowed: bool, record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     weights = ours.select("batch_end")[1]["weights"]["model.0.weight"]
     weights["digest"] = "0" * 16
@@ -293,7 +291,7 @@ def test_less_than_half_of_the_sampled_weights_may_differ_between_environments(
     assert (first_difference(in_another_environment(record), ours) is None) == allowed
 
 
-def test_different_random_draws_are_the_cause_of_later_differences(record: TrainingRecord) -> None:
+def test_random_draws_are_the_cause(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     for event in ours.events:
         if event["batch"] >= 2 and "random" in event:
@@ -306,7 +304,7 @@ def test_different_random_draws_are_the_cause_of_later_differences(record: Train
     assert "random states differ from batch 2 on" in difference.likely_cause
 
 
-def test_a_difference_reads_as_a_sentence() -> None:
+def test_difference_is_a_sentence() -> None:
     difference = Difference("metric", "loss", 3, 0.25, 0.5, absolute=0.25, relative=0.5, ulps=8388608)
     assert str(difference) == (
         "The first difference is the metric loss at batch 3: 0.25 in the reference, 0.5 here (0.25 apart, "

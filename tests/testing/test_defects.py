@@ -49,12 +49,12 @@ def correct(tmp_path_factory: pytest.TempPathFactory, reference: Path) -> TrialR
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(defect.check for defect in DEFECTS))
-def test_the_correct_trial_passes_every_one_of_these_checks(correct: TrialRuns, check: str) -> None:
+def test_correct_trial_passes(correct: TrialRuns, check: str) -> None:
     run_check(check, correct)
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
-def test_a_defect_is_caught_by_its_check_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
+def test_defect_is_caught_and_named(defect: Defect, tmp_path: Path, reference: Path) -> None:
     runs = runs_of(defect.source(), tmp_path, reference=reference)
     with pytest.raises((CheckFailed, BadTrial)) as caught:
         run_check(defect.check, runs)
@@ -92,7 +92,7 @@ def drawing_from(generator: str) -> str:
     return Defect("sampler", PROCESSES, (), changes).source()
 
 
-def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_an_unseeded_generator(tmp_path: Path) -> None:
+def test_unseeded_sampler_is_blamed(tmp_path: Path) -> None:
     runs = runs_of(drawing_from("np.random.default_rng()"), tmp_path)
     with pytest.raises(NotCompared, match=r"differ already, first in the data.* deterministic under a seed"):
         run_check(PROCESSES, runs)
@@ -101,7 +101,7 @@ def test_the_learning_rate_is_not_blamed_for_a_sampler_that_draws_from_an_unseed
     runs.close()
 
 
-def test_the_learning_rate_is_not_blamed_for_a_sampler_whose_order_differs_in_each_process(tmp_path: Path) -> None:
+def test_sampler_of_each_process_is_blamed(tmp_path: Path) -> None:
     runs = runs_of(drawing_from("np.random.default_rng(os.getpid())"), tmp_path)
     run_check(DETERMINISTIC, runs)
     with pytest.raises(NotCompared, match="two processes train on other samples than one in batch 1"):
@@ -112,7 +112,7 @@ def test_the_learning_rate_is_not_blamed_for_a_sampler_whose_order_differs_in_ea
 
 
 @pytest.mark.parametrize("name", NOT_COMPARED)
-def test_what_cannot_be_compared_is_not_green(name: str, tmp_path: Path) -> None:
+def test_nothing_to_compare_is_not_green(name: str, tmp_path: Path) -> None:
     check, reason, changes = NOT_COMPARED[name]
     hparams = {"lr": 0.02} if "without" in name else HPARAMS
     (tmp_path / "model_def.py").write_text(Defect(name, check, (), changes).source())

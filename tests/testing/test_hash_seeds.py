@@ -15,7 +15,7 @@ from tests.testing.defects import CORRECT, before_loss
 pytestmark = pytest.mark.slow
 
 
-def test_the_order_of_a_set_of_strings_is_named_with_its_line(tmp_path: Path) -> None:
+def test_order_of_a_set_is_named(tmp_path: Path) -> None:
     source = CORRECT.replace("STEPS = 0", f"STEPS = 0\nORDER = list({{{', '.join(map(repr, 'abcdefgh'))}}})")
     for old, new in before_loss("pass", "self.loss(batch) * (1 + ORDER.index('a') + 8 * ORDER.index('b'))").items():
         source = source.replace(old, new)

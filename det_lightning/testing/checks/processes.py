@@ -13,7 +13,7 @@ from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
 from det_lightning.testing.training.execution import compare_runs
-from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns
+from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns, train_two
 from det_lightning.testing.training.runs import TrialRuns
 
 # Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
@@ -41,7 +41,14 @@ def share_samples(runs: TrialRuns) -> list[str]:
         )
     lengths = [result.training.samples for result in (results.one, results.ranks[0])]
     if loader.is_sharded and None not in lengths and lengths[0] != lengths[1]:
-        _reject_other_data(runs, *lengths)
+        if (lengths[1] or 0) > (lengths[0] or 0):
+            raise NotCompared(f"the dataset has {lengths[1]} items in each of two processes, and {lengths[0]} in one")
+        raise CheckFailed(
+            f"The training data have {lengths[1]} samples in each of two processes, and {lengths[0]} in one: they are "
+            "sharded twice.",
+            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all of them",
+            details=runs.code.find(reads_rank),
+        )
     draws = draws_while_training(results.one.record)
     if draws or None in results.one.samples:
         reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
@@ -83,16 +90,6 @@ def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
             "context.get_per_slot_batch_size()",
             details=runs.code.find(sizes_batch),
         )
-
-
-def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> None:
-    if (two or 0) > (one or 0):
-        raise NotCompared(f"the dataset has {two} items in each of two processes, and {one} in one")
-    raise CheckFailed(
-        f"The training data have {two} samples in each of two processes, and {one} in one: they are sharded twice.",
-        "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass it all of them",
-        details=runs.code.find(reads_rank),
-    )
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
@@ -255,7 +252,8 @@ def validate_like_one(runs: TrialRuns) -> None:
 
 def two_train(runs: TrialRuns) -> None:
     """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
-    ranks = runs.train_two()
+    settings = runs.require(runs.straight).plan.settings
+    ranks = train_two(runs.source, settings, runs.plan, runs.new_folder("two"))
     batches = ranks[0].record.settings.batches
     if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)

@@ -12,6 +12,7 @@ import numpy as np
 
 from det_lightning.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
@@ -22,7 +23,7 @@ from det_lightning.testing.observation.source_scan import (
 )
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
-from det_lightning.testing.training.execution import compare_records, compare_runs
+from det_lightning.testing.training.execution import compare_records, compare_runs, train_under_lightning
 from det_lightning.testing.training.runs import TrialRuns
 
 
@@ -190,7 +191,7 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
 def trains_equally(runs: TrialRuns) -> None:
     """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
     straight = runs.require(runs.straight)
-    lightning = runs.under_lightning
+    lightning = train_under_lightning(runs.source, runs.boundaries.apply(runs.plan("pl.Trainer")), Observer())
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",

@@ -18,14 +18,13 @@ from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
+from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.process_runs import (
     ProcessResult,
     ProcessRuns,
     Role,
     train_halves,
     train_in_processes,
-    train_two,
     train_two_and_one,
 )
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
@@ -170,10 +169,6 @@ class TrialRuns:
         return train(self.source, plan, Observer(indices=LATER))
 
     @functools.cached_property
-    def under_lightning(self) -> Run:
-        return train_under_lightning(self.source, self.boundaries.apply(self.plan("pl.Trainer")), Observer())
-
-    @functools.cached_property
     def aggregation(self) -> tuple[Run, AggregationWatch]:
         """A run with several batches per update."""
         observer = Observer()
@@ -216,11 +211,6 @@ class TrialRuns:
             return train_two_and_one(self.source, straight, self.plan, self.new_folder("processes"), self.probe[1])
         except (CheckFailed, NotCompared) as e:
             return e
-
-    def train_two(self) -> list[ProcessResult]:
-        """Return the results of two processes that share each batch."""
-        settings = self.require(self.straight).plan.settings
-        return train_two(self.source, settings, self.plan, self.new_folder("two"))
 
     @functools.cached_property
     def halves(self) -> ProcessResult:
