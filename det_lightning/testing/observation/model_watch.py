@@ -145,9 +145,11 @@ def _is_in_batch(log: recorder.TrainingLog) -> bool:
 
 def _depends_on_mode(module: nn.Module) -> bool:
     """Return whether the forward pass of a module, for example a dropout, reads the mode."""
-    code = getattr(type(module).forward, "__code__", None)
+    # A scripted module has no forward of Python.
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
     probability = getattr(module, "p", getattr(module, "dropout", None))
-    return code is not None and "training" in code.co_names and probability != 0
+    is_off = isinstance(probability, int | float) and probability == 0
+    return code is not None and "training" in code.co_names and not is_off
 
 
 class EvaluationWatch:
