@@ -22,7 +22,6 @@ from det_lightning.testing.records.record import (
     TrainingRecord,
     distance,
     get_kind,
-    may_be_same,
     read_dtype,
     read_number,
     summarize_value,
@@ -94,7 +93,7 @@ def value_differences(
         far = None if equal else _find_farthest(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
     else:
-        same = theirs == mine or may_be_same(theirs, mine)
+        same = theirs == mine
     if far is not None:
         part, one, other = far
         apart = distance(one, other)

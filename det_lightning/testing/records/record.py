@@ -171,14 +171,6 @@ def read_number(described: Any) -> int | float | None:
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None
 
 
-def may_be_same(one: Any, other: Any) -> bool:
-    """Return whether two values may be equal because one record holds nothing but a class."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return False
-    unknown = any(get_kind(value) == "object" and "digest" not in value for value in (one, other))
-    return unknown and (one.get("class") == other.get("class") or "dict" in (get_kind(one), get_kind(other)))
-
-
 def read_dtype(value: Any) -> str:
     """Return the dtype of a described value, or the name of the Python type."""
     return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
