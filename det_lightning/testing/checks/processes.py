@@ -181,7 +181,8 @@ def _find_scaled_losses(results: ProcessRuns, share: float) -> Iterator[str]:
 
 def _find_differences(results: ProcessRuns) -> Iterator[str]:
     """Yield losses, gradients and a parameter far from the values of a single process, in this order."""
-    one, two = results.one, results.ranks[0]
+    one = results.one
+    two = results.ranks[0]
     for name, batch, single, mean in sorted(_pair_losses(one, *results.ranks), key=lambda pair: pair[1]):
         if not abs(mean - single) <= _SHARE * max(abs(mean), abs(single)) + 1e-4:
             apart = f"{abs(mean - single):.3g} apart"
@@ -264,7 +265,8 @@ def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Ite
     """Yield name and values of differences between two processes: in parameters, or else in other state."""
     mine, theirs = (rank.states.get(when, {}) for rank in ranks)
     for path in mine.keys() & theirs.keys():
-        one, other = mine[path], theirs[path]
+        one = mine[path]
+        other = theirs[path]
         if one.text != other.text and not one.is_wrapped and one.trains is trained and "rank" not in path:
             yield path, _shorten(one.text), _shorten(other.text)
 

@@ -113,9 +113,7 @@ class ContextBypass(TorchFunctionMode):
             yield
             if self._observer.context is not None:
                 self._find_wrapped_twice(self._observer.context)
-                for model in self._observer.context.models:
-                    if any(parameter.requires_grad for parameter in model.parameters()):
-                        self.frozen |= dict(self._froze[p] for p in model.parameters() if p in self._froze)
+                self._find_frozen(self._observer.context.models)
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := find_user_line(self._directory, beyond_context=True)) is not None:
@@ -219,6 +217,11 @@ class ContextBypass(TorchFunctionMode):
         if line is not None and is_wrapped and parameter.requires_grad:
             began = any(event["event"] == "batch_start" for event in self._observer.events)
             self._froze[parameter] = (f"{line}: freezes parameters of a model that context.wrap_model() got", began)
+
+    def _find_frozen(self, models: Iterable[Any]) -> None:
+        """Collect the lines that froze parts of models; a model without any gradient waits for no other process."""
+        for model in (model for model in models if any(parameter.requires_grad for parameter in model.parameters())):
+            self.frozen |= dict(self._froze[p] for p in model.parameters() if p in self._froze)
 
     def _find_wrapped_twice(self, context: Any) -> None:
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
