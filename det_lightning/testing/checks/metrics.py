@@ -59,7 +59,7 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     seen = run.observer.evaluation
     if seen.findings:
         raise CheckFailed(
-            "A validation is not one of a model that is only evaluated:",
+            "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
             "eval() before, so leave modes alone; pass training=self.training to functional.dropout()",
             "weights that are changed in a validation and not restored",

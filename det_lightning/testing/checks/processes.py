@@ -51,7 +51,11 @@ def share_samples(runs: TrialRuns) -> list[str]:
         )
     draws = draws_while_training(results.one.record)
     if draws or None in results.one.samples:
-        reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
+        reason = (
+            "random numbers are drawn for each batch"
+            if draws
+            else "arrays of a batch have other lengths than the batch"
+        )
         same = f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0"
         raise NotCompared(f"{same}; as {reason}, the samples cannot be told apart")
     if (batch := _find_other_samples(results)) is None:
@@ -135,7 +139,7 @@ def agree_with_one(runs: TrialRuns) -> None:
     if (difference := compare_runs(runs.straight, runs.require(runs.again))) is not None:
         raise NotCompared(
             f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
-            f"{difference.name}; the check that it is deterministic under a seed names the causes"
+            f"{difference.name}; the check 'is deterministic under a seed' names the causes"
         )
     draws = draws_while_training(results.one.record)
     if (found := next(_find_scaled_losses(results, _NOISY_SHARE if draws else _SHARE), None)) is None:

@@ -79,7 +79,7 @@ def is_deterministic_elsewhere(runs: TrialRuns) -> None:
         )
     raise CheckFailed(
         f"Under another PYTHONHASHSEED the trial does not train the same. {difference}",
-        "the order of a set of strings, or the hash() of one, which differ in each process: sort the set, or take "
+        "the order of a set of strings, or the hash() of a string, which differ in each process: sort the set, or take "
         "zlib.crc32(text.encode()) for hash(text)",
         details=runs.code.find(depends_on_hash),
     )
@@ -90,7 +90,8 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     run = runs.require(runs.straight)
     seen = run.observer
     if not seen.trainable:
-        raise CheckFailed("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
+        lines = runs.code.find(calls("requires_grad_"), assigns("requires_grad"))
+        raise CheckFailed("No parameter of a wrapped model is trainable: all have requires_grad=False.", details=lines)
     trained = {name.partition(".")[0] for name in seen.trainable if seen.trainable[name] or name in seen.with_gradient}
     # A model that is only evaluated, such as a teacher, gets no gradient and is in no optimizer.
     expected = [name for name in seen.trainable if not trained or name.partition(".")[0] in trained]
@@ -195,7 +196,7 @@ def trains_equally(runs: TrialRuns) -> None:
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",
-            "code that needs something of the context which only a script with init() passes",
+            "code that needs a part of the context which only a script with init() passes",
         )
     if (difference := compare_runs(straight, lightning)) is not None:
         raise CheckFailed(
@@ -219,12 +220,12 @@ def matches_reference(runs: TrialRuns) -> None:
         causes.insert(
             0,
             f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a "
-            "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
-            "return a copy (value.clone()) to get the latter from both",
+            "weight. Determined reports the value at the end of the workload, det_lightning the returned value: return "
+            "a copy (value.clone()) to get the returned value from both",
         )
     if reference.environment.get("hash_seed") is None:
         causes.append(
-            "the order of a set of strings, which is another one in each process: this record does not say its "
+            "the order of a set of strings, which differs in each process: the record does not name its "
             "PYTHONHASHSEED; record again"
         )
     raise CheckFailed(f"{finding} {difference}", *causes)
@@ -242,8 +243,7 @@ def trains_through_its_context(runs: TrialRuns) -> None:
     _reject("The trial bypasses its context:", [*bypass.actions, *twice], cause)
     _reject("The trial steps with other gradients than those of its batch:", bypass.gradients)
     _reject(
-        "The trial sets the same seed in several batches, which then draw the same random numbers, as does all that "
-        "follows:",
+        "The trial sets the same seed in several batches, so these batches and all later code draw the same numbers:",
         bypass.seeds,
         "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
     )
