@@ -1,4 +1,4 @@
-"""Which code bypasses a trial's context: one table of names and rules, for porting and ``pytest --trial``."""
+"""Rules for code that bypasses a trial's context: devices and processes, for ``port`` and ``pytest --trial``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors
 _CHOSEN = ("a GPU is chosen by hand", "remove it; each process has its own device, context.device")
 _TAKES_DEVICE = {"to", "device", "set_default_device"}
 _ASKS_DEVICE = {"is_available", "device_count", "is_cuda"}
-#: What connects processes, or shares models and data between them: the reason and the advice, by name.
+#: Names that connect processes, or share models and data: the reason and the advice.
 PROCESS_NAMES = {
     "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
     "DistributedDataParallel": (
@@ -52,22 +52,22 @@ class Bypass:
     kind: str  # DEVICE or PROCESSES
     reason: str
     advice: str
-    #: Whether it is the current GPU, and only if there is one: this works in each process of a run.
+    #: Whether the code means the current GPU, if there is a GPU: such code works in each process of a run.
     follows_availability: bool = False
 
 
 def parse(text: str) -> ast.Module:
-    """Parse Python; a file that this Python does not read counts as empty."""
+    """Parse Python; a file with errors for this Python counts as empty."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            warnings.simplefilter("ignore")  # for example about escapes in the project
             return ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return ast.Module([], [])
 
 
 def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterator[Bypass]:
-    """Yield what bypasses the context in a file, in the order of its lines, without the nodes that are ``left_out``."""
+    """Yield the bypasses in a file in the order of lines, except in nodes that are ``left_out``."""
     names = find_torch_names(tree)
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     flags = _find_device_flags(tree)
@@ -86,7 +86,7 @@ def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterat
 def _walk_conditions(
     tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False
 ) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all nodes, and whether they are evaluated only if there is a GPU, or only if there is none."""
+    """Yield all nodes, and whether the presence of a GPU decides about their evaluation."""
     for child in ast.iter_child_nodes(tree):
         if child not in left_out:
             yield child, is_conditional
@@ -95,7 +95,7 @@ def _walk_conditions(
 
 
 def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
-    """Return whether a condition asks for the GPU or device that there is, by itself or by one of the ``flags``."""
+    """Return whether a condition asks for the available device, directly or through a flag."""
     return any(
         (isinstance(node, ast.Attribute) and (node.attr in _ASKS_DEVICE or ast.unparse(node).endswith("device.type")))
         or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
@@ -104,7 +104,7 @@ def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
 
 
 def _find_device_flags(tree: ast.AST) -> set[str]:
-    """Return the names of flags such as ``use_cuda = torch.cuda.is_available()``."""
+    """Return the names of flags, as in ``use_cuda = torch.cuda.is_available()``."""
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_flag(node.value)]
     return {ast.unparse(target) for node in assignments for target in node.targets}
 
@@ -174,7 +174,7 @@ def _find_device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
 
 
 def _find_device(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
-    """Return the GPU that an expression names, and whether only if there is one."""
+    """Return the GPU in an expression, and whether the expression names the GPU only if available."""
     if isinstance(value, ast.IfExp):
         found = next((device for part in (value.body, value.orelse) if (device := _find_device(part, flags))), None)
         return found and (found[0], found[1] or depends_on_device(value.test, flags))
@@ -186,7 +186,7 @@ def _find_device(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
 
 
 def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:
-    """Return reason and advice for a call that connects processes. Some methods of the context have such names, too."""
+    """Return reason and advice for a call that connects processes; methods of the context may have equal names."""
     head, dot, rest = ast.unparse(call.func).partition(".")
     dotted = f"{names.get(head, head)}{dot}{rest}"
     module, _, last = dotted.rpartition(".")
@@ -200,7 +200,7 @@ def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[
 
 
 def find_torch_names(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a file imports from torch, and from nowhere else later on, with what they stand for."""
+    """Return the names that a file imports from torch, unless imported again from elsewhere, with their full names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
