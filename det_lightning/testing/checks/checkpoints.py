@@ -183,7 +183,8 @@ def _first_words(holder: Holder, paths: list[str]) -> list[str]:
 def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -> str:
     names_itself = holder.kind in ("callback", "trial") or holder.path.startswith("the ")
     kind = "" if names_itself else f"{_WORDS.get(holder.kind, holder.kind)} "
-    words = [*_first_words(holder, paths), holder.path.rpartition(".")[2]]
+    names = [*_first_words(holder, paths), holder.path.rpartition(".")[2]]
+    words = names if holder.kind == "module" else [f".{name}" for name in names]
     line = next((f" ({lines[word]})" for word in words if word in lines), "")
     return f"{kind}{holder.path} ({holder.type_name}): {list_names(_relative_names(holder, paths))}{line}"
 

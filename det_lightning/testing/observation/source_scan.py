@@ -61,7 +61,7 @@ class TrialCode:
         return found
 
     def find_changes(self) -> dict[str, str]:
-        """Return by name the first line that changes an attribute or variable, else the first assignment."""
+        """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment."""
         made: dict[str, str] = {}
         changed: dict[str, str] = {}
         for file, tree in self._trees.items():
@@ -137,7 +137,7 @@ def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
 
 
 def _find_targets(node: ast.AST) -> Iterator[str]:
-    """Yield the targets of a statement: of an assignment, or of the call of a method."""
+    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -145,7 +145,7 @@ def _find_targets(node: ast.AST) -> Iterator[str]:
         targets = [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
     for part in (part for target in targets for part in ast.walk(target)):
         if isinstance(part, ast.Attribute | ast.Name):
-            yield get_name(part)
+            yield f".{part.attr}" if isinstance(part, ast.Attribute) else part.id
 
 
 # Tests for TrialCode.find()

@@ -144,8 +144,10 @@ class _Comparison:
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
-        starts = [*reference.select("start"), *ours.select("start")]
-        self._parameters = {name for start in starts for name in start["parameters"]}
+        # A part of a record may lack its start.
+        events = [event for record in self._records for event in record.events]
+        fields = {"start": "parameters", "batch_end": "gradients"}
+        self._parameters = {n for e in events if (field := fields.get(e["event"])) is not None for n in e[field]}
         self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
         self.rng_diverged_at: int | None = None  # the first batch with differing random states, if not compared
         self._largest_weight = 0.0
