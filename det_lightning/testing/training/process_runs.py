@@ -191,7 +191,8 @@ def train_two_and_one(
         results = _train_to_end(source, roles, folder / "with unused parameters")
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
     elif frozen := [line for line, began in bypass.frozen.items() if began]:
-        remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {frozen[0]} in training")
+        where = frozen[0].partition(": ")[0]
+        remarks.append(f"{where} freezes parameters: several processes need strategy={FIND_UNUSED!r} from then on")
     _require_success(results, bypass.process_groups)
     (first,), (second,), (halved, one) = results
     return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
