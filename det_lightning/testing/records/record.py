@@ -149,13 +149,13 @@ def _wrong_fields(content: dict[str, Any]) -> Iterator[str]:
 # Values in the descriptions of the recorder
 
 
-#: Struct formats of a number and of the integer with the same bits, and the low bits that the dtype lacks.
+# Struct formats of a number and of the signed integer with the same bits; bfloat16 is the upper half of a float32.
 _FORMATS = {
-    "float16": ("e", "H", 0),
-    "bfloat16": ("f", "I", 16),
-    "float32": ("f", "I", 0),
-    "float64": ("d", "Q", 0),
-    "float": ("d", "Q", 0),
+    "float16": ("e", "h"),
+    "bfloat16": ("f", "i"),
+    "float32": ("f", "i"),
+    "float64": ("d", "q"),
+    "float": ("d", "q"),
 }
 
 
@@ -206,13 +206,12 @@ def ulps_between(one: float, other: float, dtype: str) -> int | None:
     """Return the number of steps between representable numbers; None unless both are finite floats."""
     if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
         return None
-    number_format, integer_format, missing = _FORMATS[dtype]
+    number, integer = _FORMATS[dtype]
     try:
-        packed = struct.pack(f"<2{number_format}", float(one), float(other))
+        words = struct.unpack(f"<2{integer}", struct.pack(f"<2{number}", one, other))
     except OverflowError:
         return None
-    sign = 1 << (4 * len(packed) - 1)
-    words = struct.unpack(f"<2{integer_format}", packed)
+    lowest = -1 << (8 * struct.calcsize(f"<{integer}") - 1)
     # The positions among all numbers of the dtype in ascending order, 0 at zero.
-    sizes: list[int] = [(word & ~sign) >> missing for word in words]
-    return abs(sizes[0] - sizes[1]) if words[0] & sign == words[1] & sign else sizes[0] + sizes[1]
+    places: list[int] = [word if word >= 0 else lowest - word for word in words]
+    return abs(places[0] - places[1]) >> (16 if dtype == "bfloat16" else 0)
