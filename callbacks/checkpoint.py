@@ -24,38 +24,35 @@ logger = logging.getLogger(__name__)
 
 
 class DeterminedCheckpoint(pl.Callback):
-    """Writes checkpoints that Determined 0.38 and det_lightning load.
-
-    In addition to those by ``period`` and ``policy``, there is always one at the end of training.
+    """Writes checkpoints for Determined 0.38 and det_lightning: by ``period``, by ``policy``, and at the end of a run.
 
     Args:
-        storage: a directory or URL that gets one directory for each checkpoint, the ``checkpoint_storage`` section of
-            an experiment configuration, or a ``CheckpointStorage``; by default, or with a section that only says which
-            checkpoints to keep, Determined's own storage for local runs. Without a storage, ``fit(checkpoints=...)``
-            writes where the configuration says.
-        policy: which validations are followed by a checkpoint: ``"all"``, ``"best"`` (those that improve ``metric``)
-            or ``"none"``.
-        period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``.
-        metric: name of the validation metric that ``"best"`` and ``retention`` compare.
+        storage: a directory or URL for one directory per checkpoint, the ``checkpoint_storage`` section of an
+            experiment configuration, or a ``CheckpointStorage``. Defaults to the storage of the configuration in
+            ``fit(checkpoints=...)``, else to Determined's own storage for local runs; so does a section that only says
+            which checkpoints to keep.
+        policy: the validations to save after: ``"all"``, ``"best"`` (improvements of ``metric``) or ``"none"``.
+        period: the interval of further checkpoints, such as ``Batch(1000)`` or ``Epoch(1)``.
+        metric: name of the validation metric for ``"best"`` and ``retention``.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
-        code_dir: the directory that is copied into each checkpoint; by default the working directory.
-        code_with_secrets: also copy files whose names suggest secrets, such as ``.env``.
-        async_write: copy the state, and write the copy while training continues; by default if ``storage`` is remote.
-            An error is raised at the next boundary.
-        retention: which checkpoints to keep; by default as in the configuration given as ``storage``, otherwise all.
-        experiment: name of the experiment, whose trials retention compares; by default the trial is alone.
-        trial: name of the trial; by default a run that resumes from a checkpoint takes the name of the run that wrote
-            it, unless that run, or another one resuming from it, is alive. Only one run at a time may use a name.
-        fall_back: if the newest checkpoint is damaged, let ``fit(latest_checkpoint="last")`` resume from the one before
-            it, with a warning; False makes that an error. A checkpoint that is named is never replaced by another one.
+        code_dir: the directory to copy into each checkpoint. Defaults to the working directory.
+        code_with_secrets: also copy files with names that suggest secrets, such as ``.env``.
+        async_write: copy the state, and write the copy while training continues. Defaults to True for remote storage.
+            The next boundary raises an error of the writer.
+        retention: the checkpoints to keep. Defaults to the configuration given as ``storage``, else to all.
+        experiment: name of the experiment; retention compares the trials of an experiment. Defaults to the trial alone.
+        trial: name of the trial, which only one run at a time may use. Defaults, in a run that resumes, to the name in
+            the checkpoint, unless another run with this name is alive.
+        fall_back: if the newest checkpoint is damaged, let ``fit(latest_checkpoint="last")`` resume from an older
+            checkpoint, with a warning; False raises an error. A checkpoint given by name is never replaced.
         best_elsewhere: called on the chief at each validation; returns the best value of ``metric`` outside the run,
-            for example in other trials of the experiment, or None. ``"best"`` compares with it too.
-        on_complete: called on the chief for each complete checkpoint, with its id and number of batches.
-        job: name of the job, by which ``storage.newest(job=...)`` finds its checkpoints.
+            for example in other trials of the experiment, or None. ``"best"`` then also beats this value.
+        on_complete: called on the chief for each complete checkpoint, with the id and the number of batches.
+        job: name of the job, with which ``storage.newest(job=...)`` finds the checkpoints.
 
     Attributes:
-        storage: where the checkpoints are written.
-        policy: when, and which of them are kept.
+        storage: the ``CheckpointStorage`` of the run.
+        policy: when to write checkpoints, and which checkpoints to keep.
         fall_back: as given.
 
     Raises:
@@ -115,9 +112,9 @@ class DeterminedCheckpoint(pl.Callback):
         self._own_storage = None if self._is_default else self.storage
 
     def fill_in(self, storage: Any = None, on_complete: Callable[[str, int], None] | None = None, **names: Any) -> None:
-        """Prepare for another run, with a storage, names and a function for those that the callback was not given.
+        """Prepare for another run, with a storage and names for arguments that the callback was not given.
 
-        ``on_complete`` is called in addition to the callback's own.
+        ``on_complete`` is called in addition to the callback's own function.
         """
         missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
         if on_complete is not None:
@@ -142,7 +139,7 @@ class DeterminedCheckpoint(pl.Callback):
         checkpoint_policy: str | None = None,
         checkpoint_period: TrainUnit | None = None,
     ) -> None:
-        """Raise a ValueError that names the arguments of ``fit`` that contradict this callback; None never does."""
+        """Raise a ValueError for arguments of ``fit`` that contradict this callback; None never contradicts."""
         said = {
             "policy": (checkpoint_policy, self.policy.validations),
             "period": (checkpoint_period, self.policy.period),
@@ -162,23 +159,23 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def job(self) -> str | None:
-        """Name of the job that the checkpoints belong to."""
+        """Name of the job of the checkpoints."""
         return self._saving.job
 
     @property
     def last_checkpoint_id(self) -> str | None:
-        """The id of the checkpoint begun last; None before the first one."""
+        """The id of the checkpoint begun last; None before the first checkpoint."""
         return self._checkpoints.last_id
 
     @property
     def last_checkpoint_path(self) -> str | None:
-        """The directory of that checkpoint, as a path or URL, with the password if the storage was given with one."""
-        return self._path_of(self._checkpoints.last_id)
+        """The path or URL of the checkpoint begun last; a URL has the password that the storage was given with."""
+        return self._make_path(self._checkpoints.last_id)
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The directory of the checkpoint after the best validation; None before, or by other policies."""
-        return self._path_of(self._checkpoints.best_id)
+        """The path or URL of the checkpoint after the best validation; None before, or by other policies."""
+        return self._make_path(self._checkpoints.best_id)
 
     @property
     def best_value(self) -> float | None:
@@ -186,7 +183,7 @@ class DeterminedCheckpoint(pl.Callback):
         return self._checkpoints.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
-        """Return what was saved of an interrupted run, which resumed from a path or URL, and how to go on."""
+        """Return one sentence on the progress that an interrupted run saved, and on how to continue."""
         if self._checkpoints.complete is not None:
             checkpoint_id, batches = self._checkpoints.complete
             return (
@@ -198,10 +195,15 @@ class DeterminedCheckpoint(pl.Callback):
             return f"Nothing was saved since {escape(shown)}. To continue from there: fit(latest_checkpoint={shown!r})."
         return "Nothing was saved; PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C."
 
-    def _path_of(self, checkpoint_id: str | None) -> str | None:
+    def _make_path(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the module the writer of checkpoints, and protect the checkpoint to resume from.
+
+        Raises:
+            TypeError: the module is not a ``TrialModule``.
+        """
         require_trial_module(self, pl_module).checkpoints = self._checkpoints
         if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
             self.protect(trainer.ckpt_path)
@@ -209,12 +211,16 @@ class DeterminedCheckpoint(pl.Callback):
     def protect(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
 
-        Returns False if one is deleting it or already has; raises a StorageError if the storage refuses.
+        Returns:
+            False if another run is deleting the checkpoint, or has deleted the checkpoint already.
+
+        Raises:
+            StorageError: the storage refuses.
         """
         return self._checkpoints.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Claim the name of the trial, and begin to remove what killed runs left behind; say where checkpoints go.
+        """Claim the name of the trial, begin to remove leftovers of killed runs, and log the storage.
 
         Raises:
             StorageError: the storage cannot be written to, or a live run has the name of the trial.
@@ -237,18 +243,21 @@ class DeterminedCheckpoint(pl.Callback):
             self._checkpoints.claim(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Reserve, on the chief, the memory for copies of the state."""
         if trainer.is_global_zero:
             self._checkpoints.reserve_memory()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Release the trial's name if the fit ended before training began."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let later requests to the storage be retried for the full time again."""
         self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:
-        """Release the trial's name, and what keeps other runs from deleting checkpoints."""
+        """Release the trial's name and the protection of checkpoints."""
         self._checkpoints.close()
 
 

@@ -22,15 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 def report_invalid_hp(task: TrialTask | None) -> None:
-    """Report to the experiment, if there is one, that the trial gave up; any rank may, and the search replaces it."""
+    """Report to the experiment, if any, that the trial gave up, on any rank; the search replaces the trial."""
     if task is not None:
         task.report("early_exit", None, {"reason": "INVALID_HP"})
 
 
 def end_for_invalid_hp(error: BaseException, given_up: str) -> None:
-    """End the process with one line and status 0 if the trial gave up here, or on another rank as ``given_up`` says.
+    """End the process with one line and status 0 if the trial gave up, here or, as ``given_up`` says, on another rank.
 
-    Another rank that gives up causes whatever error ends this one, such as a lost connection.
+    After another rank gives up, this rank may end with any error, such as a lost connection.
+
+    Raises:
+        SystemExit: the trial gave up.
     """
     if isinstance(error, errors.InvalidHP):
         why = f"The trial gave up on its hyperparameters (InvalidHP): {error}"
@@ -43,7 +46,7 @@ def end_for_invalid_hp(error: BaseException, given_up: str) -> None:
 
 
 class ExperimentReporter(pl.Callback):
-    """Reports metrics and checkpoints to ``det-lightning run``, whose search bases its decisions on them."""
+    """Reports metrics, progress and checkpoints to ``det-lightning run``, whose search decides by these reports."""
 
     def __init__(self, task: TrialTask) -> None:
         self._task = task
@@ -53,24 +56,29 @@ class ExperimentReporter(pl.Callback):
         self._digests: dict[str, list[str]] = {}
 
     def trust(self, trusted: bool) -> dict[str, Any]:
-        """Return which checkpoints a run of the trial reads with their objects, as a ``TrialModule`` takes it."""
+        """Return the arguments of a ``TrialModule`` that name checkpoints to trust."""
         return {"trusted": trusted or self._task.trusted, "recorded": self._task.recorded}
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this callback and the one for TensorBoard's HParams, to come before that which writes checkpoints."""
+        """Return this callback and the callback for TensorBoard's HParams, to precede the writer of checkpoints."""
         from det_lightning.callbacks.hparams import HParamsSummary  # imports tensorboard
 
         return [self, HParamsSummary(output, self._task)]
 
     def make_loggers(self) -> list[pl.loggers.Logger]:
-        """Return new loggers; a package that is missing raises a ModuleNotFoundError.
+        """Return new Lightning loggers, as the experiment configures.
 
-        Files go to the trial's directory; those of MLflow to the experiment's, unless ``MLFLOW_TRACKING_URI`` is set.
+        Files go to the trial's directory. MLflow's files go to the experiment's directory, unless
+        ``MLFLOW_TRACKING_URI`` is set.
+
+        Raises:
+            ModuleNotFoundError: a logger's package is missing.
         """
         self._loggers = [_LOGGERS[name](self._task) for name in self._task.loggers]
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
+        """Return arguments of ``DeterminedCheckpoint``: names, the best value of other trials, and reports."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
@@ -79,6 +87,11 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Subscribe, on the chief, to the reports of the module, and log the masked hyperparameters.
+
+        Raises:
+            TypeError: the module is not a ``TrialModule``.
+        """
         self._module = require_trial_module(self, pl_module)
         if trainer.is_global_zero:
             self._module.reporters.append(self)
@@ -86,9 +99,9 @@ class ExperimentReporter(pl.Callback):
             logger.log_hyperparams(mask(self._task.hparams))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from zero after a warm start, as Determined does, because the checkpoint is from another trial.
+        """Let the run note the digests of its checkpoints, and count from zero after a warm start.
 
-        Have the digests of the run's checkpoints noted.
+        Determined, too, counts from zero if the checkpoint is from another trial.
         """
         module = require_trial_module(self, pl_module)
         if module.checkpoints is not None:
@@ -101,6 +114,7 @@ class ExperimentReporter(pl.Callback):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
+        """Report the average metrics of a workload after ``steps_completed`` batches, and the progress."""
         self._task.report("training", steps_completed, avg_metrics)
         self._report_progress(steps_completed)
 
@@ -114,14 +128,14 @@ class ExperimentReporter(pl.Callback):
             self._task.report("progress", steps_completed, {"progress": progress})
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report the metrics of a validation, with the progress of training, by which a search may compare trials."""
+        """Report the metrics of a validation, with the batches and epochs trained, for searches to compare trials."""
         progress: dict[str, Any] = {"batches": steps_completed}
         if self._module is not None and self._module.context is not None:
             progress["epochs"] = steps_completed // self._module.context.position.epoch_length()
         self._task.report("validation", steps_completed, {**progress, **metrics})
 
     def report_checkpoint(self, checkpoint_id: str, steps_completed: int) -> None:
-        """Report a complete checkpoint, and by which SHA-256 a resume knows the files that it can trust."""
+        """Report a complete checkpoint after ``steps_completed`` batches, with the SHA-256 of files to trust later."""
         values: dict[str, Any] = {"checkpoint_id": checkpoint_id}
         if self._digests.get(checkpoint_id):
             values["sha256"] = self._digests.pop(checkpoint_id)
@@ -147,7 +161,7 @@ def _mlflow(task: TrialTask) -> pl.loggers.Logger:
 
 
 def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
-    """Create the experiment unless it exists. The logger itself would fail if another trial did so at the same time."""
+    """Create the experiment unless there is one. The logger would fail if another trial did so at the same time."""
     import mlflow
 
     client = mlflow.MlflowClient(server)

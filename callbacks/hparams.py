@@ -14,9 +14,9 @@ from det_lightning.masking import is_masked, mask
 
 
 class HParamsSummary(pl.Callback):
-    """Writes a trial's hyperparameters, and what the experiment searches for, to the trial's TensorBoard files.
+    """Writes a trial's hyperparameters and the experiment's search space to the trial's TensorBoard files.
 
-    TensorBoard, given a directory above those of several trials, then compares them by the searcher's metric.
+    In the directory above several trials, TensorBoard compares the trials by the searcher's metric.
     """
 
     def __init__(self, output: TensorBoardOutput, task: TrialTask) -> None:
@@ -24,7 +24,7 @@ class HParamsSummary(pl.Callback):
         self._task = task
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the hyperparameters and the search. Each trial writes the search, as it may be the only trial there."""
+        """Write the hyperparameters and the search on the chief; each trial may be the only trial in its directory."""
         if not self._output.enabled or not trainer.is_global_zero:
             return
         task = self._task
@@ -40,7 +40,7 @@ class HParamsSummary(pl.Callback):
 def _parameters(
     space: Mapping[str, Any], hparams: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[summary_v2.HParam, Any]]:
-    """Yield each hyperparameter and its value, in a type that TensorBoard has; groups give dotted names."""
+    """Yield each hyperparameter with the value, in a type of TensorBoard; groups give dotted names."""
     for name, entry in space.items():
         value = hparams[name]
         if "type" not in entry:

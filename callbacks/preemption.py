@@ -1,4 +1,4 @@
-"""Saving and ending a run when the process is asked to end."""
+"""Saving a run and ending the process after a signal of a scheduler, or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class PreemptionHandler(pl.Callback):
     """Saves a trial and ends the process when a scheduler sends a signal.
 
     A signal only sets a flag. At the next boundary, at the latest the next report, all ranks agree to end, write a
-    checkpoint unless this batch already has one, and wait until it is complete. Then ``fit`` raises
-    ``errors.Preempted``, which ends the process with ``exit_code`` unless it is caught. A single process does not wait
-    for a boundary: it ends after the current batch or validation.
+    checkpoint unless this batch already has a checkpoint, and wait for the end of writing. Then ``fit`` raises
+    ``errors.Preempted``; uncaught, the error ends the process with ``exit_code``. A single process does not wait for a
+    boundary, and ends after the current batch or validation.
 
     A second signal ends the process at once. Previously installed handlers are also called, and restored after the
     fit. Until training starts there is nothing to save, and signals have their usual effect.
 
     Args:
         signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where it exists.
-        exit_code: exit code of the process; not 0, which tells a scheduler that the job is done.
-        save_on_interrupt: handle Ctrl-C (``SIGINT``) too, which otherwise ends a run at once, without saving it.
+        exit_code: exit code of the process; not 0, because 0 tells a scheduler that the job is done.
+        save_on_interrupt: handle Ctrl-C (``SIGINT``) too. Otherwise Ctrl-C ends a run at once, unsaved.
 
     Attributes:
-        interrupted: whether it was Ctrl-C that asked this process to end.
+        interrupted: whether Ctrl-C asked this process to end.
 
     Raises:
         ValueError: a signal cannot be handled or is ``SIGINT``, or ``exit_code`` is not from 1 to 255.
@@ -57,7 +57,7 @@ class PreemptionHandler(pl.Callback):
         *,
         save_on_interrupt: bool = False,
     ) -> None:
-        self.signals = _checked(_default_signals() if signals is None else signals)
+        self.signals = _check_signals(_default_signals() if signals is None else signals)
         if save_on_interrupt:
             self.signals += (signal.SIGINT,)
         if not 0 < exit_code < 256:
@@ -77,6 +77,11 @@ class PreemptionHandler(pl.Callback):
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the module the request to stop, without earlier requests.
+
+        Raises:
+            TypeError: the module is not a ``TrialModule``.
+        """
         module = require_trial_module(self, pl_module)
         if stage == "fit":
             self._stop_request.requested = False
@@ -84,13 +89,17 @@ class PreemptionHandler(pl.Callback):
             module.stop_request = self._stop_request
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember the user's handlers, which Lightning replaces after this."""
+        """Remember the user's handlers before Lightning replaces the handlers."""
         self._signals.remember(self.signals)
         if require_trial_module(self, pl_module).checkpoints is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Handle the signals in place of Lightning, which would exit with status 0 for a SIGTERM that came before."""
+        """Handle the signals in place of Lightning, which would end with status 0 after an earlier SIGTERM.
+
+        Raises:
+            Preempted: a rank has already received SIGTERM.
+        """
         context = require_trial_module(self, pl_module).trial_run.context
         if any(context.distributed.allgather(trainer.received_sigterm)):
             raise Preempted(exit_code_of(trainer, self.exit_code))
@@ -98,9 +107,11 @@ class PreemptionHandler(pl.Callback):
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restore the previous signal handlers."""
         self._signals.restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Restore the previous signal handlers."""
         self._signals.restore()
 
     def _on_first(self, signum: int) -> None:
@@ -119,7 +130,7 @@ def interrupts_in_one_line(
     preemption: PreemptionHandler,
     resumed_from: str | None,
 ) -> Iterator[None]:
-    """Raise a ``KeyboardInterrupt`` after Ctrl-C, even if the run is saved; say in one line what was saved."""
+    """Raise a ``KeyboardInterrupt`` after Ctrl-C, even from a saved run; log one line on the saved progress."""
     try:
         with interrupts_come_through():
             yield
@@ -142,7 +153,7 @@ def _default_signals() -> list[int]:
     return [number for name in ("SIGTERM", "SIGUSR1") if (number := getattr(signal, name, None)) is not None]
 
 
-def _checked(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
+def _check_signals(signals: Iterable[int]) -> tuple[signal.Signals, ...]:
     try:
         numbers = tuple(signal.Signals(number) for number in signals)
     except (TypeError, ValueError):

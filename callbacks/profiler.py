@@ -10,7 +10,7 @@ from det_lightning.arguments import require
 
 
 class TorchProfiler(pl.Callback):
-    """Runs a ``torch.profiler.profile`` during training, and steps it right after each ``train_batch``.
+    """Runs a ``torch.profiler.profile`` during training, with a step right after each ``train_batch``.
 
     Args:
         profiler: from ``context.set_profiler``.
@@ -35,14 +35,21 @@ class TorchProfiler(pl.Callback):
         self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the profiler, and step the profiler after each batch.
+
+        Raises:
+            TypeError: the module is not a ``TrialModule``.
+        """
         require_trial_module(self, pl_module).trial_run.training.profile(self._profiler.step)
         self._profiler.start()
         self._runs = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the profiler."""
         if self._runs:
             self._runs = False
             self._profiler.stop()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Stop the profiler."""
         self.on_train_end(trainer, pl_module)

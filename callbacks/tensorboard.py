@@ -14,7 +14,7 @@ class DeterminedTensorBoard(pl.Callback):
     """Writes TensorBoard files with Determined's tags; see ``TensorBoardOutput``.
 
     Args:
-        output: where to write: ``context.tensorboard`` of the trial's context.
+        output: ``context.tensorboard`` of the trial's context.
 
     Example:
         >>> import det_lightning as det
@@ -37,14 +37,21 @@ class DeterminedTensorBoard(pl.Callback):
         self._output = output
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Subscribe to the reports of the module.
+
+        Raises:
+            TypeError: the module is not a ``TrialModule``.
+        """
         require_trial_module(self, pl_module).reporters.append(self)
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
+        """Write the metrics of each batch of a workload, and at ``steps_completed`` batches the metrics of reducers."""
         if self._output.enabled:
             self._output.add_training(steps_completed, avg_metrics, batch_metrics)
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a validation after ``steps_completed`` batches."""
         if self._output.enabled:
             self._output.add_validation(steps_completed, metrics)

@@ -1,4 +1,4 @@
-"""Which code bypasses a trial's context: one table of names and rules, for porting and ``pytest --trial``."""
+"""Rules for code that bypasses a trial's context: devices and processes, for ``port`` and ``pytest --trial``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors
 _CHOSEN = ("a GPU is chosen by hand", "remove it; each process has its own device, context.device")
 _TAKES_DEVICE = {"to", "device", "set_default_device"}
 _ASKS_DEVICE = {"is_available", "device_count", "is_cuda"}
-#: What connects processes, or shares models and data between them: the reason and the advice, by name.
+#: Names that connect processes, or share models and data: the reason and the advice.
 PROCESS_NAMES = {
     "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
     "DistributedDataParallel": (
@@ -52,50 +52,50 @@ class Bypass:
     kind: str  # DEVICE or PROCESSES
     reason: str
     advice: str
-    #: Whether it is the current GPU, and only if there is one: this works in each process of a run.
+    #: Whether the code means the current GPU, if there is a GPU: such code works in each process of a run.
     follows_availability: bool = False
 
 
 def parse(text: str) -> ast.Module:
-    """Parse Python; a file that this Python does not read counts as empty."""
+    """Parse Python; a file with errors for this Python counts as empty."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            warnings.simplefilter("ignore")  # for example about escapes in the project
             return ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return ast.Module([], [])
 
 
 def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterator[Bypass]:
-    """Yield what bypasses the context in a file, in the order of its lines, without the nodes that are ``left_out``."""
-    names = _names_from_torch(tree)
+    """Yield the bypasses in a file in the order of lines, except in nodes that are ``left_out``."""
+    names = find_torch_names(tree)
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    flags = _flags_of_devices(tree)
-    for node, is_conditional in _walk(tree, left_out, flags):
+    flags = _find_device_flags(tree)
+    for node, is_conditional in _walk_conditions(tree, left_out, flags):
         line = getattr(node, "lineno", 0)
-        if (device := _device_chosen_by(node, flags)) is not None:
+        if (device := _find_choice(node, flags)) is not None:
             reason, advice, name, follows = device
             code = ast.unparse(node.args if isinstance(node, ast.FunctionDef | ast.Lambda) else node)
             shown = f"{reason} ({code[:60]})" if reason.endswith("code") else reason
             is_current = (follows or is_conditional) and ":" not in name
             yield Bypass(line, code, DEVICE, shown, advice, is_current)
-        elif isinstance(node, ast.Call) and (found := _process_call(node, names, variables)) is not None:
+        elif isinstance(node, ast.Call) and (found := _explain_process_call(node, names, variables)) is not None:
             yield Bypass(line, ast.unparse(node), PROCESSES, *found)
 
 
-def _walk(
+def _walk_conditions(
     tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False
 ) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all nodes, and whether they are evaluated only if there is a GPU, or only if there is none."""
+    """Yield all nodes, and whether the presence of a GPU decides about their evaluation."""
     for child in ast.iter_child_nodes(tree):
         if child not in left_out:
             yield child, is_conditional
             decides = isinstance(child, ast.If | ast.IfExp) and depends_on_device(child.test, flags)
-            yield from _walk(child, left_out, flags, is_conditional or decides)
+            yield from _walk_conditions(child, left_out, flags, is_conditional or decides)
 
 
 def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
-    """Return whether a condition asks for the GPU or device that there is, by itself or by one of the ``flags``."""
+    """Return whether a condition asks for the available device, directly or through a flag."""
     return any(
         (isinstance(node, ast.Attribute) and (node.attr in _ASKS_DEVICE or ast.unparse(node).endswith("device.type")))
         or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in flags)
@@ -103,19 +103,19 @@ def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
     )
 
 
-def _flags_of_devices(tree: ast.AST) -> set[str]:
-    """Return the names of flags such as ``use_cuda = torch.cuda.is_available()``."""
+def _find_device_flags(tree: ast.AST) -> set[str]:
+    """Return the names of flags, as in ``use_cuda = torch.cuda.is_available()``."""
     assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_flag(node.value)]
     return {ast.unparse(target) for node in assignments for target in node.targets}
 
 
 def _is_flag(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
-        return name_of(value.func) in _ASKS_DEVICE
+        return get_name(value.func) in _ASKS_DEVICE
     return isinstance(value, ast.Attribute | ast.BoolOp | ast.UnaryOp | ast.Compare) and depends_on_device(value)
 
 
-def name_of(node: ast.AST | None) -> str:
+def get_name(node: ast.AST | None) -> str:
     """Return the last part of a dotted name; empty for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -125,23 +125,23 @@ def name_of(node: ast.AST | None) -> str:
 _Choice = tuple[str, str, str, bool]  # reason, advice, name of the device, whether it follows what is available
 
 
-def _device_chosen_by(node: ast.AST, flags: set[str]) -> _Choice | None:
+def _find_choice(node: ast.AST, flags: set[str]) -> _Choice | None:
     if isinstance(node, ast.Attribute) and node.attr.endswith("Tensor") and ast.unparse(node.value) == "torch.cuda":
         return "a device is named in the code", _TO_CONTEXT, "cuda", False
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
         is_variable = isinstance(node.slice, ast.Constant) and node.slice.value == "CUDA_VISIBLE_DEVICES"
         reason = "GPUs are chosen in the code (CUDA_VISIBLE_DEVICES)"
         return (reason, "set it where the run is started", ":", False) if is_variable else None
-    if isinstance(node, ast.Call) and (found := _device_of_call(node, flags)) is not None:
+    if isinstance(node, ast.Call) and (found := _find_device_of_call(node, flags)) is not None:
         return found
-    named = [device for value in _values_in(node) if (device := _device_in(value, flags)) is not None]
+    named = [device for value in _collect_values(node) if (device := _find_device(value, flags)) is not None]
     targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-    is_device = any("device" in name_of(target).lower() for target in targets)
+    is_device = any("device" in get_name(target).lower() for target in targets)
     chosen = next((device for device in named if is_device or ":" in device[0]), None)
     return chosen and ("a device is named in the code", _TO_CONTEXT, *chosen)
 
 
-def _values_in(node: ast.AST) -> list[ast.expr]:
+def _collect_values(node: ast.AST) -> list[ast.expr]:
     """Return the values that a node gives to variables, arguments, keys or a caller."""
     values: list[ast.expr | None] = []
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return):
@@ -155,11 +155,11 @@ def _values_in(node: ast.AST) -> list[ast.expr]:
     return [value for value in values if value is not None]
 
 
-def _device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
-    name = name_of(call.func)
+def _find_device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
+    name = get_name(call.func)
     if name == "cuda" and isinstance(call.func, ast.Attribute) and ast.unparse(call.func) != "torch.cuda":
         given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
-        if any(name_of(device) == "device" for device in given):
+        if any(get_name(device) == "device" for device in given):
             return None  # the device of the context, or of another tensor
         index = ":" if given else ""
         return "a tensor or model is moved to a GPU by hand (.cuda())", _TO_CONTEXT, f"cuda{index}", False
@@ -169,14 +169,14 @@ def _device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
     given += call.args[:1] if name in _TAKES_DEVICE else []
     indices = [value.value for value in given if isinstance(value, ast.Constant) and type(value.value) is int]
     numbers = [(f"cuda:{index}", False) for index in indices]
-    named = next((device for value in given if (device := _device_in(value, flags))), next(iter(numbers), None))
+    named = next((device for value in given if (device := _find_device(value, flags))), next(iter(numbers), None))
     return None if named is None else ("a device is named in the code", _TO_CONTEXT, *named)
 
 
-def _device_in(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
-    """Return the GPU that an expression names, and whether only if there is one."""
+def _find_device(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
+    """Return the GPU in an expression, and whether the expression names the GPU only if available."""
     if isinstance(value, ast.IfExp):
-        found = next((device for part in (value.body, value.orelse) if (device := _device_in(part, flags))), None)
+        found = next((device for part in (value.body, value.orelse) if (device := _find_device(part, flags))), None)
         return found and (found[0], found[1] or depends_on_device(value.test, flags))
     if isinstance(value, ast.JoinedStr):
         text = ast.unparse(value)
@@ -185,8 +185,8 @@ def _device_in(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
     return (is_name.group(), False) if is_name else None
 
 
-def _process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:
-    """Return reason and advice for a call that connects processes. Some methods of the context have such names, too."""
+def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:
+    """Return reason and advice for a call that connects processes; methods of the context may have equal names."""
     head, dot, rest = ast.unparse(call.func).partition(".")
     dotted = f"{names.get(head, head)}{dot}{rest}"
     module, _, last = dotted.rpartition(".")
@@ -199,8 +199,8 @@ def _process_call(call: ast.Call, names: dict[str, str], variables: set[str]) ->
     return PROCESS_NAMES.get(last) if of_torch or last != "DistributedSampler" else None
 
 
-def _names_from_torch(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a file imports from torch, and from nowhere else later on, with what they stand for."""
+def find_torch_names(tree: ast.Module) -> dict[str, str]:
+    """Return the names that a file imports from torch, unless imported again from elsewhere, with their full names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Checks that a ported trial trains as it did: a pytest plugin, functions for your own tests, and a recorder."""
+"""Checks of a ported trial: a pytest plugin, functions for your own tests, and a recorder for the old environment."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from det_lightning.testing.checks import CHECKS, CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
-from det_lightning.testing.training.execution import Run, train
+from det_lightning.testing.training.execution import Run, compare_runs, train
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
@@ -24,10 +23,10 @@ _HOOKS = ("on_training_epoch_start", "on_training_epoch_end", "on_training_workl
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-    """A finished training and its results, as returned by :func:`run_trial`.
+    """A finished training with the results, as :func:`run_trial` returns.
 
     Attributes:
-        run: everything that was observed, for :func:`assert_same_training`.
+        run: all observations, for :func:`assert_same_training`.
 
     Example:
         >>> from det_lightning.testing import run_trial
@@ -49,17 +48,17 @@ class TrainedTrial:
     @property
     def learning_rates(self) -> list[list[float]]:
         """The learning rates of all parameter groups of all optimizers before each batch."""
-        events = self.run.record.named("batch_start")
+        events = self.run.record.select("batch_start")
         return [[rate for rates in event["learning_rates"] for rate in rates] for event in events]
 
     @property
     def validations(self) -> list[tuple[int, dict[str, Any]]]:
-        """For each validation, the number of batches trained before it, and its metrics."""
+        """For each validation, the number of batches trained before, and the metrics."""
         return self.run.observer.validations
 
     @property
     def events(self) -> list[str]:
-        """The hooks that were called, in order, with a ``"batch"`` or ``"validation"`` for each of these."""
+        """The names of called hooks in order; batches and validations are ``"batch"`` and ``"validation"``."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
         labels = (event.get("name", event["event"]) for event in self.run.record.events)
         return [names[label] for label in labels if label in names]
@@ -90,16 +89,19 @@ def run_trial(
 
     Args:
         trial: a subclass of ``PyTorchTrial``.
-        hparams: its hyperparameters.
-        config: its experiment configuration.
-        arguments: those of its constructor besides the context; a required ``hparams`` is passed by default.
+        hparams: hyperparameters.
+        config: the experiment configuration.
+        arguments: the constructor's arguments besides the context. A required ``hparams`` gets the hyperparameters.
         batches: number of batches to train on.
         validate_after: number of batches after which to validate, in addition to the end.
         aggregation_frequency: number of batches per update.
-        seed: seeds the random generators of Python, numpy and torch, whose states are restored afterwards.
+        seed: seed of the random generators of Python, numpy and torch; the call restores their states at the end.
+
+    Returns:
+        The metrics, validations, weights, events and state of the training.
 
     Raises:
-        Exception: whatever the trial raises.
+        Exception: any error of the trial.
 
     Example:
         >>> from det_lightning.testing import run_trial
@@ -122,7 +124,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     """Assert that two trainings are equal to the bit: data, metrics, learning rates, weights, events and final state.
 
     Raises:
-        AssertionError: they are not; the message names the first difference and its size.
+        AssertionError: the trainings differ; the message names the first difference and the size.
 
     Example:
         >>> from det_lightning.testing import assert_same_training, run_trial
@@ -133,7 +135,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     # The settings may differ, as long as the trainings do not.
     same_settings = dataclasses.replace(other.run.record, settings=one.run.record.settings)
     second = dataclasses.replace(other.run, record=same_settings)
-    if (difference := difference_of_runs(one.run, second)) is not None:
+    if (difference := compare_runs(one.run, second)) is not None:
         named = dataclasses.replace(difference, sides=("in the first", "in the second"))
         raise CheckFailed(f"The trainings differ. {named}")
 
@@ -147,12 +149,13 @@ def assert_resumes(
     batches: int = 12,
     seed: int = 0,
 ) -> None:
-    """Assert that a trial ends the same if it is stopped and resumed, at boundaries of every kind.
+    """Assert that a trial ends the same after a stop and a resume, at boundaries of every kind.
 
-    The arguments are those of :func:`run_trial`; ``batches`` must be at least 6.
+    The arguments are as in :func:`run_trial`; ``batches`` must be at least 6.
 
     Raises:
-        AssertionError: it does not; the message names the first difference and the state that the checkpoint lacks.
+        AssertionError: a resumed run differs; the message names the first difference, and state missing in the
+            checkpoint.
         ValueError: ``batches`` is too small.
 
     Example:

@@ -28,7 +28,7 @@ _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoi
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions:
-    """A trial and how to train it."""
+    """A trial with the settings of the checks."""
 
     spec: str  # "module:Class" or "path/to/file.py:Class"
     directory: Path  # the directory of the module; paths are relative to it
@@ -46,7 +46,7 @@ class TrialOptions:
     quick: bool = False  # without the checks that start other processes
     without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
-    def configured(self, section: str) -> dict[str, Any]:
+    def get_section(self, section: str) -> dict[str, Any]:
         return (self.config or {}).get(section) or {}
 
 
@@ -54,32 +54,31 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     """Return the options in ``pytest.Config.option``; None without a trial. A BadTrial names all mistakes."""
     mistakes: list[str] = []
 
-    def tried(read: Any, *arguments: Any) -> Any:
+    def attempt(read: Any, *arguments: Any) -> Any:
         try:
             return read(*arguments)
         except (BadTrial, ValueError, OSError) as e:
             mistakes.append(str(e))
         return None
 
-    def path(value: str | None) -> Path | None:
-        return directory / value if value else None
-
-    given = tried(read_config, directory / values.trial_config) if values.trial_config else None
+    options = {name.removeprefix("trial_"): value for name, value in vars(values).items() if name.startswith("trial_")}
+    paths = {name: directory / options[name] for name in ("reference", "record", "report") if options[name]}
+    given = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     config = given.plain if given is not None else None
-    spec = values.trial or _entrypoint(config)
+    spec = values.trial or _find_entrypoint(config)
     if spec is None:
-        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if getattr(values, f"trial_{name}")):
+        if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if options[name]):
             raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
         return None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
-    hparams = tried(_json_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
+    hparams = attempt(_parse_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
     if config is not None:
-        hparams = {**(tried(chosen_hparams, config) or {}), **(hparams or {})}
-    arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
-    for output in filter(None, (path(values.trial_record), path(values.trial_report))):
-        tried(require_file, output, True)
-    metrics = tried(_json_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
+        hparams = {**(attempt(chosen_hparams, config) or {}), **(hparams or {})}
+    arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
+    for output in paths.keys() & {"record", "report"}:
+        attempt(require_file, paths[output], True)
+    metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")
     if values.trial_batches < MIN_BATCHES:
@@ -91,32 +90,18 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         from det_lightning.config import without_effect_in_calls
 
         without_effect = [*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys)]
-    reference = path(values.trial_reference)
-    if reference is not None and config is None and hparams is None:
-        with contextlib.suppress(RecordError):  # a check reports it
-            settings = read_record(reference).settings
+    if "reference" in paths and config is None and hparams is None:
+        with contextlib.suppress(RecordError):  # a check reports the error
+            settings = read_record(paths["reference"]).settings
             hparams = dict(settings.hparams)
             config = settings.config
-    return TrialOptions(
-        spec=spec,
-        directory=directory,
-        hparams=hparams,
-        config=config,
-        arguments=arguments or {},
-        batches=values.trial_batches,
-        seed=int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0),
-        tolerance=values.trial_tolerance,
-        reference=reference,
-        record=path(values.trial_record),
-        checkpoint=values.trial_checkpoint,
-        metrics=metrics,
-        report=path(values.trial_report),
-        quick=values.trial_quick,
-        without_effect=without_effect,
-    )
+    seed = int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
+    given_as_is = {name: options[name] for name in ("batches", "tolerance", "checkpoint", "quick")}
+    chosen = {"hparams": hparams, "config": config, "arguments": arguments or {}, "metrics": metrics, "seed": seed}
+    return TrialOptions(spec, directory, **chosen, **given_as_is, **paths, without_effect=without_effect)
 
 
-def _entrypoint(config: dict[str, Any] | None) -> str | None:
+def _find_entrypoint(config: dict[str, Any] | None) -> str | None:
     """Return the class that the entrypoint names, alone or as an argument of a command."""
     entrypoint = (config or {}).get("entrypoint")
     words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
@@ -127,7 +112,7 @@ def _entrypoint(config: dict[str, Any] | None) -> str | None:
     return classes[0] if len(classes) == 1 else None
 
 
-def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
+def _parse_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
     if text is None:
         return None
     message = f"{option} must be a JSON object, such as '{example}'; got {mask_text(text)!r}"
@@ -141,7 +126,7 @@ def _json_object(option: str, text: str | None, example: str) -> dict[str, Any] 
 
 
 def read_config(path: Path) -> GivenConfig:
-    """Read an experiment configuration that is passed to calls; raises BadTrial if it cannot be used."""
+    """Read an experiment configuration for calls; raises BadTrial for an unusable configuration."""
     from det_lightning.config import read_given
 
     try:

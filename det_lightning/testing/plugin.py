@@ -1,6 +1,6 @@
 """The pytest plugin: ``pytest --trial model_def:MyTrial`` checks a ported trial.
 
-Every run of pytest imports this module, so it imports nothing slow.
+Every run of pytest imports this module, so nothing slow is imported here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotCompared
 from det_lightning.testing.options import TrialOptions, trial_options
-from det_lightning.testing.processor_time import BUDGET_S, within_processor_time
+from det_lightning.testing.processor_time import BUDGET_S, handle_signal, within_processor_time
 
 if TYPE_CHECKING:
     from det_lightning.testing.training.runs import TrialRuns
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and the plugin that checks the trial if there is one."""
+    """Register the markers and, given a trial, the plugin for the checks."""
     config.addinivalue_line("markers", "trial_check: a check of the trial that --trial names")
     for keyword in dict.fromkeys(check.keyword for check in CHECKS):
         subject = keyword.removeprefix("trial_")
@@ -75,14 +75,14 @@ def trial_run() -> Callable[..., Any]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM was received. A BaseException, so that neither a trial nor a check takes it for an error of the trial."""
+    """SIGTERM was received. Neither a trial nor a check catches a BaseException as an error of the trial."""
 
 
 @contextlib.contextmanager
 def _sigterm_ends_pytest() -> Iterator[None]:
-    """If SIGTERM arrives in the block, end the pytest session with the exit status of a process that it killed.
+    """After SIGTERM in the block, end the pytest session with the exit status of a killed process.
 
-    Has no effect outside the main thread, where signal handlers cannot be set.
+    Has no effect outside the main thread, because other threads cannot set signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -97,16 +97,13 @@ def _sigterm_ends_pytest() -> Iterator[None]:
             before(number, frame)
         raise _Terminated
 
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    except BaseException:
-        # Other code on the way here may have turned _Terminated into another error.
-        if not came:
-            raise
-    finally:
-        # None means a handler that Python did not install and cannot restore.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    with handle_signal(signal.SIGTERM, handle):
+        try:
+            yield
+        except BaseException:
+            # Other code on the way here may have turned _Terminated into another error.
+            if not came:
+                raise
     if came:
         pytest.exit("received SIGTERM: the check that was under way has no result", returncode=128 + signal.SIGTERM)
 
@@ -150,7 +147,7 @@ class TrialCollector(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         try:
-            with self._runs.source.imported() as trial_class:
+            with self._runs.source.import_class() as trial_class:
                 kind = getattr(trial_class, "trial_type", PYTORCH)
                 read = getattr(trial_class, "config_fields", ())
         except BadTrial as e:
@@ -177,7 +174,7 @@ class TrialSession:
 
     @functools.cached_property
     def _runs(self) -> TrialRuns:
-        """The runs; they import torch, which the controller of pytest-xdist does not need."""
+        """The runs, whose module imports torch; the controller of pytest-xdist needs no torch."""
         with warnings.catch_warnings():
             # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
             warnings.simplefilter("ignore")
@@ -223,13 +220,13 @@ class TrialSession:
             terminalreporter.line(f"--trial-quick left out the {left_out} checks that start other processes.")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the report if there is a ``--trial-report``; workers of pytest-xdist leave it to their controller."""
+        """Write the report for ``--trial-report``, though not in workers of pytest-xdist."""
         if self._options.report is None or hasattr(session.config, "workerinput") or not self._by_check:
             return
         from det_lightning.testing.report import write_report
 
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
-        records, difference = self._runs.records_to_show()
+        records, difference = self._runs.find_records()
         write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
 
     def pytest_unconfigure(self) -> None:

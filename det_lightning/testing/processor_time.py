@@ -1,4 +1,4 @@
-"""A budget of processor time, which a busy machine does not use up. Imports nothing slow."""
+"""A budget of processor time, unaffected by other work of the machine. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -24,11 +24,11 @@ _PROGRESS_S = 0.04
 
 
 class _Spent(BaseException):
-    """The budget is spent. A BaseException, so that neither a trial nor a check takes it for an error of the trial."""
+    """The budget is spent. Neither a trial nor a check catches a BaseException as an error of the trial."""
 
 
 def describe_budget(what: str, seconds: float) -> str:
-    """Return why a check was given up, and what to do."""
+    """Return the reason why a check was given up, and the remedy."""
     return f"{what} used {seconds:g} s of processor time; train fewer batches, with --trial-batches, or a smaller model"
 
 
@@ -47,7 +47,7 @@ class ProcessorMeter:
         self._started = self._last_use = time.monotonic()
 
     def check(self) -> None:
-        """Raise NotCompared once they have used their budget, and Stuck once they have used nothing for long."""
+        """Raise NotCompared once the processes exceed their budget, and Stuck once all processes wait for long."""
         used = sum(map(self._seconds, self._pids))
         if used > self._budget_s * len(self._pids):
             raise NotCompared(describe_budget(self._what, used))
@@ -70,7 +70,7 @@ class ProcessorMeter:
 
 @contextlib.contextmanager
 def within_processor_time(seconds: float, what: str) -> Iterator[None]:
-    """Raise NotCompared in the block once this process has used that much processor time.
+    """Raise NotCompared in the block after so many seconds of this process's processor time.
 
     Has no effect outside the main thread, or where there are no such timers.
     """
@@ -81,12 +81,22 @@ def within_processor_time(seconds: float, what: str) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise _Spent
 
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    with handle_signal(signal.SIGPROF, end):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            yield
+        except _Spent:
+            raise NotCompared(describe_budget(what, seconds)) from None
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextlib.contextmanager
+def handle_signal(number: int, handler: Callable[[int, FrameType | None], NoReturn]) -> Iterator[None]:
+    """Handle a signal in the block of the main thread."""
+    before = signal.signal(number, handler)
     try:
         yield
-    except _Spent:
-        raise NotCompared(describe_budget(what, seconds)) from None
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, signal.SIG_DFL if before is None else before)
+        # None means a handler that Python did not install and cannot restore.
+        signal.signal(number, signal.SIG_DFL if before is None else before)

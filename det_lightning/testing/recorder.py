@@ -1,17 +1,17 @@
 #!/usr/bin/env python
-"""Trains a Determined trial for a few batches, and writes everything observable about it to one JSON file.
+"""Recorder of a Determined trial: trains a few batches, and writes all observations to one JSON file.
 
-Copy this file into the environment whose training is the reference. It needs nothing but ``determined`` (0.17 or later)
-and runs on Python 3.8::
+Copy this file into the environment whose training is the reference. The recorder needs nothing but ``determined``
+(0.17 or later) and runs on Python 3.8::
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
 As a pytest plugin: ``python -m pytest -p recorder --trial model_def:MyTrial --trial-record ref.json``.
 
-The exit status is 0, even if the trial raises an error while it trains, which is then part of the record; it is 2 if
-nothing could be recorded. A trial that imports ``det_lightning`` gets ``determined`` under that name.
+The exit status is 0, or 2 if nothing could be recorded. An error of the trial in training becomes part of the record. A
+trial that imports ``det_lightning`` gets ``determined`` under this name.
 
-Numbers are written exactly; NaN and Infinity, which JSON lacks, are written as Python writes them.
+Numbers are exact; NaN and Infinity, which JSON lacks, have Python's spelling.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT = "det-lightning training record"
 VERSION = 1
 SAMPLED_ELEMENTS = 8
 
-#: The hooks that are recorded, and what is recorded of their arguments.
+#: The hooks to record, with functions that choose the facts about their arguments.
 HOOKS: dict[str, Callable[..., Any]] = {
     "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: {"first_batch_idx": first_batch_idx},
     "on_training_epoch_start": lambda *epoch_idx: {"epoch_idx": epoch_idx[0] if epoch_idx else None},
@@ -163,7 +163,7 @@ class TrainingLog:
         self.events.append({"event": event, "batch": self.batches, **fields})
 
     def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
-        """Record the call of a hook; ``arguments`` is what is recorded of the arguments ``given``."""
+        """Record the call of a hook: ``arguments`` are the chosen facts about the arguments ``given``."""
         if name == "on_trial_startup":
             self.batches = given[0]
         self.add("callback", name=name, arguments=arguments)
@@ -172,7 +172,7 @@ class TrainingLog:
 
     def start(self, trial: Any) -> None:
         trainable = {}
-        for prefix, model in named_models(trial).items():
+        for prefix, model in find_models(trial).items():
             for name, parameter in model.named_parameters():
                 trainable[f"{prefix}.{name}"] = parameter.requires_grad
                 if parameter.requires_grad and not is_lazy(parameter):
@@ -200,8 +200,8 @@ class TrainingLog:
         self.add("end", weights=self.weights(trial), learning_rates=rates, callbacks=states, random=random_states())
 
     def weights(self, trial: Any) -> dict[str, Any]:
-        """Describe the parameters and buffers of all models; computes statistics only of those that have changed."""
-        for prefix, model in named_models(trial).items():
+        """Describe the parameters and buffers of all models; only changed tensors are measured again."""
+        for prefix, model in find_models(trial).items():
             for name, value in model.state_dict().items():
                 array, _ = as_array(value)
                 known = self._described.get(f"{prefix}.{name}", {})
@@ -210,7 +210,7 @@ class TrainingLog:
         return dict(self._described)
 
 
-def named_models(trial: Any) -> dict[str, Any]:
+def find_models(trial: Any) -> dict[str, Any]:
     """Return the wrapped models by their attribute names in the trial, or by number."""
     attributes = {id(value): name for name, value in reversed(list(vars(trial).items()))}
     models = {}
@@ -226,8 +226,8 @@ def learning_rates(trial: Any) -> list[list[float]]:
     return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trial.context.optimizers]
 
 
-def recording_callback(api: Any, log: TrainingLog) -> Any:
-    """Return a callback that records the calls of every hook that this release of Determined has."""
+def make_callback(api: Any, log: TrainingLog) -> Any:
+    """Return a callback that records the calls of each hook of this release of Determined."""
 
     def hook(name: str, essentials: Callable[..., Any]) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -240,8 +240,8 @@ def recording_callback(api: Any, log: TrainingLog) -> Any:
     return type("RecordingCallback", (api.PyTorchCallback,), methods)()
 
 
-def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
-    """Return a subclass of the trial that records its batches and callbacks in ``log``."""
+def record_trial(trial_class: Any, api: Any, log: TrainingLog) -> Any:
+    """Return a subclass of the trial, which records batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
         log.trial = self
@@ -264,14 +264,14 @@ def recorded(trial_class: Any, api: Any, log: TrainingLog) -> Any:
         if not isinstance(callbacks, dict):
             return callbacks  # the training loop raises
         log.callbacks = callbacks
-        return {"det_lightning_recorder": recording_callback(api, log), **callbacks}
+        return {"det_lightning_recorder": make_callback(api, log), **callbacks}
 
     overrides: dict[str, Any] = {"__init__": init, "train_batch": train_batch, "build_callbacks": build_callbacks}
     methods = {name: functools.wraps(getattr(trial_class, name))(method) for name, method in overrides.items()}
-    return named_like(trial_class, type(trial_class.__name__, (trial_class,), methods))
+    return name_like(trial_class, type(trial_class.__name__, (trial_class,), methods))
 
 
-def named_like(original: Any, made: type) -> type:
+def name_like(original: Any, made: type) -> type:
     """Give the class ``made`` the names and the docstring of ``original``."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(made, name, getattr(original, name))
@@ -291,10 +291,10 @@ def seed_all(seed: int) -> None:
 def train(
     trial_class: Any, api: Any, settings: dict[str, Any], log: TrainingLog, more: dict[str, Any] | None = None
 ) -> None:
-    """Train with the ``init`` and ``Trainer`` of ``api``, which Determined has since 0.21.
+    """Train with the ``init`` and ``Trainer`` of ``api``, part of Determined since 0.21.
 
-    ``trial_class`` is what :func:`recorded` returned; ``more`` holds further arguments, which override those of the
-    settings, of ``"init"``, ``"Trainer"`` and ``"fit"``.
+    ``trial_class`` comes from :func:`record_trial`; ``more`` holds further arguments of ``"init"``, ``"Trainer"`` and
+    ``"fit"``, which override the settings.
     """
     given = {"init": {}, "Trainer": {}, "fit": {}, **(more or {})}
     config = settings["config"]
@@ -327,7 +327,7 @@ def train(
 
 
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a release of Determined before 0.21, whose controller takes workloads one by one."""
+    """Train with a release of Determined before 0.21, by single workloads for the controller."""
     det: Any = importlib.import_module("determined")
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
@@ -340,15 +340,15 @@ def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: Training
     seed_all(settings["seed"])
     trial = trial_class(context, **settings["arguments"])
     log.start(trial)
-    arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": workloads_of(settings)}
+    arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": list_workloads(settings)}
     try:
         controller_class.from_trial(**arguments).run()
     finally:
         log.end(trial)
 
 
-def workloads_of(settings: dict[str, Any]) -> Any:
-    """Yield each workload of a run with a function that takes its outcome, as controllers before 0.21 expect."""
+def list_workloads(settings: dict[str, Any]) -> Any:
+    """Yield each workload of a run with a function for the outcome, as controllers before 0.21 expect."""
     workload: Any = importlib.import_module("determined.workload").Workload
 
     def one(kind: Any, batches: int = 0) -> Any:
@@ -367,8 +367,8 @@ def workloads_of(settings: dict[str, Any]) -> Any:
     yield one(workload.Kind.CHECKPOINT_MODEL)
 
 
-def error_of(error: BaseException) -> dict[str, str]:
-    """Return an error as a record holds it, without the frames of this file."""
+def describe_error(error: BaseException) -> dict[str, str]:
+    """Return an error in the form of a record, without the frames of this file."""
     if isinstance(error, SystemExit):  # Determined turns some errors, such as InvalidHP, into the end of the process
         error = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
@@ -378,7 +378,7 @@ def error_of(error: BaseException) -> dict[str, str]:
 
 
 def environment(side: str) -> dict[str, Any]:
-    """Return the versions, the machine and the number of threads, on which numbers may depend."""
+    """Return the facts that numbers may depend on: versions, machine, number of threads."""
     import numpy
     import torch
 
@@ -390,7 +390,7 @@ def environment(side: str) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "numpy": str(numpy.__version__),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": _read_processor(),
         "threads": torch.get_num_threads(),
         "hash_seed": os.environ.get("PYTHONHASHSEED"),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -398,7 +398,7 @@ def environment(side: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     with contextlib.suppress(OSError):  # not Linux
         for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -409,14 +409,14 @@ def _processor() -> str:
 def make_record(
     side: str, spec: str, settings: dict[str, Any], log: TrainingLog, training: Callable[[], None]
 ) -> dict[str, Any]:
-    """Call ``training``, and return the record; an error of the training becomes part of it."""
+    """Call ``training``, and return the record, which includes an error of the training."""
     error = None
     try:
         training()
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # Determined's own errors are not all of class Exception
-        error = error_of(raised)
+        error = describe_error(raised)
     record = {"format": FORMAT, "version": VERSION, "trial": spec, "settings": settings}
     return {**record, "environment": environment(side), "batches": log.batches, "error": error, "events": log.events}
 
@@ -426,7 +426,7 @@ class CannotRecord(Exception):
 
 
 class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports ``determined`` under the name ``det_lightning``, for trials that were ported already."""
+    """Imports ``determined`` under the name ``det_lightning``, for trials that are ported already."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         top, _, rest = fullname.partition(".")
@@ -460,7 +460,7 @@ def load_trial(spec: str, directory: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        details = error_of(error)
+        details = describe_error(error)
         reason = f"Module {module_name} in {directory} cannot be imported: {details['type']}: {details['message']}"
         raise CannotRecord(f"{reason}\n{details['traceback']}") from error
     found: Any = module
@@ -475,13 +475,13 @@ def load_trial(spec: str, directory: str) -> Any:
 
 
 def needs_hparams(trial_class: Any) -> bool:
-    """Return whether the constructor requires an argument ``hparams``, which scripts for ``init()`` pass."""
+    """Return whether the constructor requires an argument ``hparams``, as in scripts for ``init()``."""
     parameter = inspect.signature(trial_class.__init__).parameters.get("hparams")
     return parameter is not None and parameter.default is parameter.empty
 
 
-def hparams_of(config: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the constant hyperparameters of the configuration, overridden by those in ``given``."""
+def choose_hparams(config: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the constant hyperparameters of the configuration, overridden by ``given`` values."""
     missing: list[str] = []
 
     def constant(defined: dict[str, Any], given: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -503,7 +503,7 @@ def hparams_of(config: dict[str, Any] | None, given: dict[str, Any]) -> dict[str
     return values
 
 
-def _read(path: str) -> Any:
+def _read_file(path: str) -> Any:
     text = pathlib.Path(path).read_text(encoding="utf-8")
     if path.endswith(".json"):
         return json.loads(text)
@@ -513,14 +513,14 @@ def _read(path: str) -> Any:
     return yaml.YAML(typ="safe", pure=True).load(text)
 
 
-def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
+def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the run, from the options of the command line."""
     if arguments.settings:
-        return dict(_read(arguments.settings))
-    config = _read(arguments.config) if arguments.config else None
+        return dict(_read_file(arguments.settings))
+    config = _read_file(arguments.config) if arguments.config else None
     aggregation = ((config or {}).get("optimizations") or {}).get("aggregation_frequency", 1)
     return {
-        "hparams": hparams_of(config, json.loads(arguments.hparams)),
+        "hparams": choose_hparams(config, json.loads(arguments.hparams)),
         "config": config,
         "arguments": json.loads(arguments.arguments),
         "batches": arguments.batches,
@@ -532,10 +532,10 @@ def settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Record as the command line says, and return the record that was written."""
+    """Record by the options of the command line, write the record, and return the record."""
     if importlib.util.find_spec("determined") is None:
         raise CannotRecord(f"determined is not installed for {sys.executable}; run the recorder where it is.")
-    settings = settings_from(arguments)
+    settings = read_settings(arguments)
     sys.meta_path.insert(0, _DeterminedAsDetLightning())
     trial_class = load_trial(arguments.trial, arguments.directory)
     if needs_hparams(trial_class):
@@ -543,15 +543,15 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     log = TrainingLog()
     with tempfile.TemporaryDirectory() as storage:
         os.environ["XDG_DATA_HOME"] = storage  # where Determined puts the checkpoints of local runs
-        record = make_record("determined", arguments.trial, settings, log, training_of(trial_class, settings, log))
+        record = make_record("determined", arguments.trial, settings, log, choose_training(trial_class, settings, log))
     pathlib.Path(arguments.output).write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
     return record
 
 
-def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
+def choose_training(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
     """Return the function that trains on the installed release of Determined."""
     api = importlib.import_module("determined.pytorch")
-    trial_class = recorded(trial_class, api, log)
+    trial_class = record_trial(trial_class, api, log)
     # A record does not need the copy of the working directory, which may be large.
     util: Any = importlib.import_module("determined.util")
     util.write_user_code = lambda *args, **kwargs: None
@@ -565,7 +565,7 @@ def training_of(trial_class: Any, settings: dict[str, Any], log: TrainingLog) ->
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Record as the command line says, and return the exit status."""
+    """Record by the options of the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
     parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
     parser.add_argument("--config", help="experiment configuration, YAML or JSON")
@@ -592,7 +592,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Add those options of det_lightning's pytest plugin that make a record."""
+    """Add the options of det_lightning's pytest plugin that make a record."""
     group = parser.getgroup("recorder", "record a training of a Determined trial")
     for name in ("", "-config", "-hparams", "-kwargs", "-batches", "-record"):
         group.addoption(f"--trial{name}", help=f"as in recorder.py: {name[1:] or 'trial'}")

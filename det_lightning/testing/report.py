@@ -13,7 +13,7 @@ from pathlib import Path
 from det_lightning.masking import mask
 from det_lightning.pages import render_page
 from det_lightning.testing.checks import CheckResult
-from det_lightning.testing.records.difference import Difference, tolerance_for
+from det_lightning.testing.records.difference import Difference, choose_tolerance
 from det_lightning.testing.records.record import TrainingRecord, distance
 
 Points = Sequence[tuple[int, float]]
@@ -29,8 +29,8 @@ def write_report(
 ) -> None:
     """Write the report, replacing an existing file; raises OSError, or ImportError if jinja2 is not installed.
 
-    ``records`` are the ``"reference"`` of the real determined and ``"ours"`` of det_lightning, as far as there are any,
-    ``difference`` is the first one between the two, and ``command`` the command line that made the report.
+    ``records`` are the ``"reference"`` of the real determined and ``"ours"`` of det_lightning, if any, ``difference``
+    is the first difference between both, and ``command`` the command line for the report.
     """
     environments = {side: record.environment for side, record in records.items()}
     settings = next((record.settings for record in records.values()), None)
@@ -44,7 +44,7 @@ def write_report(
         difference=difference,
         command=command,
         counts=Counter(check.outcome for check in checks),
-        tolerance_for=tolerance_for,
+        tolerance_for=choose_tolerance,
         charts=list(_charts(records, difference)),
         sizes=SIZES,
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},

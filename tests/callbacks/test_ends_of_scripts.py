@@ -24,7 +24,7 @@ STATUS_OF_INTERRUPT = (-signal.SIGINT, 1)
 
 
 @pytest.mark.slow
-def test_a_script_that_gives_up_on_its_hyperparameters_ends_well_with_one_line(tmp_path: Path) -> None:
+def test_invalid_hp_ends_with_one_line(tmp_path: Path) -> None:
     ended = wait(start(tmp_path, "--end", "invalid-hp", "--at", "5"))
     assert (ended.status, ended.output) == (
         0,
@@ -35,7 +35,7 @@ def test_a_script_that_gives_up_on_its_hyperparameters_ends_well_with_one_line(t
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_script_with_one_line_and_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
     ended = wait(start(tmp_path, "--end", "sigint", "--at", "7", "--period"))
     (checkpoint,) = CheckpointStorage(tmp_path / "checkpoints").list_ids()
     assert ended.status in STATUS_OF_INTERRUPT
@@ -46,7 +46,7 @@ def test_ctrl_c_ends_a_script_with_one_line_and_without_a_traceback(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_that_saves_on_ctrl_c_goes_on_bit_equal(tmp_path: Path) -> None:
+def test_saved_ctrl_c_resumes(tmp_path: Path) -> None:
     straight = tmp_path / "straight"
     parts = tmp_path / "parts"
     whole = start(straight)
@@ -82,14 +82,14 @@ def fit(trial_class: type[SmallTrial], storage: Path, **fit: Any) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_has_no_frames_of_lightning(tmp_path: Path) -> None:
+def test_interrupt_hides_lightning(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
         fit(interrupted_at(3), tmp_path)
     assert not any(Path(pl.__file__).parent in Path(entry.path).parents for entry in raised.traceback)
     assert raised.value.__suppress_context__
 
 
-def test_an_interrupt_says_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_interrupt_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(interrupted_at(3), tmp_path)
     assert "Interrupted after 3 batches. Nothing was saved; " in caplog.text
@@ -103,7 +103,7 @@ def test_an_interrupt_says_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("signals", [None, []])
-def test_a_run_saves_on_ctrl_c_with_or_without_other_signals(signals: list[int] | None, tmp_path: Path) -> None:
+def test_ctrl_c_saves_with_other_signals(signals: list[int] | None, tmp_path: Path) -> None:
     handler = PreemptionHandler(signals, save_on_interrupt=True)
     with pytest.raises(KeyboardInterrupt):
         fit(interrupted_at(3), tmp_path, callbacks=handler)
@@ -111,7 +111,7 @@ def test_a_run_saves_on_ctrl_c_with_or_without_other_signals(signals: list[int] 
     assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 4
 
 
-def test_code_around_fit_may_catch_an_invalid_hp(tmp_path: Path) -> None:
+def test_invalid_hp_can_be_caught(tmp_path: Path) -> None:
     class GivesUp(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             raise InvalidHP("too large")

@@ -51,7 +51,7 @@ class MeasuredTrial(SmallTrial):
         return pytorch.Reducer.SUM
 
 
-def test_a_torchmetrics_metric_is_reset_and_computed_for_each_workload() -> None:
+def test_torchmetrics_reset_per_workload() -> None:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = MeasuredTrial(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
@@ -60,7 +60,7 @@ def test_a_torchmetrics_metric_is_reset_and_computed_for_each_workload() -> None
         torch.testing.assert_close(float(metrics["squares"]), float(metrics["weighted"] / metrics["samples"]))
 
 
-def test_the_profiler_sees_every_batch_and_leaves_a_trace(tmp_path: Path) -> None:
+def test_profiler_sees_every_batch(tmp_path: Path) -> None:
     class Profiled(SmallTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -73,7 +73,7 @@ def test_the_profiler_sees_every_batch_and_leaves_a_trace(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.pt.trace.json"))) == 2
 
 
-def test_tensorboard_files_go_to_the_given_directory(tmp_path: Path) -> None:
+def test_tensorboard_takes_a_directory(tmp_path: Path) -> None:
     with pytorch.init(tensorboard_path=tmp_path) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(5))
@@ -95,7 +95,7 @@ class WritingTrial(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-def test_a_torch_writer_writes_into_the_files_of_the_run(tmp_path: Path) -> None:
+def test_torch_writer_writes_to_the_run(tmp_path: Path) -> None:
     with pytorch.init(tensorboard_path=tmp_path) as context:
         trainer = pytorch.Trainer(WritingTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(3), reporting_period=pytorch.Batch(1), checkpoint_storage="storage")
@@ -108,7 +108,7 @@ def test_a_torch_writer_writes_into_the_files_of_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:TorchWriter is deprecated")
-def test_a_torch_writer_writes_into_the_files_of_a_script_that_uses_the_core_api() -> None:
+def test_torch_writer_of_a_core_script() -> None:
     with core.init(checkpoint_storage="storage") as context:
         TorchWriter().add_scalar("by the script", 1.5, 1)
         context.train.report_training_metrics(1, {"loss": 1.0})
@@ -117,7 +117,7 @@ def test_a_torch_writer_writes_into_the_files_of_a_script_that_uses_the_core_api
 
 
 @pytest.mark.slow
-def test_a_torch_writer_without_a_run_writes_into_a_directory_of_its_own_when_it_is_used() -> None:
+def test_torch_writer_without_a_run() -> None:
     code = (
         "from pathlib import Path\n"
         "from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter\n"
@@ -145,7 +145,7 @@ class GivenQuality(SmallTrial):
         return {"quality": next(self.values)}
 
 
-def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> None:
+def test_trainer_knows_its_checkpoints(tmp_path: Path) -> None:
     with pytorch.init(
         hparams={"values": [3.0, 1.0, 2.0]},
         exp_conf={"searcher": {"metric": "quality"}},
@@ -161,7 +161,7 @@ def test_the_trainer_knows_the_best_and_the_last_checkpoint(tmp_path: Path) -> N
     assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)
 
 
-def test_the_best_policy_compares_at_each_validation_with_the_best_value_elsewhere(tmp_path: Path) -> None:
+def test_best_policy_looks_elsewhere(tmp_path: Path) -> None:
     elsewhere = iter([None, 0.5, 4.0, 0.1])
     checkpoints = DeterminedCheckpoint(
         tmp_path, policy="best", metric="quality", code_dir=tmp_path, best_elsewhere=lambda: next(elsewhere)

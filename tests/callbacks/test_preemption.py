@@ -63,7 +63,7 @@ def steps_of(storage: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_single_process_saves_after_the_batch_and_goes_on_bit_equal(number: int, tmp_path: Path) -> None:
+def test_one_process_saves_and_goes_on(number: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     before = signal.getsignal(number)
     with pytest.raises(errors.Preempted) as raised:
@@ -76,7 +76,7 @@ def test_a_single_process_saves_after_the_batch_and_goes_on_bit_equal(number: in
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_under_lightnings_trainer_a_signal_saves_and_the_run_resumes_bit_equal(tmp_path: Path) -> None:
+def test_lightning_saves_and_resumes(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
 
     def fit(trial_class: type[SmallTrial], storage: Path = parts, **arguments: Any) -> Any:
@@ -98,7 +98,7 @@ def test_under_lightnings_trainer_a_signal_saves_and_the_run_resumes_bit_equal(t
     assert torch.equal(weights_of(resumed), weights_of(straight))
 
 
-def test_handlers_of_the_user_are_called_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_handlers_are_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     mine = lambda number, frame: seen.append(number)  # noqa: E731
     before = signal.signal(signal.SIGTERM, mine)
@@ -121,26 +121,26 @@ def test_preemption_can_be_switched_off(tmp_path: Path) -> None:
     assert handlers == [signal.getsignal(signal.SIGUSR1)]
 
 
-def test_a_trial_that_wants_to_stop_is_done_and_not_preempted(tmp_path: Path) -> None:
+def test_stop_request_is_no_preemption(tmp_path: Path) -> None:
     stopping = trial_that(send(signal.SIGTERM), lambda context: context.set_stop_requested(True))
     train(tmp_path, stopping, reporting_period=pytorch.Batch(AT + 1))
     assert steps_of(tmp_path) == [AT + 1]
 
 
-def test_a_preemption_can_be_announced_without_a_signal(tmp_path: Path) -> None:
+def test_request_needs_no_signal(tmp_path: Path) -> None:
     handler = PreemptionHandler()
     with pytest.raises(errors.Preempted):
         train(tmp_path, trial_that(handler.request), callbacks=[handler])
 
 
-def test_a_signal_after_which_nothing_is_trained_is_no_success(tmp_path: Path) -> None:
+def test_early_signal_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(errors.Preempted) as raised:
         train(tmp_path, callbacks=[SignalAtStart()])
     assert raised.value.code == errors.PREEMPTED_EXIT_CODE
 
 
 @pytest.mark.slow
-def test_a_signal_to_two_ranks_before_they_train_is_no_success(tmp_path: Path) -> None:
+def test_early_signal_to_two_ranks(tmp_path: Path) -> None:
     ended = wait(start(tmp_path, "--signal-at-start", launcher=[*LAUNCHER, "--"]))
     assert ended.status == errors.PREEMPTED_EXIT_CODE, ended.output
     assert steps_of(tmp_path / "checkpoints") == []
@@ -154,13 +154,13 @@ def test_a_signal_to_two_ranks_before_they_train_is_no_success(tmp_path: Path) -
         ({"exit_code": 0}, "from 1 to 255; got 0"),
     ],
 )
-def test_what_can_not_be_handled_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_signals_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PreemptionHandler(**arguments)
 
 
 @pytest.mark.slow
-def test_the_process_ends_with_the_code_though_its_group_is_signalled(tmp_path: Path) -> None:
+def test_signal_to_the_group_keeps_the_code(tmp_path: Path) -> None:
     """Workers that load batches are in the group too; a second signal, after some time, ends the process at once."""
     group = start(tmp_path / "group", "--end", "sigterm-to-group", "--at", "6", "--workers", "2", is_warm=False)
     twice = start(tmp_path / "twice", "--end", "two-signals", "--at", "5")
@@ -188,13 +188,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_ranks_save_together_at_the_next_boundary(ranks: Path) -> None:
+def test_two_ranks_save_together(ranks: Path) -> None:
     assert steps_of(ranks / "preempted" / "checkpoints") == [8]
     assert not list((ranks / "preempted").glob("end-*.pt"))
 
 
 @pytest.mark.slow
-def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_path: Path) -> None:
+def test_preempted_and_killed_ranks_resume(ranks: Path, tmp_path: Path) -> None:
     """They go on from batch 8; rank 1 is killed at batch 14; the launcher restarts both, from the checkpoint at 12."""
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
     arguments = ["--latest", "last", "--period", "--end", "sigkill", "--at", "14", "--rank", "1"]
@@ -206,7 +206,7 @@ def test_preempted_ranks_and_then_one_that_dies_end_bit_equal(ranks: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) -> None:
+def test_one_process_continues_two(ranks: Path, tmp_path: Path) -> None:
     shutil.copytree(ranks / "preempted" / "checkpoints", tmp_path / "checkpoints")
     one = start(tmp_path, "--latest", "last")
     lightning = start(tmp_path / "lightning", "--trainer", "lightning", "--end", "sigterm", "--at", "5", "--rank", "0")
@@ -219,7 +219,7 @@ def test_one_process_goes_on_after_as_many_samples(ranks: Path, tmp_path: Path) 
     assert steps_of(tmp_path / "lightning" / "checkpoints") == [8]
 
 
-def test_a_restarted_script_takes_its_own_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_takes_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path)  # an earlier job, complete, in the same storage
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1, 2]))

@@ -46,6 +46,18 @@ class Best("""
 
 PROCESS_DEFECTS = [
     Defect(
+        "a parameter that is frozen after its model was wrapped",
+        SAMPLES,
+        (r"model_def.py:\d+: freezes parameters", r"requires_grad_\(False\) before context.wrap_model"),
+        {HEAD: f"self.body[0].bias.requires_grad = False\n        {HEAD}"},
+    ),
+    Defect(
+        "a learning rate that grows with the processes",
+        PROCESSES,
+        ("metric 'loss' of batch 1", r"model_def.py:\d+: 0.05 \* context.distributed.size"),
+        {"lr=0.05": "lr=0.05 * context.distributed.size"},
+    ),
+    Defect(
         "the global batch for each process",
         SAMPLES,
         ("train on 8 samples in batch 0, where one trains on 4", r"model_def.py:\d+: .*get_global_batch_size"),
@@ -78,7 +90,7 @@ PROCESS_DEFECTS = [
     Defect(
         "the sum of a loss, with random numbers",
         PROCESSES,
-        ("metric 'loss' of batch 0 is 0.[45]",),
+        ("metric 'loss' of batch 0 is 0.[45]", r"model_def.py:\d+: .*\.sum\(\)"),
         {"** 2).mean()": "** 2).sum() * (1 + 0.01 * torch.rand(()))"},
     ),
     Defect(
@@ -120,7 +132,7 @@ PROCESS_DEFECTS = [
         UNCHANGED,
         (
             r"model_def.py:\d+: dropout works as in training in evaluate_batch",
-            "leaves body and 2 more in training mode",
+            r"model_def.py:\d+: evaluate_batch\(\) leaves body and 2 more in training mode",
         ),
         {EVALUATED: f"self.body.train()\n        {EVALUATED}"},
     ),
@@ -133,7 +145,7 @@ PROCESS_DEFECTS = [
     Defect(
         "weights that a validation changes",
         UNCHANGED,
-        (r"evaluate_batch\(\) changes head.bias",),
+        (r"model_def.py:\d+: evaluate_batch\(\) changes head.bias",),
         {EVALUATED: f"self.head.bias.data += 0.01\n        {EVALUATED}"},
     ),
     Defect(

@@ -32,7 +32,7 @@ STATE_DEFECTS = [
     Defect(
         "unwrapped model",
         STATE,
-        ("model trial.head", "weight", "wrap_model"),
+        (r"model trial.head .*\(model_def.py:\d+\)", "weight", "wrap_model"),
         {HEAD: "self.head = torch.nn.Linear(4, 1)"},
     ),
     Defect(
@@ -75,7 +75,7 @@ STATE_DEFECTS = [
     Defect(
         "scheduler wrapped twice",
         CONTEXT,
-        (r"context.wrap_lr_scheduler\(\) is called twice with the same ExponentialLR",),
+        (r"model_def.py:\d+: context.wrap_lr_scheduler\(\) is called twice with the same ExponentialLR",),
         {
             "        self.best = Best()\n": "        self.best = Best()\n"
             "        context.wrap_lr_scheduler(self.scheduler, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)\n"
@@ -182,13 +182,13 @@ STATE_DEFECTS = [
     Defect(
         "callback that does not restore what it saved",
         ROUND_TRIP,
-        ("callbacks.best.best", "saved after 7 batches", "load_state_dict"),
+        ("callbacks.best.best", "saved after 7 batches", r"model_def.py:\d+: def load_state_dict"),
         {'self.best = state_dict["best"]': "pass"},
     ),
     Defect(
         "callback that counts its checkpoints",
         RESUMES,
-        ("callback state best.saved", "on_checkpoint_write_end"),
+        ("callback state best.saved", r"model_def.py:\d+: on_checkpoint_write_end\(\)"),
         {
             "    def on_validation_end": "    saved = 0\n\n    def on_checkpoint_write_end(self, checkpoint_dir):\n"
             "        self.saved += 1\n\n    def on_validation_end",
@@ -199,7 +199,7 @@ STATE_DEFECTS = [
     Defect(
         "objects of the trial's own classes in a checkpoint",
         ROUND_TRIP,
-        ("refused when it is loaded", "model_def.Best", "trusted=True"),
+        ("refused when it is loaded", "model_def.Best", "trusted=True", r"model_def.py:\d+: def state_dict"),
         {SAVED: '{"best": self.best, "self": Best()}\n\n    def load_state_dict'},
     ),
     Defect(

@@ -85,7 +85,7 @@ class Sized(SmallTrial):
         return {"width": self.width}
 
 
-def test_a_run_shows_metrics_validations_weights_and_events(trial_run: TrialRun) -> None:
+def test_run_shows_its_results(trial_run: TrialRun) -> None:
     run = trial_run(SmallTrial, batches=5, validate_after=3)
     assert [metrics["batch"] for metrics in run.metrics] == [0, 1, 2, 3, 4]
     assert run.metrics[0]["loss"].shape == ()
@@ -98,7 +98,7 @@ def test_a_run_shows_metrics_validations_weights_and_events(trial_run: TrialRun)
     assert run.state["callback"] == {"counter": {"epochs": 0}}
 
 
-def test_hyperparameters_and_arguments_reach_the_trial(trial_run: TrialRun) -> None:
+def test_hparams_and_arguments_arrive(trial_run: TrialRun) -> None:
     run = trial_run(Sized, hparams={"scale": 3}, arguments={"width": 5}, batches=1)
     assert run.validations == [(1, {"width": 15.0})]
 
@@ -114,23 +114,23 @@ class Lazy(SmallTrial):
         return super().loss(batch) + 0 * self.lazy(torch.ones(1, 3)).sum()
 
 
-def test_a_trial_with_lazy_layers_can_be_run(trial_run: TrialRun) -> None:
+def test_lazy_layers_train(trial_run: TrialRun) -> None:
     run = trial_run(Lazy, batches=2)
     assert run.weights["lazy.weight"].shape == (1, 3)
 
 
-def test_an_error_of_the_trial_is_raised(trial_run: TrialRun) -> None:
+def test_error_of_the_trial_is_raised(trial_run: TrialRun) -> None:
     with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
         trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)
 
 
-def test_two_trainings_with_one_seed_are_the_same() -> None:
+def test_equal_seeds_train_equally() -> None:
     before = torch.get_rng_state()
     assert_same_training(run_trial(SmallTrial, batches=4, seed=5), run_trial(SmallTrial, batches=4, seed=5))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_trainings_with_other_seeds_differ_and_the_message_says_where() -> None:
+def test_other_seeds_differ() -> None:
     runs = [run_trial(SmallTrial, batches=4, seed=seed) for seed in (5, 6)]
     with pytest.raises(
         AssertionError, match=r"first difference is the data batch\[0\].* at batch 0: .* in the first, .* in the second"
@@ -139,22 +139,22 @@ def test_trainings_with_other_seeds_differ_and_the_message_says_where() -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_that_keeps_all_its_state_resumes() -> None:
+def test_complete_state_resumes() -> None:
     assert_resumes(SmallTrial)
 
 
 @pytest.mark.slow
-def test_a_trial_that_loses_state_fails_with_what_it_loses() -> None:
+def test_lost_state_fails() -> None:
     with pytest.raises(AssertionError, match=r"(?s)metric loss at batch 2: .*not in the checkpoint: trial .*: seen"):
         assert_resumes(Forgetful)
 
 
-def test_too_few_batches_to_resume_are_refused() -> None:
+def test_too_few_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 6; got 5"):
         assert_resumes(SmallTrial, batches=5)
 
 
-def test_a_storage_in_memory_holds_the_checkpoints_until_it_is_closed() -> None:
+def test_memory_storage_holds_checkpoints() -> None:
     with InMemoryStorage() as checkpoints, pytorch.init(enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(3), checkpoint_storage=checkpoints)
@@ -165,13 +165,13 @@ def test_a_storage_in_memory_holds_the_checkpoints_until_it_is_closed() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_in_the_docstring_of_the_storage_runs() -> None:
+def test_example_of_the_storage_runs() -> None:
     results = doctest.testmod(in_memory)
     assert (results.attempted, results.failed) == (2, 0)
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_documentation_run(pytester: pytest.Pytester) -> None:
+def test_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     pytester.makepyfile(PREAMBLE + example)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=4)

@@ -13,7 +13,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch, Trainer, init
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks import old_checkpoints as checks
-from det_lightning.testing.checks.old_checkpoints import recorded_metrics
+from det_lightning.testing.checks.old_checkpoints import read_metrics
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
@@ -35,7 +35,7 @@ def old(folder: Path) -> Path:
     storage = folder / "checkpoints"
     checkpoints = DeterminedCheckpoint(storage, metric="validation_loss", code_dir=folder)
     with (
-        ImportedTrial("model_def:MyTrial", folder).imported() as trial_class,
+        ImportedTrial("model_def:MyTrial", folder).import_class() as trial_class,
         init(hparams=HPARAMS, enable_tensorboard_logging=False) as context,
     ):
         trainer = Trainer(trial_class(context), context, enable_progress_bar=False)
@@ -49,14 +49,14 @@ def runs(folder: Path, old: Path, **options: Any) -> TrialRuns:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_the_trial_loads_and_validates_as_it_did(folder: Path, old: Path) -> None:
+def test_checkpoint_loads_and_validates(folder: Path, old: Path) -> None:
     found = runs(folder, old)
     checks.loads(found)
     checks.reproduces_metrics(found)
 
 
 @pytest.mark.slow
-def test_other_metrics_fail_with_their_distance(folder: Path, old: Path, tmp_path: Path) -> None:
+def test_other_metrics_fail(folder: Path, old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(CORRECT.replace('"validation_loss": self', '"validation_loss": 2 * self'))
     with pytest.raises(CheckFailed, match=r"'validation_loss' was .* when the checkpoint was written, and is .* apart"):
         checks.reproduces_metrics(runs(tmp_path, old))
@@ -64,7 +64,7 @@ def test_other_metrics_fail_with_their_distance(folder: Path, old: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_model_that_has_changed_since_fails_with_the_wrong_keys(old: Path, tmp_path: Path) -> None:
+def test_changed_model_fails_with_keys(old: Path, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(
         CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
     )
@@ -73,7 +73,7 @@ def test_a_model_that_has_changed_since_fails_with_the_wrong_keys(old: Path, tmp
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_metrics_is_compared_with_given_ones(folder: Path, old: Path, tmp_path: Path) -> None:
+def test_given_metrics_are_compared(folder: Path, old: Path, tmp_path: Path) -> None:
     silent = tmp_path / old.name
     shutil.copytree(old, silent)
     metadata = json.loads((silent / "metadata.json").read_text())
@@ -85,7 +85,7 @@ def test_a_checkpoint_without_metrics_is_compared_with_given_ones(folder: Path, 
     checks.reproduces_metrics(runs(folder, silent, metrics={"validation_loss": metric}))
 
 
-def test_a_missing_checkpoint_is_named(folder: Path) -> None:
+def test_missing_checkpoint_is_named(folder: Path) -> None:
     with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone cannot be read"):
         checks.loads(runs(folder, folder / "gone"))
 
@@ -100,5 +100,5 @@ def test_a_missing_checkpoint_is_named(folder: Path) -> None:
         {"training": {"validationMetrics": {"avgMetrics": {"error": 0.25}}}},
     ],
 )
-def test_metrics_are_found_where_releases_of_determined_wrote_them(metadata: dict[str, Any]) -> None:
-    assert recorded_metrics(metadata) == {"error": 0.25}
+def test_metrics_of_all_releases_are_found(metadata: dict[str, Any]) -> None:
+    assert read_metrics(metadata) == {"error": 0.25}

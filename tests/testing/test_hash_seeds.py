@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.testing.checks import CheckFailed
-from det_lightning.testing.checks.determinism import in_another_process
+from det_lightning.testing.checks.training import is_deterministic_elsewhere
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.runs import TrialRuns
 from tests.testing.defects import CORRECT, before_loss
@@ -15,12 +15,12 @@ from tests.testing.defects import CORRECT, before_loss
 pytestmark = pytest.mark.slow
 
 
-def test_the_order_of_a_set_of_strings_is_named_with_its_line(tmp_path: Path) -> None:
+def test_order_of_a_set_is_named(tmp_path: Path) -> None:
     source = CORRECT.replace("STEPS = 0", f"STEPS = 0\nORDER = list({{{', '.join(map(repr, 'abcdefgh'))}}})")
     for old, new in before_loss("pass", "self.loss(batch) * (1 + ORDER.index('a') + 8 * ORDER.index('b'))").items():
         source = source.replace(old, new)
     (tmp_path / "model_def.py").write_text(source)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", tmp_path, {"lr": 0.02, "global_batch_size": 4}))
     with pytest.raises(CheckFailed, match=r"(?s)PYTHONHASHSEED.*metric loss.*model_def.py:\d+: \{'a', .*sort the set"):
-        in_another_process(runs)
+        is_deterministic_elsewhere(runs)
     runs.close()

@@ -14,7 +14,7 @@ from det_lightning.bypass_rules import DEVICE, PROCESSES
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.source_scan import bypasses_in, hparams_in
+from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train_under_lightning
@@ -38,11 +38,11 @@ from det_lightning.testing.training.trial_source import ImportedTrial
         ({"type": {"type": "const", "val": "a"}}, {"type": "a"}),
     ],
 )
-def test_a_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
+def test_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
     assert chosen_hparams({"hyperparameters": {"x": entry}}) == {"x": value}
 
 
-def test_all_invalid_hyperparameters_are_named() -> None:
+def test_invalid_hyperparameters_are_named() -> None:
     entries = {
         "a": {"type": "int", "minval": 1},
         "b": {"c": {"type": "nothing"}},
@@ -52,7 +52,7 @@ def test_all_invalid_hyperparameters_are_named() -> None:
         chosen_hparams({"hyperparameters": entries})
 
 
-def test_a_configuration_has_the_defaults_of_the_master(tmp_path: Path) -> None:
+def test_configuration_has_defaults(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text("searcher: {metric: loss}\noptimizations: {aggregation_frequency: 4}\ndata:\n")
     config = read_config(tmp_path / "const.yaml").plain
     assert config["searcher"].items() >= {"name": "single", "smaller_is_better": True, "metric": "loss"}.items()
@@ -62,23 +62,23 @@ def test_a_configuration_has_the_defaults_of_the_master(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
-def test_a_number_needs_no_decimal_point_before_its_exponent(text: str, value: Any, tmp_path: Path) -> None:
+def test_exponent_needs_no_point(text: str, value: Any, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
     assert chosen_hparams(read_config(tmp_path / "const.yaml").plain) == {"lr": value}
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
-def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, content: str) -> None:
+def test_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "const.yaml").write_text(content)
     with pytest.raises(BadTrial, match=r"--trial-config .*const.yaml"):
         read_config(tmp_path / "const.yaml")
 
 
 @hypothesis.given(batches=st.integers(6, 60), epoch_length=st.none() | st.integers(1, 100), frequency=st.integers(1, 8))
-def test_a_run_has_a_boundary_of_every_kind(batches: int, epoch_length: int | None, frequency: int) -> None:
-    boundaries = Boundaries.of(batches, epoch_length)
+def test_run_has_every_boundary(batches: int, epoch_length: int | None, frequency: int) -> None:
+    boundaries = Boundaries.place(batches, epoch_length)
     settings = RunSettings(batches=batches, aggregation_frequency=frequency)
-    plan = boundaries.applied_to(RunPlan("a run", settings, Path("checkpoints")))
+    plan = boundaries.apply(RunPlan("a run", settings, Path("checkpoints")))
     assert plan.validate_after is not None
     assert all(0 < batch < batches for batch in plan.checkpoint_after | plan.validate_after)
     assert boundaries.after_validation in plan.validate_after & plan.checkpoint_after
@@ -142,8 +142,8 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "model_def.py"
 
 
-def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source: Path) -> None:
-    assert bypasses_in([source], source.parent, DEVICE) == [
+def test_hard_coded_devices_are_found(source: Path) -> None:
+    assert TrialCode([source], source.parent).find_bypasses(DEVICE) == [
         "model_def.py:16: torch.ones(1, device='cuda:1')",
         "model_def.py:17: torch.load('x.pt', map_location='cuda:0')",
         "model_def.py:18: torch.ones(1).to('cuda')",
@@ -152,18 +152,21 @@ def test_hard_coded_devices_are_found_but_choices_by_availability_are_not(source
     ]
 
 
-def test_process_groups_are_found_except_those_of_the_context_and_of_scripts(source: Path) -> None:
-    assert bypasses_in([source], source.parent, PROCESSES) == [
+def test_process_groups_are_found(source: Path) -> None:
+    assert TrialCode([source], source.parent).find_bypasses(PROCESSES) == [
         "model_def.py:31: dist.all_reduce(ones)",
         "model_def.py:33: torch.nn.parallel.DistributedDataParallel(self)",
     ]
 
 
-def test_hyperparameters_are_found_with_their_lines(source: Path) -> None:
-    assert hparams_in([source], source.parent) == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
+def test_hyperparameters_have_lines(source: Path) -> None:
+    assert TrialCode([source], source.parent).find_hparams() == {
+        "width": "model_def.py:25",
+        "global_batch_size": "model_def.py:26",
+    }
 
 
-def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_each_import_is_fresh(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text("values = []\n")
     (tmp_path / "model_def.py").write_text(
         "import os, counted\nfrom determined import pytorch\ncounted.values.append(1)\nos.environ['LEFT'] = 'behind'\n"
@@ -172,14 +175,14 @@ def test_each_import_starts_fresh_and_leaves_nothing_behind(tmp_path: Path) -> N
     trial = ImportedTrial("model_def.py:MyTrial", tmp_path)
     search_path = list(sys.path)
     for _ in range(2):
-        with trial.imported() as trial_class:
+        with trial.import_class() as trial_class:
             assert trial_class.values == [1]  # type: ignore[attr-defined]
             assert {module.__name__ for module in trial.modules()} == {"model_def", "counted"}
     assert trial.modules() == []
     assert sys.path == search_path
 
 
-def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_import_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "registered_times", 0, raising=False)
     (tmp_path / "model_def.py").write_text(
         "import sys\nfrom determined import pytorch\nif sys.registered_times:\n"
@@ -187,13 +190,13 @@ def test_a_module_that_can_be_imported_only_once_is_kept(tmp_path: Path, monkeyp
         "class MyTrial(pytorch.PyTorchTrial):\n    pass\n"
     )
     trial = ImportedTrial("model_def:MyTrial", tmp_path)
-    with trial.imported() as first:
+    with trial.import_class() as first:
         pass
-    with trial.imported() as second:
+    with trial.import_class() as second:
         assert first is second
 
 
-def test_ctrl_c_ends_a_run_by_lightnings_api_too(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_lightning_run(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(
         "import torch\n"
         "from det_lightning import pytorch\n"

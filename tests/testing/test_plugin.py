@@ -46,7 +46,7 @@ def run(pytester: pytest.Pytester, *arguments: str, source: str = CORRECT) -> py
     return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
 
-def test_code_documentation_and_output_speak_of_checks(pytester: pytest.Pytester) -> None:
+def test_texts_speak_of_checks(pytester: pytest.Pytester) -> None:
     package = Path(det_lightning.testing.report.__file__).parent
     files = [*package.rglob("*.py"), *package.glob("*.jinja"), package.parents[1] / "docs" / "testing.md"]
     assert [file.name for file in files if "promise" in file.read_text().lower()] == []
@@ -54,7 +54,7 @@ def test_code_documentation_and_output_speak_of_checks(pytester: pytest.Pytester
     assert "promise" not in result.stdout.str()
 
 
-def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) -> None:
+def test_each_check_is_collected(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "--collect-only", "-q")
     result.stdout.fnmatch_lines(
         [
@@ -86,14 +86,14 @@ def test_one_test_for_each_check_without_a_test_file(pytester: pytest.Pytester) 
     )
 
 
-def test_the_output_ends_with_the_checks(pytester: pytest.Pytester) -> None:
+def test_output_ends_with_checks(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "--trial-quick")
     result.assert_outcomes(passed=17)
     result.stdout.fnmatch_lines(["*checks of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
     result.stdout.fnmatch_lines(["--trial-quick left out the 6 checks that start other processes."])
 
 
-def test_terminal_and_junit_give_the_same_reasons_and_remarks(pytester: pytest.Pytester) -> None:
+def test_terminal_and_junit_agree(pytester: pytest.Pytester) -> None:
     counting = CORRECT.replace("        self.best = Best()\n", "        self.best = Best()\n        self.seen = 0\n")
     source = counting.replace(LOSS, f"        self.seen += 1\n{LOSS} * (1 + torch.rand(()))").replace(
         'return {"validation_loss": self.loss(batch)}', 'return {"validation_loss": self.loss(batch) * len(batch[0])}'
@@ -117,7 +117,7 @@ def test_checks_and_tests_run_together(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=2)
 
 
-def test_a_failed_check_prints_what_is_wrong_without_a_traceback(pytester: pytest.Pytester) -> None:
+def test_failure_has_no_traceback(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss * np.random.default_rng().random()}')
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", QUICK, source=source)
     result.assert_outcomes(passed=1, failed=1)
@@ -145,7 +145,7 @@ SWALLOWED = f"try:\n                {SIGTERM}\n            except BaseException:
 
 
 @pytest.mark.parametrize("line", [SIGTERM, SWALLOWED])
-def test_sigterm_ends_pytest_and_is_no_verdict_on_the_trial(pytester: pytest.Pytester, line: str) -> None:
+def test_sigterm_is_no_verdict(pytester: pytest.Pytester, line: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
     arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
     pytester.makepyfile(test_later="def test_later():\n    pass")
@@ -156,14 +156,14 @@ def test_sigterm_ends_pytest_and_is_no_verdict_on_the_trial(pytester: pytest.Pyt
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_trial_that_ends_the_process_fails_its_check(pytester: pytest.Pytester) -> None:
+def test_exit_of_the_trial_fails(pytester: pytest.Pytester) -> None:
     arguments = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
     result = run(pytester, *arguments, source=sending("raise SystemExit(7)"))
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["model_def:MyTrial fails while it trains on batch 3: SystemExit: 7"])
 
 
-def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pytester) -> None:
+def test_markers_and_last_failed_work(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("self.context.step_optimizer(self.sgd)", "self.sgd.step()")
     pytester.makepyfile(model_def=source)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
@@ -176,7 +176,7 @@ def test_last_failed_markers_and_junit_work_with_checks(pytester: pytest.Pyteste
     assert {case.get("classname") for case in cases} == {"model_def:MyTrial"}
 
 
-def test_the_checks_run_in_workers_of_xdist(pytester: pytest.Pytester, warm_python: WarmPython) -> None:
+def test_checks_run_under_xdist(pytester: pytest.Pytester, warm_python: WarmPython) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile(model_def=CORRECT)
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "device or groups or process-group")
@@ -190,13 +190,13 @@ def test_the_checks_run_in_workers_of_xdist(pytester: pytest.Pytester, warm_pyth
     "entrypoint",
     ["model_def:MyTrial", "python3 -m determined.exec.harness model_def:MyTrial", "[x, --trial, 'model_def:MyTrial']"],
 )
-def test_a_configuration_supplies_trial_and_hyperparameters(pytester: pytest.Pytester, entrypoint: str) -> None:
+def test_configuration_names_the_trial(pytester: pytest.Pytester, entrypoint: str) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
     result.assert_outcomes(passed=2)
 
 
-def test_all_mistakes_of_a_configuration_are_named_with_their_lines(pytester: pytest.Pytester) -> None:
+def test_configuration_mistakes_have_lines(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=f"{CONFIG}max_restarts: many\nmin_validation_period: 3\n")
     result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -204,14 +204,14 @@ def test_all_mistakes_of_a_configuration_are_named_with_their_lines(pytester: py
                                  "*line 8: min_validation_period: must be one of*"])  # fmt: skip
 
 
-def test_fields_of_a_configuration_that_change_no_check_are_named_in_a_warning(pytester: pytest.Pytester) -> None:
+def test_fields_without_effect_are_warned_of(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=f"{CONFIG}max_restarts: 3\nmine: 4\nperform_initial_validation: true\n")
     result = run(pytester, "--trial-config", "const.yaml", "-k", "moves", "-W", "default")
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(["*have no effect on the checks: max_restarts; line 8: mine: unknown key*"])
 
 
-def test_a_reference_supplies_hyperparameters_too(pytester: pytest.Pytester) -> None:
+def test_reference_supplies_hparams(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, json.loads(HPARAMS)))
     record_ours(runs.source, runs.reference_settings).write(pytester.path / "ref.json")
@@ -219,7 +219,7 @@ def test_a_reference_supplies_hyperparameters_too(pytester: pytest.Pytester) -> 
     result.assert_outcomes(passed=2)
 
 
-def test_a_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
+def test_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("validation_loss", "accuracy"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", "validates")
     result.stdout.fnmatch_lines(
@@ -242,7 +242,7 @@ def test_invalid_options_are_usage_errors(pytester: pytest.Pytester, arguments: 
     result.stderr.fnmatch_lines(lines)
 
 
-def test_a_module_that_cannot_be_imported_shows_its_own_frames(pytester: pytest.Pytester) -> None:
+def test_failed_import_shows_own_frames(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(layers="def make():\n    return 1 / 0\n")
     result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
     result.stdout.fnmatch_lines(
@@ -257,19 +257,19 @@ def test_a_module_that_cannot_be_imported_shows_its_own_frames(pytester: pytest.
     assert result.ret == pytest.ExitCode.INTERRUPTED
 
 
-def test_a_missing_module_is_reported_with_those_that_exist(pytester: pytest.Pytester) -> None:
+def test_missing_module_lists_others(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "modeldef:MyTrial")
     result.stdout.fnmatch_lines(["There is no module 'modeldef' in *. The modules there are model_def."])
 
 
-def test_a_missing_class_is_reported_with_the_trials_that_exist(pytester: pytest.Pytester) -> None:
+def test_missing_class_lists_trials(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--trial", "model_def:MyTrail")
     result.stdout.fnmatch_lines(
         ["model_def has no class MyTrail. The trials in it are: MyTrial. Did you mean MyTrial?"]
     )
 
 
-def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester) -> None:
+def test_missing_hparams_are_all_named(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("lr=0.05", "lr=context.get_hparams()['head']['lr']")
     source = source.replace("torch.nn.Dropout(0.1)", "torch.nn.Dropout(context.get_hparam('dropout'))")
     result = run(
@@ -280,14 +280,14 @@ def test_all_missing_hyperparameters_are_named_at_once(pytester: pytest.Pytester
             "*needs hyperparameters that were not passed (passed: width):",
             "  - dropout (model_def.py:*)",
             "  - lr (model_def.py:*)",
-            "  - head",
+            "  - head (model_def.py:*)",
             "  - global_batch_size (model_def.py:*)",
             '*--trial-hparams \'{"dropout": ...*',
         ]
     )
 
 
-def test_missing_arguments_are_reported_with_the_option_that_passes_them(pytester: pytest.Pytester) -> None:
+def test_missing_arguments_are_named(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, width, depth=2):")
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS)
     result = run(pytester, *trial, source=source)
@@ -298,14 +298,14 @@ def test_missing_arguments_are_reported_with_the_option_that_passes_them(pyteste
 
 
 @pytest.mark.determined
-def test_hyperparameters_are_passed_to_a_trial_that_takes_them(pytester: pytest.Pytester) -> None:
+def test_trial_gets_hparams_argument(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("def __init__(self, context):", "def __init__(self, context, hparams):")
     source = source.replace('context.get_hparam("lr")', 'hparams["lr"]')
     trial = ("--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS)
     run(pytester, *trial, "-k", f"({TRAINS}) or real", source=source).assert_outcomes(passed=2)
 
 
-def test_hyperparameters_that_a_trial_refuses_are_named(pytester: pytest.Pytester) -> None:
+def test_refused_hparams_are_named(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace("        self.context = context\n", "        raise determined.InvalidHP('lr is odd')\n")
     source = source.replace("from determined import pytorch", "import determined\nfrom determined import pytorch")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", TRAINS, source=source)
@@ -315,7 +315,7 @@ def test_hyperparameters_that_a_trial_refuses_are_named(pytester: pytest.Pyteste
 
 
 @pytest.mark.determined
-def test_a_metric_that_training_changes_after_it_was_returned_is_named(pytester: pytest.Pytester) -> None:
+def test_metric_changed_later_is_named(pytester: pytest.Pytester) -> None:
     source = CORRECT.replace('return {"loss": loss}', 'return {"loss": loss, "bias": self.head.bias.data[0]}')
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-hparams", HPARAMS, "-k", "real", source=source)
     result.stdout.fnmatch_lines(["det_lightning reports 'bias' as it was returned, the reference as it became later.*"])

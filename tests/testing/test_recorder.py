@@ -26,14 +26,14 @@ from tests.testing.recorded_trials import SETTINGS, Regression
 SOURCE = Path(recorder.__file__)
 
 
-def test_the_recorder_is_one_file_for_python_3_8() -> None:
+def test_recorder_is_one_old_file() -> None:
     tree = ast.parse(SOURCE.read_text(), feature_version=(3, 8))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"numpy", "torch"}
 
 
-def test_the_events_of_a_training_come_in_order() -> None:
+def test_events_come_in_order() -> None:
     record = record_ours(Regression, SETTINGS)
     assert record.error is None
     assert record.batches == 6
@@ -51,18 +51,18 @@ def test_the_events_of_a_training_come_in_order() -> None:
     assert sum(position == "on_training_workload_end" for _, position in order) == 4  # after batches 2, 3, 4 and 6
 
 
-def test_a_batch_is_recorded_with_its_inputs_and_its_effects() -> None:
+def test_batch_has_inputs_and_effects() -> None:
     record = record_ours(Regression, SETTINGS)
-    (start, *_), (end, *_) = record.named("batch_start"), record.named("batch_end")
+    (start, *_), (end, *_) = record.select("batch_start"), record.select("batch_end")
     assert start["learning_rates"] == [[0.05]]
     assert [array["shape"] for array in start["data"]] == [[4, 3], [4, 1]]
     assert end["metrics"]["loss"]["dtype"] == "float32"
     parameters = ["model.0.bias", "model.0.weight", "model.1.bias", "model.1.weight", "model.3.bias", "model.3.weight"]
-    assert sorted(record.named("start")[0]["parameters"]) == parameters == sorted(end["gradients"])
+    assert sorted(record.select("start")[0]["parameters"]) == parameters == sorted(end["gradients"])
     buffers = {"model.1.num_batches_tracked", "model.1.running_mean", "model.1.running_var"}
     assert end["weights"].keys() == {*parameters, *buffers}
     assert end["random"]["torch"] != start["random"]["torch"]  # dropout
-    assert record.named("end")[0]["callbacks"]["average"]["loss"] > 0
+    assert record.select("end")[0]["callbacks"]["average"]["loss"] > 0
 
 
 def test_recording_changes_nothing() -> None:
@@ -70,7 +70,7 @@ def test_recording_changes_nothing() -> None:
         recorder.seed_all(1)
         with pytorch.init(hparams=dict(SETTINGS.hparams), enable_tensorboard_logging=False) as context:
             log = recorder.TrainingLog()
-            trial = (recorder.recorded(Regression, pytorch, log) if recording else Regression)(context)
+            trial = (recorder.record_trial(Regression, pytorch, log) if recording else Regression)(context)
             if recording:
                 log.start(trial)
             pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
@@ -82,7 +82,7 @@ def test_recording_changes_nothing() -> None:
         assert torch.equal(plain, watched)
 
 
-def test_an_error_of_the_trial_is_a_part_of_the_record() -> None:
+def test_record_has_the_error() -> None:
     class Fails(Regression):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 2:
@@ -98,7 +98,7 @@ def test_an_error_of_the_trial_is_a_part_of_the_record() -> None:
     assert record.events[-1]["event"] == "end"
 
 
-def test_the_error_behind_the_end_of_a_process_is_recorded() -> None:
+def test_record_has_the_error_of_an_exit() -> None:
     def ends() -> None:
         try:
             raise ArithmeticError("too large")
@@ -110,7 +110,7 @@ def test_the_error_behind_the_end_of_a_process_is_recorded() -> None:
 
 
 @given(st.floats(), st.sampled_from(["float32", "float64"]))
-def test_numbers_come_back_from_json_with_every_bit(number: float, dtype: str) -> None:
+def test_numbers_keep_every_bit(number: float, dtype: str) -> None:
     with np.errstate(over="ignore"):
         scalar = np.float64(number).astype(dtype)
     (back,) = json.loads(json.dumps([recorder.describe(torch.tensor(scalar))]))
@@ -122,7 +122,7 @@ def test_numbers_come_back_from_json_with_every_bit(number: float, dtype: str) -
 
 
 @given(st.integers(0, 11), st.integers(0, 31))
-def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
+def test_one_bit_changes_the_digest(element: int, bit: int) -> None:
     array = np.linspace(-1, 1, 12, dtype=np.float32)
     other = array.copy()
     other.view(np.uint32)[element] ^= np.uint32(1) << np.uint32(bit)
@@ -143,39 +143,39 @@ def test_one_bit_of_an_array_changes_its_digest(element: int, bit: int) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_any_value_in_a_batch_is_described_as_json(value: Any) -> None:
+def test_any_value_becomes_json(value: Any) -> None:
     described = recorder.describe(value)
     assert json.loads(json.dumps(described)) == described
 
 
-def test_a_mapping_is_described_by_what_it_holds() -> None:
+def test_mapping_is_described() -> None:
     assert recorder.describe(collections.UserDict(ids=[1, 2])) == {"ids": [1, 2]}
 
 
 @pytest.mark.parametrize(("one", "other"), [(b"a", b"b"), ({1, 2}, {1, 3}), (1j, 2j)])
-def test_plain_objects_differ_by_their_digest(one: object, other: object) -> None:
+def test_objects_differ_by_digest(one: object, other: object) -> None:
     assert recorder.describe(one) != recorder.describe(other)
     assert recorder.describe(one)["class"] == type(one).__name__
 
 
-def test_hyperparameters_are_the_constants_of_the_configuration_with_overrides() -> None:
+def test_given_hparams_override_constants() -> None:
     defined = {
         "lr": {"type": "const", "val": 0.1},
         "batch": 8,
         "model": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16},
         "layers": [1, 2],
     }
-    found = recorder.hparams_of({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
+    found = recorder.choose_hparams({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
     assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
 
 
-def test_ranges_without_a_value_are_all_named() -> None:
+def test_ranges_without_value_are_named() -> None:
     ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}
     with pytest.raises(recorder.CannotRecord, match=r"ranges for a, b\.c"):
-        recorder.hparams_of({"hyperparameters": ranges}, {})
+        recorder.choose_hparams({"hyperparameters": ranges}, {})
 
 
-def test_without_determined_the_error_says_where_to_run(tmp_path: Path) -> None:
+def test_missing_determined_is_named(tmp_path: Path) -> None:
     code = f"import runpy, sys; sys.modules['determined'] = None; runpy.run_path({str(SOURCE)!r}, run_name='__main__')"
     command = [sys.executable, "-c", code, "model_def:MyTrial", "--output", "ref.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -22,7 +22,7 @@ def record() -> TrainingRecord:
     return copy.deepcopy(recorded())
 
 
-def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Path) -> None:
+def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
     path = tmp_path / "ref.json"
     record.write(path)
     assert read_record(path, "elsewhere:Regression") == record
@@ -39,7 +39,7 @@ def test_a_record_comes_back_from_its_file(record: TrainingRecord, tmp_path: Pat
         ('{"loss": 0.1}', "is JSON, but not a record"),
     ],
 )
-def test_a_file_that_is_not_a_record_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "ref.json").write_text(content)
     with pytest.raises(RecordError, match=message):
@@ -68,13 +68,13 @@ def test_damaged_records_are_refused(
         read_record(tmp_path / "ref.json")
 
 
-def test_a_record_of_another_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
+def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "ref.json")
     with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
         read_record(tmp_path / "ref.json", "model_def:Other")
 
 
-def test_recording_leaves_random_state_and_threads_alone() -> None:
+def test_random_state_and_threads_stay() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     made = record_ours(Regression, SETTINGS, threads=threads + 1)
     assert made.environment["threads"] == threads + 1
@@ -82,9 +82,9 @@ def test_recording_leaves_random_state_and_threads_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_constructor_gets_its_arguments() -> None:
+def test_constructor_gets_arguments() -> None:
     made = record_ours(Regression, dataclasses.replace(SETTINGS, arguments={"width": 2}))
-    assert made.named("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
+    assert made.select("start")[0]["weights"]["model.0.weight"]["shape"] == [2, 3]
 
 
 def test_curves_have_the_scalar_metrics(record: TrainingRecord) -> None:

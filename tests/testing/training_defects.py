@@ -23,7 +23,31 @@ from tests.testing.defects import (
     before_loss,
 )
 
+EVAL_LEFT_ON = (r"model_def.py:\d+: evaluation mode is left on, in which body.1 trains from batch \d", "train\\(\\)")
+
 TRAINING_DEFECTS = [
+    Defect(
+        "evaluation mode that each batch leaves on",
+        CONTEXT,
+        EVAL_LEFT_ON,
+        {RETURN: f"self.body.eval()\n        {RETURN}"},
+    ),
+    Defect(
+        "evaluation mode that a batch leaves on just before a checkpoint",
+        CONTEXT,
+        EVAL_LEFT_ON,
+        {RETURN: f"if batch_idx == 4:\n            self.body[1].train(False)\n        {RETURN}"},
+    ),
+    Defect(
+        "evaluation mode that a callback leaves on",
+        CONTEXT,
+        EVAL_LEFT_ON,
+        {
+            "self.best = Best()\n": "self.best = Best()\n        self.best.body = self.body\n",
+            "    def on_validation_end": "    def on_training_epoch_end(self, epoch_idx):\n        self.body.eval()\n\n"
+            "    def on_validation_end",
+        },
+    ),
     Defect(
         "random draw without a seed",
         DETERMINISTIC,
@@ -92,7 +116,7 @@ TRAINING_DEFECTS = [
     Defect(
         "training metrics that change names",
         METRICS,
-        (r"train_batch\(\)", "batch 3", "'third'"),
+        (r"train_batch\(\)", "batch 3", r"model_def.py:\d+: 'third'"),
         {RETURN: 'return {"loss": loss, "third": 1.0} if batch_idx == 3 else {"loss": loss}'},
     ),
     Defect(
@@ -108,7 +132,7 @@ TRAINING_DEFECTS = [
     Defect(
         "metric that is not JSON",
         METRICS,
-        ("'extra'", "object", "float"),
+        (r"'extra': object .*\(model_def.py:\d+\)", "float"),
         {NEW_BEST: f'{NEW_BEST}\n        metrics["extra"] = object()'},
     ),
     Defect(
@@ -138,7 +162,7 @@ TRAINING_DEFECTS = [
     Defect(
         "optimizer stepped on every batch",
         AGGREGATION,
-        ("batch 0 completes no update", "head.weight", "step_optimizer"),
+        ("batch 0 completes no update", "head.weight", r"model_def.py:\d+: a step in batch 0", "step_optimizer"),
         {"self.context.step_optimizer(self.sgd)": "self.sgd.step()"},
     ),
     Defect(

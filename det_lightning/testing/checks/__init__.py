@@ -1,10 +1,11 @@
-"""The checks of a ported trial, the functions that run them, and their outcomes. Imports nothing slow."""
+"""The list of checks of a ported trial, with their outcomes. Imports nothing slow."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from det_lightning.importing import load_class
@@ -13,6 +14,7 @@ from det_lightning.importing import load_class
 PYTORCH = "PyTorchTrial"
 ESTIMATOR = "EstimatorTrial"
 _BOTH = (PYTORCH, ESTIMATOR)
+_LISTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +33,14 @@ class Check:
         return load_class(f"{__name__}.{self.function}")(runs) or []
 
 
-_of_old = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
+_for_old_checkpoint = functools.partial(Check, keyword="trial_checkpoint", option="checkpoint")
 _processes = functools.partial(Check, keyword="trial_processes", is_quick=False)
 CHECKS = (
     Check("trains", "training:trains", "trial_training", _BOTH),
     Check("is deterministic under a seed", "training:is_deterministic", "trial_training", _BOTH),
-    Check("is deterministic in another process", "determinism:in_another_process", "trial_training", is_quick=False),
+    Check(
+        "is deterministic in another process", "training:is_deterministic_elsewhere", "trial_training", is_quick=False
+    ),
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
     Check("is not changed by a validation", "metrics:changes_nothing", "trial_metrics"),
@@ -58,8 +62,8 @@ CHECKS = (
     _processes("two processes validate like one", "processes:validate_like_one"),
     _processes("trains in two processes", "processes:two_train", kinds=(ESTIMATOR,)),
     Check("matches the real determined", "training:matches_reference", "trial_reference", is_quick=False),
-    _of_old("loads an old checkpoint", "old_checkpoints:loads"),
-    _of_old("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
+    _for_old_checkpoint("loads an old checkpoint", "old_checkpoints:loads"),
+    _for_old_checkpoint("reproduces the validation metrics of an old checkpoint", "old_checkpoints:reproduces_metrics"),
 )
 
 
@@ -77,11 +81,11 @@ class CheckResult:
 
 
 class BadTrial(Exception):
-    """The trial cannot be checked: it cannot be imported, or something is missing. The message says what to do."""
+    """The trial cannot be imported or lacks something; the message says how to continue."""
 
 
 class NotCompared(Exception):
-    """A check had nothing to compare; the message says why, and what it needs."""
+    """A check had nothing to compare; the message gives the reason and the remedy."""
 
 
 class CheckFailed(AssertionError):
@@ -91,3 +95,9 @@ class CheckFailed(AssertionError):
         heading = ["Usual causes:"] if causes else []
         items = [[f"  - {item}" for item in items] for items in (details, causes)]
         super().__init__("\n".join([message, *items[0], *heading, *items[1]]))
+
+
+def list_names(names: Collection[str]) -> str:
+    """Return names separated by commas; if there are many, the first names and the total number."""
+    first = ", ".join(itertools.islice(names, _LISTED))
+    return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"

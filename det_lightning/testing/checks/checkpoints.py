@@ -1,54 +1,55 @@
-"""Does a checkpoint hold all the state that training changes, and does a resumed run end like an uninterrupted one?"""
+"""Checks of checkpoints: a checkpoint has all state that training changes, and a resumed run ends the same."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.errors import UnsafeCheckpointError
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs, listed
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.object_state import MAX_LEAVES, Holder, Leaf, ObjectState
-from det_lightning.testing.observation.source_scan import appended_lists, find_changes, find_deciding
+from det_lightning.testing.observation.source_scan import defines
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import Difference, usual_causes
-from det_lightning.testing.records.record import shown
-from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.requirements import files_of
+from det_lightning.testing.records.record import shorten_repr
+from det_lightning.testing.training.execution import Run, compare_runs
 from det_lightning.testing.training.runs import TrialRuns
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Why a checkpoint lacks something."""
+    """State that a checkpoint lacks."""
 
     cause: str
-    is_kept: bool  # whether it is part of the result of a training, such as weights, or decides what a trial does
+    is_essential: bool  # whether the state is a result of training, such as weights, or decides what the trial does
 
 
-_Found = dict[Holder, list[str]]  # paths of values, by what holds them
-# Kinds of holders whose attributes are in the trial's code.
+# Kinds of holders whose attributes are results of training, and of holders in the trial's code.
 _RESULTS = ("model", "optimizer", "scheduler", "stateful")
 _OF_USER = ("trial", "callback", "class", "object", "data")
+_CHECKPOINT_HOOKS = ("on_checkpoint_save_start", "on_checkpoint_load_start")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
 
 def is_complete(runs: TrialRuns) -> list[str]:
-    """After a resume, no state is missing that a resumed run depends on; what it only reads again is a remark."""
-    lost = lost_state(runs)
-    essential = (
-        lost if lost and _resumes_differently(runs) else {what: why for what, why in lost.items() if why.is_kept}
-    )
+    """After a resume, no state is missing that decides the training; state for messages only is a remark."""
+    lost = find_lost_state(runs)
+    essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why.is_essential}
     if essential:
-        message = f"{runs.source.name} changes state that is not in its checkpoints:"
-        in_place = runs.probe[1].in_place.lines if any("dataset" in what for what in essential) else {}
-        causes = dict.fromkeys(why.cause for why in essential.values())
-        raise CheckFailed(message, *causes, details=[*essential, *in_place])
+        in_place = {}
+        if any("dataset" in what for what in essential):
+            lines = dict.fromkeys(runs.probe[1].in_place.by_address.values())
+            in_place = {f"{line}: changes the data of a dataset in place": None for line in lines}
+        raise CheckFailed(
+            f"{runs.source.name} changes state that is not in its checkpoints:",
+            *dict.fromkeys(why.cause for why in essential.values()),
+            details=[*essential, *in_place],
+        )
     remarks = [
         f"{what} is not in the checkpoint, which changed nothing in {runs.options.batches} batches" for what in lost
     ]
@@ -58,37 +59,38 @@ def is_complete(runs: TrialRuns) -> list[str]:
 
 
 def _resumes_differently(runs: TrialRuns) -> bool:
-    """Return whether a resumed run fails, or differs from the one that wrote its checkpoint, at any boundary."""
+    """Return whether a resumed run fails or differs from the uninterrupted run, at any boundary."""
     straight = runs.straight
     boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
     for batches in (batches for batches in boundaries if batches in straight.checkpoints):
-        resumed = runs.resumed(straight, batches)
-        if resumed.failure is not None or difference_of_runs(straight, resumed, after=batches) is not None:
+        resumed = runs.resume(straight, batches)
+        if resumed.failure is not None or compare_runs(straight, resumed, after=batches) is not None:
             return True
     return False
 
 
 def round_trips(runs: TrialRuns) -> None:
-    """Loading a checkpoint restores the state that was saved, and executes no code."""
+    """Loading a checkpoint restores the saved state, and executes no code."""
     straight = runs.require(runs.straight)
-    batches, resumed = _resumed(runs, straight)
-    _require_safe(straight.checkpoints[batches])
+    batches, resumed = _resume_after_validation(runs, straight)
+    _require_safe(runs, straight.checkpoints[batches])
     content = load_checkpoint(straight.checkpoints[batches], trusted=True).state
-    # The random state advances, and what callbacks add is theirs to check.
+    # The random state advances, and additions of callbacks are the callbacks' own business.
     loaded = {name: value for name, value in resumed.observer.loaded.items() if name != "rng_state"}
     saved = {name: describe(content[name]) for name in loaded if name in content}
     saved["callbacks"] = {name: value for name, value in saved["callbacks"].items() if name in loaded["callbacks"]}
     for difference in value_differences("state", "", saved, loaded):
         apart = f", {difference.absolute:.3g} apart" if difference.absolute else ""
         raise CheckFailed(
-            f"{difference.name} was saved after {batches} batches as {shown(difference.reference)}, and is "
-            f"{shown(difference.ours)} after the checkpoint was loaded{apart}.",
+            f"{difference.name} was saved after {batches} batches as {shorten_repr(difference.reference)}, and is "
+            f"{shorten_repr(difference.ours)} after the checkpoint was loaded{apart}.",
             "load_state_dict() of a callback or scheduler that does not restore all that its state_dict() returned",
             "a callback that changes the checkpoint in on_checkpoint_save_start or on_checkpoint_load_start",
+            details=runs.code.find(*map(defines, ("load_state_dict", *_CHECKPOINT_HOOKS))),
         )
 
 
-def _require_safe(checkpoint: Path) -> None:
+def _require_safe(runs: TrialRuns, checkpoint: Path) -> None:
     try:
         load_checkpoint(checkpoint)
     except UnsafeCheckpointError as e:
@@ -96,81 +98,60 @@ def _require_safe(checkpoint: Path) -> None:
             f"The checkpoint is refused when it is loaded: {str(e).replace(f'{checkpoint}/', '')}",
             "the state_dict() of a learning rate scheduler or callback that returns all attributes, such as "
             "hyperparameters in a class of the trial: keep plain values there, or resume with fit(..., trusted=True)",
+            details=runs.code.find(*map(defines, ("state_dict", *_CHECKPOINT_HOOKS))),
         ) from None
 
 
-def _resumed(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
-    """Return the number of batches of the checkpoint after a validation, and the run that resumed from it."""
+def _resume_after_validation(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
+    """Return the number of batches of the checkpoint after a validation, and the run resumed from there."""
     batches = runs.boundaries.after_validation
     if batches not in straight.checkpoints:
         raise NotCompared(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
-    resumed = runs.resumed(straight, batches)
+    resumed = runs.resume(straight, batches)
     if not resumed.training_began:
         runs.require(resumed)
     return batches, resumed
 
 
-def lost_state(runs: TrialRuns) -> dict[str, Loss]:
+def find_lost_state(runs: TrialRuns) -> dict[str, Loss]:
     """Return a finding for each object that loses state over a resume, with the reason.
 
-    A value counts if both uninterrupted runs changed it in the same way (what the clock changes is not training
-    state), if it differs after the resume, and if it is read before it is written again. If only its outermost object
-    is known to be read, the value must also still differ at the end. Lists that the code only appends to do not count.
-    Raises NotCompared if a run failed.
+    A value counts if both uninterrupted runs changed the value in the same way (the clock is no training state), if
+    the value differs after the resume, and if the resumed run reads the value before a write. If only the outermost
+    object is known to be read, the value must also still differ at the end.
+
+    Raises:
+        NotCompared: a run failed.
     """
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
-    batches, resumed = _resumed(runs, straight)
+    batches, resumed = _resume_after_validation(runs, straight)
     start = straight.observer.states["start"]
     saved = straight.observer.states[batches]
     elsewhere = again.observer.states.get(batches, {})
-    found: _Found = {}
+    found: dict[Holder, list[str]] = {}
     for path in dict.fromkeys([*start, *saved]):
         leaf = saved.get(path)
-        is_lost = not _same(start.get(path), leaf) and not _same(leaf, resumed.observer.states["start"].get(path))
-        known = leaf or start[path]
-        if is_lost and _same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
-            found.setdefault(known.holder, []).append(path)
-    if found:
-        containers = {path for state in (start, saved) for path, leaf in state.items() if leaf.is_length}
-        found = _without_appended(runs, found, containers)
-    with runs.source.imported():
-        lines = find_changes(files_of(runs.source), runs.source.directory)
-        deciding = find_deciding(files_of(runs.source))
-    known_leaves = {**start, **saved}
-    return {
-        _describe_loss(holder, paths, lines): Loss(
-            usual_causes("lost", "attribute of a wrapped model" if holder.wrapped else holder.kind)[0],
-            (holder.kind in _OF_USER and not deciding.isdisjoint(_words(holder, paths)))
-            or (
-                holder.kind in _RESULTS
-                and (holder.kind != "model" or any(isinstance(known_leaves[path].value, dict) for path in paths))
-            ),
+        is_lost = not _are_same(start.get(path), leaf) and not _are_same(
+            leaf, resumed.observer.states["start"].get(path)
         )
-        for holder, paths in found.items()
-    }
+        known = leaf or start[path]
+        if is_lost and _are_same(leaf, elsewhere.get(path)) and _matters(path, known, straight, resumed):
+            found.setdefault(known.holder, []).append(path)
+    lines = runs.code.find_changes()
+    deciding = runs.code.find_deciding()
+    known_leaves = {**start, **saved}
+    losses = {}
+    for holder, paths in found.items():
+        decides = holder.kind in _OF_USER and not deciding.isdisjoint(_first_words(holder, paths))
+        holds_dicts = any(isinstance(known_leaves[path].value, dict) for path in paths)  # descriptions of tensors
+        is_result = holder.kind in _RESULTS and (holder.kind != "model" or holds_dicts)
+        kind = "attribute of a wrapped model" if holder.wrapped else holder.kind
+        losses[_describe_loss(holder, paths, lines)] = Loss(usual_causes("lost", kind)[0], decides or is_result)
+    return losses
 
 
-def _without_appended(runs: TrialRuns, found: _Found, containers: Container[str]) -> _Found:
-    """Leave out values in lists that the trial's code only appends to, because nothing depends on them."""
-    with runs.source.imported():
-        attributes, variables = appended_lists(files_of(runs.source))
-    kept = {}
-    for holder, every in found.items():
-        appended = variables if holder.kind == "module" else attributes if holder.kind in _OF_USER else set()
-        kept[holder] = [path for path in every if appended.isdisjoint(_containers_on(path, containers))]
-    return {holder: every for holder, every in kept.items() if every}
-
-
-def _containers_on(path: str, containers: Container[str]) -> Iterator[str]:
-    """Yield the names of the attributes or variables on a path that hold lists or other containers."""
-    for end in re.finditer(r"[\[.]|$", path):
-        before = path[: end.start()]
-        if before in containers:
-            yield before.rpartition(".")[2]
-
-
-def _same(one: Leaf | None, other: Leaf | None) -> bool:
+def _are_same(one: Leaf | None, other: Leaf | None) -> bool:
     if one is None or other is None:
         return one is other
     return repr(one.value) == repr(other.value)
@@ -185,28 +166,27 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
         is_there = any(known.root == leaf.root for known in resumed.observer.states["start"].values())
         return not is_there or leaf.holder.kind in ("model", "optimizer", "scheduler")
     ends: list[ObjectState] = [run.observer.states.get("end", {}) for run in (straight, resumed)]
-    return not _same(ends[0].get(path), ends[1].get(path))
+    return not _are_same(ends[0].get(path), ends[1].get(path))
 
 
-def _names(holder: Holder, paths: list[str]) -> dict[str, None]:
-    return dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
+def _relative_names(holder: Holder, paths: list[str]) -> list[str]:
+    """Return the paths below the holder, without the content of containers that are among them."""
+    names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
+    return [name for name in names if name == (first := re.split(r"[\[.(]", name)[0]) or first not in names]
 
 
-def _words(holder: Holder, paths: list[str]) -> list[str]:
-    """Return the names of attributes or variables that paths begin with."""
-    return [word for name in _names(holder, paths) for word in re.findall(r"\w+", name)[:1]]
+def _first_words(holder: Holder, paths: list[str]) -> list[str]:
+    """Return the names of attributes or variables at the start of paths."""
+    return [word for name in _relative_names(holder, paths) for word in re.findall(r"\w+", name)[:1]]
 
 
 def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -> str:
-    names = _names(holder, paths)
-    kind = (
-        ""
-        if holder.kind in ("callback", "trial") or holder.path.startswith("the ")
-        else (f"{_WORDS.get(holder.kind, holder.kind)} ")
-    )
-    words = [*_words(holder, paths), holder.path.rpartition(".")[2]]
+    names_itself = holder.kind in ("callback", "trial") or holder.path.startswith("the ")
+    kind = "" if names_itself else f"{_WORDS.get(holder.kind, holder.kind)} "
+    names = [*_first_words(holder, paths), holder.path.rpartition(".")[2]]
+    words = names if holder.kind == "module" else [f".{name}" for name in names]
     line = next((f" ({lines[word]})" for word in words if word in lines), "")
-    return f"{kind}{holder.path} ({holder.type_name}): {listed(names)}{line}"
+    return f"{kind}{holder.path} ({holder.type_name}): {list_names(_relative_names(holder, paths))}{line}"
 
 
 def mid_epoch(runs: TrialRuns) -> None:
@@ -228,7 +208,7 @@ def after_validation(runs: TrialRuns) -> None:
 def mid_aggregation(runs: TrialRuns) -> None:
     """From a checkpoint between two batches of one update."""
     runs.require(runs.straight)
-    _require_equal_resume(runs, runs.aggregated[0], runs.boundaries.mid_aggregation(runs.aggregation_frequency))
+    _require_equal_resume(runs, runs.aggregation[0], runs.boundaries.mid_aggregation(runs.aggregation_frequency))
 
 
 def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason: str = "") -> None:
@@ -238,34 +218,36 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
         raise NotCompared(reason)
     if batches not in run.checkpoints or trained <= batches:
         raise NotCompared(f"the trial stopped after {trained} batches, and this check resumes after batch {batches}")
-    resumed = runs.resumed(run, batches)
+    resumed = runs.resume(run, batches)
     if resumed.failure is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches fails {resumed.failure.description}",
             "state that is made while training and is not in the checkpoint",
-            *_suspects(runs),
+            *_find_suspects(runs),
         )
-    if (difference := difference_of_runs(run, resumed, after=batches)) is not None:
+    if (difference := compare_runs(run, resumed, after=batches)) is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
-            *_suspects(runs),
-            *_late_changes(run, difference),
+            *_find_suspects(runs),
+            *_find_late_changes(runs, run, difference),
             *usual_causes("resume", difference.kind),
         )
 
 
-def _suspects(runs: TrialRuns) -> list[str]:
+def _find_suspects(runs: TrialRuns) -> list[str]:
     with contextlib.suppress(NotCompared):
-        return [f"this state is not in the checkpoint: {finding}" for finding in lost_state(runs)]
+        return [f"this state is not in the checkpoint: {finding}" for finding in find_lost_state(runs)]
     return []
 
 
-def _late_changes(run: Run, difference: Difference) -> list[str]:
+def _find_late_changes(runs: TrialRuns, run: Run, difference: Difference) -> list[str]:
+    """Return the hooks that may change a callback's state after the checkpoint has collected the state."""
     if difference.kind != "callback state":
         return []
     hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())
+    found = {hook: runs.code.find(defines(hook)) for hook in hooks}
     return [
-        f"{hook}() of the callback, which runs after the checkpoint has collected the callback's state: leave what it "
-        "changes out of state_dict()"
-        for hook in hooks
+        f"{lines[0].partition(': ')[0] + ': ' if lines else ''}{hook}() of the callback, which runs after the "
+        "checkpoint has collected the callback's state: leave what it changes out of state_dict()"
+        for hook, lines in found.items()
     ]

@@ -1,4 +1,4 @@
-"""Are the metrics that training and validation report usable?"""
+"""Checks of validations and metrics: names, JSON, sums over a batch, and models that a validation leaves alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import listed
-from det_lightning.testing.observation.source_scan import text_is
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.source_scan import is_text
 from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.requirements import find_lines
 from det_lightning.testing.training.runs import TrialRuns
 
 # Rounding, and random numbers, make a sum over half of a batch another value than half of the sum.
@@ -30,37 +28,38 @@ def validates(runs: TrialRuns) -> None:
     run = runs.straight
     batches = [(f"batch {index}", metrics) for index, metrics in enumerate(run.observer.metrics)]
     validations = [(f"the validation after {after} batches", metrics) for after, metrics in run.observer.validations]
-    _require_stable_names(batches, "train_batch()")
-    _require_stable_names(validations, "the validation")
+    _require_stable_names(runs, batches, "train_batch()")
+    _require_stable_names(runs, validations, "the validation")
     if run.fails_in_validation:
-        runs.succeeded(run)
+        runs.require_success(run)
     runs.require(run)
     if not validations:
         raise NotCompared(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
         if wrong := [
-            f"{name!r}{path}: {type(value).__name__} {value!r:.60}"
+            f"{name!r}{path}: {type(value).__name__} {value!r:.60}{_find_text(runs, name)}"
             for name, metric in metrics.items()
-            for path, value in _not_json(metric)
+            for path, value in _find_not_json(metric)
         ]:
             cause = "an object instead of its number: return float(...), or value.item() of a tensor"
             raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", cause, details=wrong)
-    searcher_metric = runs.options.configured("searcher").get("metric")
+    searcher_metric = runs.options.get_section("searcher").get("metric")
     if searcher_metric not in (None, *validations[0][1]):
         raise CheckFailed(
             f"searcher.metric of the configuration is {searcher_metric!r}, but the validation returns "
             f"{', '.join(validations[0][1])}.",
             "a metric that was renamed only in the trial, or only in the configuration",
+            details=runs.code.find(*map(is_text, validations[0][1])),
         )
 
 
 def changes_nothing(runs: TrialRuns) -> list[str]:
-    """A validation leaves weights, buffers and modes as they are, with dropout and batch norms as in evaluation."""
+    """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer.evaluation
     if seen.findings:
         raise CheckFailed(
-            "A validation is not one of a model that is only evaluated:",
+            "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
             "eval() before, so leave modes alone; pass training=self.training to functional.dropout()",
             "weights that are changed in a validation and not restored",
@@ -73,13 +72,13 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
 
 
 def grow_not(runs: TrialRuns) -> None:
-    """No metric of a validation is twice as large if its batches are."""
+    """No metric of a validation is twice as large with batches of twice the size."""
     runs.require(runs.straight)
     one, halved = (runs.require(runs.validate_at_once(halved)) for halved in (False, True))
-    sizes = [run.observer.validation_batch_size for run in (one, halved)]
+    sizes = [run.observer.validation.batch_size for run in (one, halved)]
     if None in sizes or sizes[0] == sizes[1]:
         raise NotCompared("the batches of this validation cannot be halved")
-    batches = [run.observer.validation_batches or 1 for run in (one, halved)]
+    batches = [run.observer.validation.batches or 1 for run in (one, halved)]
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.evaluation.draws
@@ -99,26 +98,31 @@ def grow_not(runs: TrialRuns) -> None:
                 f"{values[1]:.6g} on the same samples with batches of {sizes[1]}.",
                 "a sum or a number of hits instead of a mean: the training loop averages over batches and processes. "
                 "Return the mean, or Reducer.SUM for this metric from evaluation_reducer()",
-                details=find_lines(runs.source, text_is(name)),
+                details=runs.code.find(is_text(name)),
             )
     if draws:
         raise NotCompared("the validation draws or seeds random numbers, and its metrics are not sums over the batch")
     if zeros := [name for name, values in numbers_only.items() if not any(values)]:
         others = "; no other metric is a sum over the batch" if len(zeros) < len(numbers_only) else ""
-        raise NotCompared(f"{listed(zeros)} of the untrained model is 0 with batches of either size{others}")
+        raise NotCompared(f"{list_names(zeros)} of the untrained model is 0 with batches of either size{others}")
 
 
 def _counts_samples(run: Run, value: float) -> bool:
-    """Return whether a metric is the number of samples in a batch, on average over those of a validation."""
-    samples = value * (run.observer.validation_batches or 1)
-    return value == run.observer.validation_batch_size or samples == run.observer.validation_samples
+    """Return whether a metric is the number of samples in a batch, on average over the batches of a validation."""
+    samples = value * (run.observer.validation.batches or 1)
+    return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
 
 
 def _as_number(value: Any) -> float:
     return float(value) if np.ndim(value) == 0 and isinstance(value, int | float | np.ndarray | np.generic) else np.nan
 
 
-def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:
+def _find_text(runs: TrialRuns, name: str) -> str:
+    """Return, in brackets, the first line with the name of a metric."""
+    return next((f" ({line.partition(': ')[0]})" for line in runs.code.find(is_text(name))), "")
+
+
+def _require_stable_names(runs: TrialRuns, reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:
     named = [(when, set(metrics)) for when, metrics in reports if metrics]
     for when, names in named:
         first, expected = named[0]
@@ -129,21 +133,22 @@ def _require_stable_names(reports: Sequence[tuple[str, dict[str, Any]]], source:
                 f"The metrics of {source} change their names: at {when} they are those of {first} "
                 f"{' and '.join(changes)}.",
                 "a metric that is returned only now and then; return NaN or the latest value in between",
+                details=runs.code.find(*map(is_text, names ^ expected)),
             )
 
 
-def _not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _find_not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "fiubUS":
             yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str | int | float | bool | type(None)):
-                yield from _not_json(item, f"{path}[{key!r}]")
+                yield from _find_not_json(item, f"{path}[{key!r}]")
             else:
                 yield f"{path}, key", key
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _not_json(item, f"{path}[{index}]")
+            yield from _find_not_json(item, f"{path}[{index}]")
     elif not isinstance(value, _JSON) and not isinstance(value, numbers.Real) and not hasattr(value, "__json__"):
         yield path, value

@@ -1,4 +1,4 @@
-"""Does an old checkpoint load, and validate as it did?"""
+"""Checks of an old checkpoint: the trial resumes, and a validation gives the recorded metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 def loads(runs: TrialRuns) -> None:
     """The trial resumes from the checkpoint for a batch: weights, optimizers, schedulers and callbacks fit."""
-    path, content, _ = _read(runs)
+    path, content, _ = _read_checkpoint(runs)
     plan = runs.plan(
         "the resumed run",
         dataclasses.replace(runs.settings, batches=content.trial_state.batches_trained + 1),
@@ -46,13 +46,13 @@ def loads(runs: TrialRuns) -> None:
 
 def reproduces_metrics(runs: TrialRuns) -> None:
     """With the checkpoint's weights, a validation on all of the validation data gives the recorded metrics."""
-    path, _, metadata = _read(runs)
+    path, _, metadata = _read_checkpoint(runs)
     validated = validate(runs.source, runs.plan("the validation", resume_from=path), Observer())
     if validated.failure is not None:
         raise CheckFailed(f"{path} cannot be validated: the trial fails {validated.failure.description}")
     validations = validated.observer.validations
-    measured = _numbers(validations[-1][1]) if validations else {}
-    recorded = runs.options.metrics or recorded_metrics(metadata)
+    measured = _keep_numbers(validations[-1][1]) if validations else {}
+    recorded = runs.options.metrics or read_metrics(metadata)
     if not recorded:
         raise NotCompared(
             f"{path} does not have its validation metrics (metadata.json has none); pass them with --trial-metrics. "
@@ -75,7 +75,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
             )
 
 
-def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
+def _read_checkpoint(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
     path = runs.options.checkpoint or ""
     if "://" not in path and (runs.options.directory / path).exists():
         path = str(runs.options.directory / path)
@@ -88,11 +88,11 @@ def _read(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str, Any]]:
         raise CheckFailed(f"--trial-checkpoint {path} cannot be read: {e}") from None
 
 
-def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics in ``metadata.json``: one from det_lightning, all from Determined."""
+def read_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Return the validation metrics in ``metadata.json``: all from Determined, a single metric from det_lightning."""
     metric = metadata.get("metric")
     if isinstance(metric, Mapping) and "name" in metric:
-        return _numbers({metric["name"]: metric.get("value")})
+        return _keep_numbers({metric["name"]: metric.get("value")})
     for path in _PATHS:
         found: Any = metadata
         for name in path.split("."):
@@ -100,10 +100,10 @@ def recorded_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(found, Mapping):
             while inner := [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]:
                 found = inner[0]
-            return _numbers(found)
+            return _keep_numbers(found)
     return {}
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _keep_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     kinds = (int, float, np.ndarray, np.generic)
     return {n: float(value) for n, value in metrics.items() if isinstance(value, kinds) and np.ndim(value) == 0}

@@ -1,32 +1,35 @@
-"""Do two processes that share each batch train and validate like one?"""
+"""Checks of two processes with shared batches: the same samples, weights, losses and metrics as in one process."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.checks.training import difference_of_runs, listed
-from det_lightning.testing.observation.source_scan import reads_rank, sizes_batch
-from det_lightning.testing.records.record import TrainingRecord, distance, number_in
-from det_lightning.testing.training.process_runs import ProcessRuns
-from det_lightning.testing.training.requirements import find_lines
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
+from det_lightning.testing.records.record import TrainingRecord, distance, read_number
+from det_lightning.testing.training.execution import compare_runs
+from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns, train_two
 from det_lightning.testing.training.runs import TrialRuns
-from det_lightning.testing.training.separate import ProcessResult
 
 # Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
 _SHARE = 0.05
 _NOISY_SHARE = 0.15
 _SAME = 1e-3
-_SIZE = 2
+_CAUSES = [
+    "a loss that is a sum over the batch instead of a mean",
+    "a learning rate or loss that depends on the number of processes, or on the batch size of one of them",
+]
 
 
 def share_samples(runs: TrialRuns) -> list[str]:
-    """The batches of two processes are together those of one."""
-    results = _compared(runs)
+    """The batches of two processes have the same samples together as the batches of one process."""
+    results = _require_batches(runs)
+    loader = results.one.training
     _require_same_lengths(runs, results)
     first, second = (rank.samples[0] for rank in results.ranks)
     if first is not None and first == second and first + first != results.one.samples[0]:
@@ -34,57 +37,67 @@ def share_samples(runs: TrialRuns) -> list[str]:
             f"Both processes train on the same samples in batch 0, {results.ranks[0].lengths[0]} each.",
             "a loader that is not a det_lightning.pytorch.DataLoader, whose data the trial does not shard: take each "
             "context.distributed.size-th sample, beginning at context.distributed.rank",
+            details=runs.code.find(sizes_batch),
         )
-    lengths = [result.dataset_length for result in (results.one, results.ranks[0])]
-    if results.shards_here and None not in lengths and lengths[0] != lengths[1]:
-        _reject_other_data(runs, *lengths)
+    lengths = [result.training.samples for result in (results.one, results.ranks[0])]
+    if loader.is_sharded and None not in lengths and lengths[0] != lengths[1]:
+        if (lengths[1] or 0) > (lengths[0] or 0):
+            raise NotCompared(f"the dataset has {lengths[1]} items in each of two processes, and {lengths[0]} in one")
+        raise CheckFailed(
+            f"The training data have {lengths[1]} samples in each of two processes, and {lengths[0]} in one: they are "
+            "sharded twice.",
+            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all of them",
+            details=runs.code.find(reads_rank),
+        )
     draws = draws_while_training(results.one.record)
     if draws or None in results.one.samples:
-        reason = "random numbers are drawn for each batch" if draws else "arrays of a batch have other lengths than it"
+        reason = (
+            "random numbers are drawn for each batch"
+            if draws
+            else "arrays of a batch have other lengths than the batch"
+        )
         same = f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0"
         raise NotCompared(f"{same}; as {reason}, the samples cannot be told apart")
     if (batch := _find_other_samples(results)) is None:
         return results.remarks
     message = f"two processes train on other samples than one, first in batch {batch}"
-    if not results.shards_here or results.has_own_batches:
-        does = "makes its batches" if results.has_own_batches else "shards its training data"
+    if not loader.is_sharded or loader.has_own_batches:
+        does = "makes its batches" if loader.has_own_batches else "shards its training data"
         raise NotCompared(f"the trial {does} itself; {message}")
     raise CheckFailed(
         f"{message.capitalize()}.",
         "an order of the data that each process draws for itself, from a generator that is seeded with its rank",
-        details=find_lines(runs.source, reads_rank),
+        details=runs.code.find(reads_rank),
     )
+
+
+def _require_batches(runs: TrialRuns) -> ProcessRuns:
+    results = runs.processes
+    if not any(results.one.lengths):
+        raise NotCompared("the batches of this trial hold no tensors or arrays")
+    return results
 
 
 def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
     lengths = zip(results.one.lengths, *(rank.lengths for rank in results.ranks), strict=False)
     for batch, (one, *both) in enumerate(lengths):
-        if sum(both) != one:
-            message = f"wo processes train on {sum(both)} samples in batch {batch}, where one trains on {one}"
-            if not results.sets_batch_size:
-                raise NotCompared(f"there is no hyperparameter global_batch_size to share: t{message}")
-            if results.has_own_batches:
-                raise NotCompared(f"a batch_sampler of the trial makes the batches: t{message}")
-            raise CheckFailed(
-                f"T{message}.",
-                "a loader with batch_size=context.get_global_batch_size(), or a number: each process needs "
-                "context.get_per_slot_batch_size()",
-                details=find_lines(runs.source, sizes_batch),
-            )
-
-
-def _reject_other_data(runs: TrialRuns, one: int | None, two: int | None) -> None:
-    if (two or 0) > (one or 0):
-        raise NotCompared(f"the dataset has {two} items in each of two processes, and {one} in one")
-    raise CheckFailed(
-        f"The training data have {two} samples in each of two processes, and {one} in one: they are sharded twice.",
-        "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass it all of them",
-        details=find_lines(runs.source, reads_rank),
-    )
+        if sum(both) == one:
+            continue
+        message = f"wo processes train on {sum(both)} samples in batch {batch}, where one trains on {one}"
+        if not results.sets_batch_size:
+            raise NotCompared(f"there is no hyperparameter global_batch_size to share: t{message}")
+        if results.one.training.has_own_batches:
+            raise NotCompared(f"a batch_sampler of the trial makes the batches: t{message}")
+        raise CheckFailed(
+            f"T{message}.",
+            "a loader with batch_size=context.get_global_batch_size(), or a number: each process needs "
+            "context.get_per_slot_batch_size()",
+            details=runs.code.find(sizes_batch),
+        )
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
-    """Return the first batch in which two processes do not train on the samples of one, as far as is known."""
+    """Return the first batch with other known samples in two processes than in one."""
     batches = enumerate(zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False))
     others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
     return next(others, None)
@@ -92,133 +105,174 @@ def _find_other_samples(results: ProcessRuns) -> int | None:
 
 def keep_equal_weights(runs: TrialRuns) -> None:
     """Both processes have equal parameters after each update."""
-    first, second = runs.processes.ranks
-    for event, other in zip(first.record.named("batch_end"), second.record.named("batch_end"), strict=False):
+    results = runs.processes
+    first, second = results.ranks
+    lines = runs.code.find(reads_rank)
+    for event, other in zip(first.record.select("batch_end"), second.record.select("batch_end"), strict=False):
         if names := [name for name in first.initial if event["weights"].get(name) != other["weights"].get(name)]:
             raise CheckFailed(
-                f"Two processes have different weights after batch {event['batch']}: {listed(names)}.",
+                f"Two processes have different weights after batch {event['batch']}: {list_names(names)}.",
                 "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
                 "a forward pass through the original model instead of the one that context.wrap_model() returned",
                 "weights that the trial changes itself, differently in each process",
-                details=find_lines(runs.source, reads_rank),
+                details=lines,
             )
     for when in ("start", "end"):
-        names = [name for name, _, _ in _different(first, second, when, trained=True)]
-        if names:
+        if names := [name for name, _, _ in _find_different(results.ranks, when, trained=True)]:
             after = "before the first batch" if when == "start" else f"after {first.record.batches} batches"
             raise CheckFailed(
-                f"Two processes have different parameters {after}, which no wrapped model has: {listed(names)}.",
+                f"Two processes have different parameters {after}, which no wrapped model has: {list_names(names)}.",
                 "a parameter beside the wrapped models, whose gradient is not averaged over processes: make it part "
                 "of a model that context.wrap_model() gets",
                 "an initial value that depends on the rank",
-                details=find_lines(runs.source, reads_rank),
+                details=lines,
             )
 
 
 def agree_with_one(runs: TrialRuns) -> None:
-    """Two processes have, up to rounding, the losses, gradients and weights of one; dropout and batch norms are off."""
-    results = _compared(runs)
+    """Two processes have, up to rounding, the losses, gradients and weights of a single process.
+
+    Dropout and the statistics of batch norms are off.
+    """
+    results = _require_batches(runs)
     # If even two runs of one process differ, two processes differ for the same reason.
-    if (difference := difference_of_runs(runs.straight, runs.require(runs.again))) is not None:
+    if (difference := compare_runs(runs.straight, runs.require(runs.again))) is not None:
         raise NotCompared(
             f"two runs of one process with seed {runs.options.seed} differ already, first in the {difference.kind} "
-            f"{difference.name}; the check that it is deterministic under a seed names the causes"
+            f"{difference.name}; the check 'is deterministic under a seed' names the causes"
         )
-
-    def fail(message: str) -> None:
-        if not draws and _depends_on_batch_size(runs, results):
+    draws = draws_while_training(results.one.record)
+    if (found := next(_find_scaled_losses(results, _NOISY_SHARE if draws else _SHARE), None)) is None:
+        if draws:
+            raise NotCompared(
+                "train_batch(), or the loader between two batches, draws random numbers, and two processes draw others "
+                "than one"
+            )
+        if (batch := _find_other_samples(results)) is not None:
+            raise NotCompared(f"two processes train on other samples than one in batch {batch}")
+        if (found := next(_find_differences(results), None)) is None:
+            return
+        if _depends_on_batch_size(runs, results):
             raise NotCompared(
                 "the loss of a batch is not the mean of the losses of its halves, in one process either, such as a "
                 "mean over tokens or a contrastive loss"
             )
-        fail_for_scale(message)
-
-    def fail_for_scale(message: str) -> None:
-        raise CheckFailed(f"Two processes do not train like one: {message}", *causes, details=suspects[:8])
-
     suspects = [
         f"{name} is {one} in one process and {other} in the other"
-        for name, one, other in _different(results.ranks[0], results.ranks[1], "start", trained=False)
+        for name, one, other in _find_different(results.ranks, "start", trained=False)
     ]
-    causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects else [])]
-    draws = draws_while_training(results.one.record)
-    _compare_scale(results, _NOISY_SHARE if draws else _SHARE, fail_for_scale)
-    if draws:
-        raise NotCompared(
-            "train_batch(), or the loader between two batches, draws random numbers, and two processes draw others "
-            "than one"
+    of_rank = runs.code.find(reads_rank)
+    causes = [*_CAUSES, *(["a value of the trial that depends on the rank"] if suspects or of_rank else [])]
+    details = [*suspects[:8], *of_rank, *runs.code.find(makes_sum, scales_by_size)]
+    raise CheckFailed(f"Two processes do not train like one: {found}", *causes, details=details)
+
+
+def _pair_losses(one: ProcessResult, *ranks: ProcessResult) -> Iterator[tuple[str, int, float, float]]:
+    """Yield each loss with the batch, the value in one process, and the mean over the ranks."""
+    first, *others = (result.record.curves("batch_end") for result in (one, *ranks))
+    for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
+        for (batch, single), *values in zip(first[name], *(curves[name] for curves in others), strict=False):
+            yield name, batch, single, fmean(value for _, value in values)
+
+
+def _find_scaled_losses(results: ProcessRuns, share: float) -> Iterator[str]:
+    """Yield first losses about twice or half as large as in one process; random draws do not matter."""
+    for name, batch, one, two in _pair_losses(results.one, *results.ranks):
+        times = two / one if one else 1.0
+        if batch == 0 and any(abs(times / factor - 1) < share for factor in (SIZE, 1 / SIZE)):
+            yield f"metric {name!r} of batch 0 is {times:.3g} times as large as in one."
+
+
+def _find_differences(results: ProcessRuns) -> Iterator[str]:
+    """Yield losses, gradients and a parameter far from the values of a single process, in this order."""
+    one = results.one
+    two = results.ranks[0]
+    for name, batch, single, mean in sorted(_pair_losses(one, *results.ranks), key=lambda pair: pair[1]):
+        if not abs(mean - single) <= _SHARE * max(abs(mean), abs(single)) + 1e-4:
+            apart = f"{abs(mean - single):.3g} apart"
+            yield f"metric {name!r} of batch {batch} is {mean:.6g} on average in two, and {single:.6g} in one, {apart}."
+    norms = {name: _norm(gradient) for name, gradient in one.gradients.items()}
+    least = _SHARE * _norm([*norms.values()]) / 10
+    for name in norms.keys() & two.gradients.keys():
+        if _norm(two.gradients[name] - one.gradients[name]) > max(_SHARE * norms[name], least):
+            times = _norm(two.gradients[name]) / max(norms[name], 1e-12)
+            yield f"in batch 0 the gradient of parameter {name!r} is {times:.3g} times that of one process."
+    apart_by_name = {name: _norm((two.final[name].double() - one.final[name].double()).numpy()) for name in one.initial}
+    moved = {
+        name: _norm((one.final[name].double() - initial.double()).numpy()) for name, initial in one.initial.items()
+    }
+    if _norm([*apart_by_name.values()]) > _SHARE * max(_norm([*moved.values()]), 1e-12):
+        name = max(apart_by_name, key=apart_by_name.__getitem__)
+        yield (
+            f"parameter {name!r} is {apart_by_name[name]:.3g} apart after {one.record.batches} batches, in which one "
+            f"process moved it by {moved[name]:.3g}."
         )
-    if (batch := _find_other_samples(results)) is not None:
-        raise NotCompared(f"two processes train on other samples than one in batch {batch}")
-    _compare_losses([rank.record for rank in results.ranks], results.one.record, fail)
-    _compare_gradients(results, fail)
-    _compare_parameters(results.ranks[0], results.one, fail)
 
 
-_CAUSES = [
-    "a loss that is a sum over the batch instead of a mean",
-    "a learning rate or loss that depends on the number of processes, or on the batch size of one of them",
-]
+def _norm(numbers: Any) -> float:
+    return float(np.linalg.norm(np.ravel(numbers)))
 
 
-def validate_like_one(runs: TrialRuns) -> None:
-    """A validation of two processes gives the metrics of one process with batches of the same size."""
-    results = runs.processes
-    ranks = results.ranks
-    if ranks[0].validation_batch_size is None:
-        raise NotCompared("the validation loader is not a det_lightning.pytorch.DataLoader with a batch_size")
-    if any(result.validation_draws for result in (*ranks, results.one)):
-        raise NotCompared("the validation draws random numbers, and two processes draw others than one")
-    by_size = {one.validation_batch_size: one for one in (results.halved, results.one)}
-    one = by_size.get(ranks[0].validation_batch_size)
-    if one is None:
-        raise NotCompared(f"batches of {ranks[0].validation_batch_size} validation samples were not tried in one")
-    two_metrics, one_metrics = (result.record.named("validation")[0]["reported"] for result in (ranks[0], one))
-    pairs = {name: (number_in(value), number_in(two_metrics.get(name))) for name, value in one_metrics.items()}
-    if not any(single is not None and two is not None for single, two in pairs.values()):
-        raise NotCompared("no metric of the validation is a number")
-    for name, (single, two) in pairs.items():
-        if single is not None and two is not None and not _are_close(single, two):
-            raise CheckFailed(
-                f"Validation metric {name!r} is {two:.6g} with two processes and {single:.6g} with one, on the same "
-                f"samples in batches of {one.validation_batch_size}, before the first batch of training.",
-                "a metric that is reduced over the processes in another way than over batches, such as in "
-                "cross_slot_reduce() of a reducer",
-                "a value of the trial that depends on the rank, or a model that differs between the processes",
-                details=find_lines(runs.source, reads_rank),
-            )
+def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
+    """Return whether the first loss matches a single process on the same halves, but not on the whole batch."""
+    losses = {name: pair for name, batch, *pair in _pair_losses(results.one, *results.ranks) if batch == 0}
+    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
+        return False
+    halves = runs.halves.record.curves("batch_end")
+    return all(_are_close(fmean(value for _, value in halves[name]), two) for name, (_, two) in losses.items())
 
 
 def _are_close(one: float, other: float) -> bool:
     return distance(one, other) <= _SAME * max(abs(one), abs(other)) + 1e-6
 
 
-def two_train(runs: TrialRuns) -> None:
-    """Two processes that share each batch train to the end.
+def validate_like_one(runs: TrialRuns) -> None:
+    """A validation of two processes gives the metrics of a single process with batches of the same size."""
+    results = runs.processes
+    ranks = results.ranks
+    batch_size = ranks[0].validation.batch_size
+    if batch_size is None:
+        raise NotCompared("the validation loader is not a det_lightning.pytorch.DataLoader with a batch_size")
+    if any(result.validation_draws for result in (*ranks, results.one)):
+        raise NotCompared("the validation draws random numbers, and two processes draw others than one")
+    one = {result.validation.batch_size: result for result in (results.halved, results.one)}.get(batch_size)
+    if one is None:
+        raise NotCompared(f"batches of {batch_size} validation samples were not tried in one")
+    two_metrics, one_metrics = (result.record.select("validation")[0]["reported"] for result in (ranks[0], one))
+    pairs = {name: (read_number(value), read_number(two_metrics.get(name))) for name, value in one_metrics.items()}
+    numbers = {name: (single, two) for name, (single, two) in pairs.items() if single is not None and two is not None}
+    if not numbers:
+        raise NotCompared("no metric of the validation is a number")
+    for name, (single, two) in numbers.items():
+        if not _are_close(single, two):
+            raise CheckFailed(
+                f"Validation metric {name!r} is {two:.6g} with two processes and {single:.6g} with one, on the same "
+                f"samples in batches of {batch_size}, before the first batch of training.",
+                "a metric that is reduced over the processes in another way than over batches, such as in "
+                "cross_slot_reduce() of a reducer",
+                "a value of the trial that depends on the rank, or a model that differs between the processes",
+                details=runs.code.find(reads_rank, defines("cross_slot_reduce")),
+            )
 
-    For trials of other libraries, whose weights and random numbers cannot be seen here and so are not compared.
-    """
-    ranks = runs.train_two()
+
+def two_train(runs: TrialRuns) -> None:
+    """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
+    settings = runs.require(runs.straight).plan.settings
+    ranks = train_two(runs.source, settings, runs.plan, runs.new_folder("two"))
     batches = ranks[0].record.settings.batches
-    if any(rank.record.batches != batches or not rank.record.named("callback") for rank in ranks):
+    if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
         raise CheckFailed(f"Two processes trained {trained} batches, and should train {batches}.")
 
 
-def _compared(runs: TrialRuns) -> ProcessRuns:
-    results = runs.processes
-    if not results.one.lengths or not any(results.one.lengths):
-        raise NotCompared("the batches of this trial hold no tensors or arrays")
-    return results
-
-
-def _different(one: ProcessResult, other: ProcessResult, when: str, trained: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield name and values of what differs between two processes: parameters, or else what may influence them."""
-    states = [result.states.get(when, {}) for result in (one, other)]
-    for path in states[0].keys() & states[1].keys():
-        mine, theirs = (state[path] for state in states)
-        if mine.text != theirs.text and not mine.is_wrapped and mine.trains is trained and "rank" not in path:
-            yield path, _shorten(mine.text), _shorten(theirs.text)
+def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield name and values of differences between two processes: in parameters, or else in other state."""
+    mine, theirs = (rank.states.get(when, {}) for rank in ranks)
+    for path in mine.keys() & theirs.keys():
+        one = mine[path]
+        other = theirs[path]
+        if one.text != other.text and not one.is_wrapped and one.trains is trained and "rank" not in path:
+            yield path, _shorten(one.text), _shorten(other.text)
 
 
 def _shorten(text: str) -> str:
@@ -227,73 +281,9 @@ def _shorten(text: str) -> str:
 
 def draws_while_training(record: TrainingRecord) -> bool:
     """Return whether random numbers are drawn in ``train_batch()``, or between the batches of an epoch to load data."""
-    starts = record.named("batch_start")
-    ends = record.named("batch_end")
+    starts = record.select("batch_start")
+    ends = record.select("batch_end")
     pairs = list(zip(starts, ends, strict=True))
     followed = zip(pairs, starts[1:], strict=False)
     pairs += [(end, later) for (start, end), later in followed if start["epoch"] == later["epoch"]]
     return any(before["random"] != after["random"] for before, after in pairs)
-
-
-def _compare_losses(ranks: Sequence[TrainingRecord], one: TrainingRecord, fail: Callable[[str], None]) -> None:
-    for event, *events in zip(*(record.named("batch_end") for record in (one, *ranks)), strict=False):
-        for name, described in event["metrics"].items():
-            single = number_in(described)
-            if single is None or "loss" not in name.lower():
-                continue
-            values = [number_in(by_rank["metrics"].get(name)) for by_rank in events]
-            two = fmean(np.nan if value is None else value for value in values)
-            if not abs(two - single) <= _SHARE * max(abs(two), abs(single)) + 1e-4:
-                fail(
-                    f"metric {name!r} of batch {event['batch']} is {two:.6g} on average in two, and {single:.6g} in "
-                    f"one, {abs(two - single):.3g} apart."
-                )
-
-
-def _compare_scale(results: ProcessRuns, share: float, fail: Callable[[str], None]) -> None:
-    """Fail if the first loss is about twice or half as large, whatever random numbers are drawn."""
-    for name, (first, *others) in _first_losses(results.one, *results.ranks):
-        times = fmean(others) / first if first else 1.0
-        if any(abs(times / factor - 1) < share for factor in (_SIZE, 1 / _SIZE)):
-            fail(f"metric {name!r} of batch 0 is {times:.3g} times as large as in one.")
-
-
-def _first_losses(*results: ProcessResult) -> Iterator[tuple[str, list[float]]]:
-    """Yield the names of losses, and the values of each result for its first batch."""
-    first, *others = (result.record.curves("batch_end") for result in results)
-    for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
-        yield name, [curves[name][0][1] for curves in (first, *others)]
-
-
-def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
-    """Return whether the first loss of two processes is that of one for the same halves, but not for the batch."""
-    losses = {name: (one, fmean(two)) for name, (one, *two) in _first_losses(results.one, *results.ranks)}
-    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
-        return False
-    halves = runs.halves.record.curves("batch_end")
-    return all(_are_close(fmean(value for _, value in halves[name]), two) for name, (_, two) in losses.items())
-
-
-def _compare_gradients(results: ProcessRuns, fail: Callable[[str], None]) -> None:
-    one = results.one.gradients
-    two = results.ranks[0].gradients
-    norms = {name: float(np.linalg.norm(gradient)) for name, gradient in one.items()}
-    total = float(np.linalg.norm(list(norms.values())))
-    for name in one.keys() & two.keys():
-        apart = float(np.linalg.norm(two[name] - one[name]))
-        if apart > _SHARE * norms[name] and apart > _SHARE * total / 10:
-            times = float(np.linalg.norm(two[name])) / max(norms[name], 1e-12)
-            fail(f"in batch 0 the gradient of parameter {name!r} is {times:.3g} times that of one process.")
-
-
-def _compare_parameters(two: ProcessResult, one: ProcessResult, fail: Callable[[str], None]) -> None:
-    end = {name: one.final[name].double() for name in one.initial}
-    apart = {name: float((two.final[name].double() - end[name]).norm()) for name in end}
-    moved = {name: float((end[name] - initial.double()).norm()) for name, initial in one.initial.items()}
-    share = np.linalg.norm(list(apart.values())) / max(float(np.linalg.norm(list(moved.values()))), 1e-12)
-    if apart and share > _SHARE:
-        name = max(apart, key=apart.__getitem__)
-        fail(
-            f"parameter {name!r} is {apart[name]:.3g} apart after {one.record.batches} batches, in which one process "
-            f"moved it by {moved[name]:.3g}."
-        )

@@ -1,74 +1,88 @@
-"""Does the trial train, the same each time, under either API and on Determined, with aggregation, by its context?"""
+"""Checks of training: to the end, the same each time and under each API, with aggregation, through the context."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from det_lightning.bypass_rules import DEVICE, PROCESSES
-from det_lightning.testing.checks import CheckFailed, NotCompared
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import (
-    bypasses_in,
+    assigns,
+    calls,
     compares_index,
+    depends_on_hash,
+    is_text,
     may_be_unseeded,
-    name_assigned,
 )
-from det_lightning.testing.records.comparison import first_difference
-from det_lightning.testing.records.difference import Difference, usual_causes, whose_gradient_cancels
-from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.requirements import files_of, find_lines
+from det_lightning.testing.processor_time import Stuck
+from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
+from det_lightning.testing.training.execution import compare_records, compare_runs, train_under_lightning
 from det_lightning.testing.training.runs import TrialRuns
-
-_LISTED = 8
-
-
-def listed(names: Collection[str]) -> str:
-    """Return names separated by commas; if there are many, the first ones and the total number."""
-    first = ", ".join(itertools.islice(names, _LISTED))
-    return first if len(names) <= _LISTED else f"{first}, ... ({len(names)} in all)"
-
-
-def difference_of_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
-    """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
-    start = "on_training_start" if after is None else "on_checkpoint_upload_end"
-    difference = first_difference(one.record.since(start, after), other.record.since("on_training_start"))
-    sides = (f"in {one.plan.name}", f"in {other.plan.name}")
-    return None if difference is None else dataclasses.replace(difference, sides=sides)
 
 
 def trains(runs: TrialRuns) -> None:
     """The trial trains to the end, with finite losses."""
     run = runs.straight
     if not run.fails_in_validation:
-        runs.succeeded(run)
+        runs.require_success(run)
     for batch, metrics in enumerate(run.observer.metrics):
         for name, value in metrics.items():
             number = 0.0
-            with contextlib.suppress(TypeError, ValueError):  # it is not a number
+            with contextlib.suppress(TypeError, ValueError):  # the metric is not a number
                 number = float(np.asarray(value))
             if "loss" in name.lower() and not math.isfinite(number):
                 raise CheckFailed(
                     f"training metric {name!r} is {number:g} at batch {batch}.",
                     "a learning rate that is too high for these hyperparameters",
                     "a logarithm or square root of 0, or a division by 0, in the loss",
+                    details=runs.code.find(is_text(name)),
                 )
 
 
 def is_deterministic(runs: TrialRuns) -> None:
     """Two runs with the same seed are equal to the bit."""
     one = runs.require(runs.straight)
-    if (difference := difference_of_runs(one, runs.succeeded(runs.again))) is not None:
+    if (difference := compare_runs(one, runs.require_success(runs.again))) is not None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
             *usual_causes("seed", difference.kind),
-            details=find_lines(runs.source, may_be_unseeded),
+            details=runs.code.find(may_be_unseeded),
         )
+
+
+def is_deterministic_elsewhere(runs: TrialRuns) -> None:
+    """Another process, with another seed for the hashes of strings, trains the same to the bit."""
+    if compare_runs(runs.require(runs.straight), runs.require(runs.again)) is not None:
+        raise NotCompared("two runs in one process differ already")
+    seed = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
+    here = runs.straight.record.since("on_training_start")
+    try:
+        first = runs.train_elsewhere(seed)
+        if (difference := compare_records(here, first, ("in this process", "in another one"))) is None:
+            return
+        again = runs.train_elsewhere(seed)
+    except Stuck as e:
+        raise CheckFailed(f"In another process the trial does not end. {e}") from None
+    if compare_records(first.since("on_training_start"), again) is not None:
+        raise CheckFailed(
+            f"Another process does not train the same. {difference}",
+            "a value that differs between processes: the time, the number of the process, or an address in memory, as "
+            "in id() and the hash() of an object",
+            details=runs.code.find(may_be_unseeded),
+        )
+    raise CheckFailed(
+        f"Under another PYTHONHASHSEED the trial does not train the same. {difference}",
+        "the order of a set of strings, or the hash() of a string, which differ in each process: sort the set, or take "
+        "zlib.crc32(text.encode()) for hash(text)",
+        details=runs.code.find(depends_on_hash),
+    )
 
 
 def moves_every_parameter(runs: TrialRuns) -> None:
@@ -76,17 +90,18 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     run = runs.require(runs.straight)
     seen = run.observer
     if not seen.trainable:
-        raise CheckFailed("No parameter of the wrapped models is trainable: requires_grad is False for all of them.")
+        lines = runs.code.find(calls("requires_grad_"), assigns("requires_grad"))
+        raise CheckFailed("No parameter of a wrapped model is trainable: all have requires_grad=False.", details=lines)
     trained = {name.partition(".")[0] for name in seen.trainable if seen.trainable[name] or name in seen.with_gradient}
     # A model that is only evaluated, such as a teacher, gets no gradient and is in no optimizer.
     expected = [name for name in seen.trainable if not trained or name.partition(".")[0] in trained]
     without = [name for name in expected if name not in seen.with_gradient]
     stray = [name for name in expected if name in seen.with_gradient and not seen.trainable[name]]
-    (end,) = run.record.named("end")
+    (end,) = run.record.select("end")
     # A gradient that is only rounding may move a parameter or not.
-    exempt = {*without, *stray, *whose_gradient_cancels(run.record)}
+    exempt = {*without, *stray, *find_cancelling_gradients(run.record)}
     others = [name for name in expected if name not in exempt]
-    moved = _moved(others, seen.weights_before[0], end["weights"])
+    moved = _find_moved(others, seen.weights_before[0], end["weights"])
     still = [name for name in others if name not in moved]
     findings = [
         (without, "never get a gradient", "a layer that the loss does not use, or whose output is detached: remove it, "
@@ -99,99 +114,91 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     ]  # fmt: skip
     if found := [finding for finding in findings if finding[0]]:
         if found == findings[:1]:
-            _require_that_they_get_none_later(runs, without)
+            _allow_later_gradients(runs, without)
         raise CheckFailed(
             f"In {run.record.batches} batches, {len(found[0][0])} of {len(seen.trainable)} trainable parameters "
             f"{found[0][1]}.",
             *(cause for _, _, cause in found),
-            details=[f"{finding}: {listed(names)}{_line_making(runs, names[0])}" for names, finding, _ in found],
+            details=[f"{finding}: {list_names(names)}{_find_making(runs, names[0])}" for names, finding, _ in found],
         )
 
 
-def _line_making(runs: TrialRuns, parameter: str) -> str:
-    """Return where the trial makes the innermost part of a parameter's name that it assigns, in brackets."""
+def _find_making(runs: TrialRuns, parameter: str) -> str:
+    """Return, in brackets, the line that assigns the innermost part of a parameter's name."""
     for part in reversed(parameter.split(".")[:-1]):
-        if lines := find_lines(runs.source, name_assigned(part)):
+        if lines := runs.code.find(assigns(part)):
             return f" ({lines[0].partition(': ')[0]})"
     return ""
 
 
-def _require_that_they_get_none_later(runs: TrialRuns, names: list[str]) -> None:
-    """Raise NotCompared if the trial decides by the index of a batch or epoch what gets a gradient."""
-    if not (lines := find_lines(runs.source, compares_index)):
+def _allow_later_gradients(runs: TrialRuns, names: list[str]) -> None:
+    """Raise NotCompared if the trial decides by the index of a batch or epoch which parameters get a gradient."""
+    if not (lines := runs.code.find(compares_index)):
         return
     asks_context = any("current_train" in line for line in lines)
     if asks_context or not runs.later.observer.with_gradient.isdisjoint(names):
         raise NotCompared(
-            f"{listed(names)} got no gradient in {runs.options.batches} batches, and may get one later: the trial "
+            f"{list_names(names)} got no gradient in {runs.options.batches} batches, and may get one later: the trial "
             f"decides by the index of batch or epoch ({lines[0]}); set --trial-batches for more"
         )
 
 
-def _moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _find_moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [name for name in names if repr(after[name]) != repr(before[name])]
 
 
 def trains_under_aggregation(runs: TrialRuns) -> list[str]:
-    """Weights move only on batches that complete an update, which uses the gradients of all of its batches."""
+    """Weights move only on batches that complete an update, by the gradients of all batches of the update."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
-    run, watch = runs.aggregated
-    if (
-        run.failure is not None
-        and "auto_zero_grads=False" in run.failure.reason
-        and runs.settings.aggregation_frequency == 1
-    ):
+    run, watch = runs.aggregation
+    is_refused = run.failure is not None and "auto_zero_grads=False" in run.failure.reason
+    if is_refused and runs.settings.aggregation_frequency == 1:
         raise NotCompared("the trial clears gradients itself, with auto_zero_grads=False, which excludes aggregation")
-    runs.succeeded(run)
+    runs.require_success(run)
+    under = f"With aggregation_frequency={frequency}"
     if watch.cleared:
         raise CheckFailed(
-            f"With aggregation_frequency={frequency} the trial clears gradients that an update still needs:",
+            f"{under} the trial clears gradients that an update still needs:",
             "zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself",
             details=watch.cleared,
         )
     if run.record.batches < frequency:
         raise NotCompared(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
     trainable = run.observer.trainable
-    changes = zip(run.observer.weights_before, run.record.named("batch_end"), strict=True)
-    moved = {event["batch"]: _moved(trainable, before, event["weights"]) for before, event in changes}
+    changes = zip(run.observer.weights_before, run.record.select("batch_end"), strict=True)
+    moved = {event["batch"]: _find_moved(trainable, before, event["weights"]) for before, event in changes}
     for batch, names in moved.items():
         # The trial may also change weights itself, such as to clamp them or to average them.
-        if names and batch in watch.stepped and (batch + 1) % frequency:
+        if names and batch in watch.steps and (batch + 1) % frequency:
+            line = watch.steps[batch]
             raise CheckFailed(
-                f"With aggregation_frequency={frequency} batch {batch} completes no update, but moves {listed(names)}.",
+                f"{under} batch {batch} completes no update, but moves {list_names(names)}.",
                 "optimizer.step() in place of context.step_optimizer(optimizer)",
+                details=[] if line is None else [f"{line}: a step in batch {batch}"],
             )
     if not any(moved.values()):
         raise CheckFailed(
-            f"With aggregation_frequency={frequency} no parameter moves in {run.record.batches} batches.",
+            f"{under} no parameter moves in {run.record.batches} batches.",
             "context.step_optimizer() that is called only on some batches, by their index",
+            details=runs.code.find(calls("step_optimizer")),
         )
-    return _clips_of_one_batch(runs)
-
-
-def _clips_of_one_batch(runs: TrialRuns) -> list[str]:
-    """Return remarks on gradients that are clipped before they are averaged; raise if the trial aggregates."""
-    clips = runs.probe[1].clips
+    clips = [*runs.probe[1].clips]
     if clips and runs.settings.aggregation_frequency > 1:
-        raise CheckFailed(
-            f"With aggregation_frequency={runs.settings.aggregation_frequency} the trial clips gradients before they "
-            "are averaged:",
-            details=clips,
-        )
-    return list(clips)
+        raise CheckFailed(f"{under} the trial clips gradients before they are averaged:", details=clips)
+    return clips
 
 
 def trains_equally(runs: TrialRuns) -> None:
     """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
     straight = runs.require(runs.straight)
-    lightning = runs.under_lightning
+    lightning = train_under_lightning(runs.source, runs.boundaries.apply(runs.plan("pl.Trainer")), Observer())
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",
-            "code that needs something of the context which only a script with init() passes",
+            "code that needs a part of the context which only a script with init() passes",
         )
-    if (difference := difference_of_runs(straight, lightning)) is not None:
+    if (difference := compare_runs(straight, lightning)) is not None:
         raise CheckFailed(
             f"The two APIs do not train equally. {difference}",
             "random draws when the module is imported, before the seed is set",
@@ -213,69 +220,71 @@ def matches_reference(runs: TrialRuns) -> None:
         causes.insert(
             0,
             f"train_batch() returns in {difference.name!r} a tensor that training changes later, such as the data of a "
-            "weight. Determined reports its value at the end of the workload, det_lightning the one that was returned: "
-            "return a copy (value.clone()) to get the latter from both",
+            "weight. Determined reports the value at the end of the workload, det_lightning the returned value: return "
+            "a copy (value.clone()) to get the returned value from both",
         )
     if reference.environment.get("hash_seed") is None:
         causes.append(
-            "the order of a set of strings, which is another one in each process: this record does not say its "
+            "the order of a set of strings, which differs in each process: the record does not name its "
             "PYTHONHASHSEED; record again"
         )
     raise CheckFailed(f"{finding} {difference}", *causes)
 
 
-# Does the trial leave to its context everything that only the context may do?
-
-
 def trains_through_its_context(runs: TrialRuns) -> None:
-    """Backward passes and steps go through the context, and each scheduler is stepped once."""
+    """Backward passes and steps go through the context, each scheduler is stepped once, and models train."""
     run, bypass = runs.probe
-    if bypass.actions:
-        raise CheckFailed(
-            "The trial bypasses its context:",
-            "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes",
-            details=bypass.actions,
-        )
-    if bypass.gradients:
-        raise CheckFailed("The trial steps with other gradients than those of its batch:", details=bypass.gradients)
-    if bypass.seeds:
-        raise CheckFailed(
-            "The trial sets the same seed in several batches, which then draw the same random numbers, as does all "
-            "that follows:",
-            "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
-            details=bypass.seeds,
-        )
+    twice = [
+        f"{line}: context.{wrap}() is called twice with the same {kind}"
+        for wrap, kind in bypass.twice.items()
+        for line in [line.partition(": ")[0] for line in runs.code.find(calls(wrap))[-1:]] or ["the trial"]
+    ]
+    cause = "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes"
+    _reject("The trial bypasses its context:", [*bypass.actions, *twice], cause)
+    _reject("The trial steps with other gradients than those of its batch:", bypass.gradients)
+    _reject(
+        "The trial sets the same seed in several batches, so these batches and all later code draw the same numbers:",
+        bypass.seeds,
+        "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
+    )
+    _reject(
+        "The trial trains in evaluation mode, without dropout and with the running statistics of batch norms:",
+        runs.straight.observer.evaluation.modes.findings,
+        "eval() without train() afterwards: the training loop switches models to training mode only after reports and "
+        "validations",
+    )
     runs.require(run)
 
 
+def _reject(message: str, details: Collection[str], *causes: str) -> None:
+    if details:
+        raise CheckFailed(message, *causes, details=details)
+
+
 def uses_no_hard_coded_device(runs: TrialRuns) -> None:
-    """No line of the trial hard-codes a device, and none was seen using a device other than the context's."""
-    _, bypass = runs.probe
+    """No line of the trial hard-codes a device, and no call uses a device other than the context's."""
     cause = (
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
-    _require_none(runs, DEVICE, bypass.devices, "The trial chooses devices itself:", cause)
+    _reject_bypasses(runs, DEVICE, runs.probe[1].devices, "The trial chooses devices itself:", cause)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
     """No line of the trial connects processes or distributes models and data."""
-    _, bypass = runs.probe
     cause = (
         "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
         "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
     )
-    _require_none(runs, PROCESSES, bypass.process_groups, "The trial handles processes itself:", cause)
+    _reject_bypasses(runs, PROCESSES, runs.probe[1].process_groups, "The trial handles processes itself:", cause)
 
 
-def _require_none(runs: TrialRuns, kind: str, seen: Iterable[str], message: str, cause: str) -> None:
-    """Raise if the trial's files have code of that kind, or the probe saw something on other lines."""
-    with runs.source.imported():
-        found = bypasses_in(files_of(runs.source), runs.source.directory, kind)
+def _reject_bypasses(runs: TrialRuns, kind: str, seen: Iterable[str], message: str, cause: str) -> None:
+    """Raise if the trial's files have code of that kind, or the probe saw such calls on other lines."""
+    found = runs.code.find_bypasses(kind)
     lines = {finding.partition(": ")[0] for finding in found}
     elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
-    if details := dict.fromkeys([*found, *elsewhere]):
-        raise CheckFailed(message, cause, details=details)
+    _reject(message, dict.fromkeys([*found, *elsewhere]), cause)
     run, _ = runs.probe
     if not run.training_began:
         runs.require(run)

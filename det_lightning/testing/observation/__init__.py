@@ -1,1 +1,1 @@
-"""Observation of a trial: its calls, its accesses and its state while it trains, and its source."""
+"""Observation of a trial: calls, accesses and state in training, and the source."""

@@ -1,4 +1,4 @@
-"""What a trial does without its context: backward passes, steps, devices, process groups."""
+"""Actions of a trial without its context: backward passes, steps, clipping, seeds, devices, process groups."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
-from det_lightning.testing.observation.in_place import InPlaceChanges
+from det_lightning.testing.observation.model_watch import InPlaceLines
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.user_lines import find_user_line, is_within
+from det_lightning.testing.training.trial_source import find_user_line, is_within
 
 _SEEDING = ((torch, "manual_seed", "set_rng_state"), (random, "seed", "setstate"), (np.random, "seed", "set_state"))
 _STEPS = {"train_batch", "evaluate_batch", "evaluate_full_dataset"}
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
+_UNCLEARED = (
+    "adds gradients to those of an earlier batch, with which the optimizer has already stepped; leave out "
+    "auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in each batch"
+)
 
 
-def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
+def _patch_call(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., None]) -> None:
+    """Let ``note`` see the arguments of each call of a function before the function does."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -41,12 +46,12 @@ def _note_calls(patch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable
     patch.setattr(owner, name, noting)
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
+def _collect_parameters(optimizer: torch.optim.Optimizer) -> set[torch.Tensor]:
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _parameters_in(models: Iterable[Any], trial: Any) -> set[torch.Tensor]:
-    """Return the parameters of wrapped models, and of what else a trial's attributes hold."""
+def _collect_trained(models: Iterable[Any], trial: Any) -> set[torch.Tensor]:
+    """Return the parameters of wrapped models, and of modules and parameters in attributes of the trial."""
     modules = [*models, *(value for value in vars(trial).values() if isinstance(value, nn.Module))]
     alone = {value for value in vars(trial).values() if isinstance(value, nn.Parameter)}
     return alone.union(*(module.parameters() for module in modules))
@@ -56,37 +61,41 @@ def _is_unchanged(parameter: torch.Tensor, gradient: torch.Tensor, version: int)
     return parameter.grad is gradient and gradient._version == version
 
 
-def _with_subclasses(cls: type) -> set[type]:
-    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))
+def _find_subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_find_subclasses, cls.__subclasses__()))
 
 
 class ContextBypass(TorchFunctionMode):
-    """Notes what the trial of ``observer`` does without its context, each call once and with its line."""
+    """Notes the actions of the trial of ``observer`` beside the context, each call once and with the line."""
 
     def __init__(self, directory: Path, observer: Observer) -> None:
         super().__init__()
         self.actions: dict[str, None] = {}  # backward passes and steps
+        self.twice: dict[str, str] = {}  # objects that the trial wraps twice, by the function that wraps them
         self.devices: dict[str, None] = {}  # devices that the trial names
         self.process_groups: dict[str, None] = {}  # calls into torch.distributed
         self.gradients: dict[str, None] = {}  # clipped before there are any, or of an update that was already made
-        self.in_place = InPlaceChanges(directory)
+        self.in_place = InPlaceLines(directory)
         self.clips: dict[str, None] = {}  # calls that clip the gradients of one batch
+        self.frozen: dict[str, bool] = {}  # lines that freeze parts of wrapped models, and whether training had begun
         self.seeds: dict[str, None] = {}  # calls that set a seed again and again
         self._seeded: set[str] = set()
-        # By parameter: gradients that an optimizer stepped with, and those that a backward pass added to one of these.
+        self._froze: dict[torch.Tensor, tuple[str, bool]] = {}  # by parameter that is still frozen
+        # By parameter: the gradients of a step, and gradients that a backward pass added to them, with its line.
         self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
         self._directory = directory
         self._observer = observer
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def around(self) -> Iterator[None]:
+        """Watch a training."""
         names = [name for name in COLLECTIVES if hasattr(dist, name)]
         distributed: list[tuple[Any, str, str]] = [(dist, name, f"torch.distributed.{name}()") for name in names]
         distributed += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
         hooks = contextlib.ExitStack()
-        hooks.enter_context(register_optimizer_step_pre_hook(self._optimizer_step))
-        hooks.enter_context(register_optimizer_step_post_hook(self._optimizer_stepped))
+        hooks.enter_context(register_optimizer_step_pre_hook(self._before_step))
+        hooks.enter_context(register_optimizer_step_post_hook(self._after_step))
         with hooks, pytest.MonkeyPatch.context() as patch, self:
             patch.setattr(torch.Tensor, "backward", self._watch_backward(torch.Tensor.backward))
             for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -95,21 +104,20 @@ class ContextBypass(TorchFunctionMode):
                     patch.setattr(owner, name, clip)
             for library, seed, restore in _SEEDING:
                 call = f"{library.__name__}.{seed}("
-                _note_calls(patch, library, seed, functools.partial(self._seed, call))
-                _note_calls(patch, library, restore, functools.partial(self._restore, call))
-            for scheduler in (cls for cls in _with_subclasses(TorchLRScheduler) if "step" in vars(cls)):
-                _note_calls(patch, scheduler, "step", self._scheduler_step)
+                _patch_call(patch, library, seed, functools.partial(self._seed, call))
+                _patch_call(patch, library, restore, functools.partial(self._restore, call))
+            for scheduler in (cls for cls in _find_subclasses(TorchLRScheduler) if "step" in vars(cls)):
+                _patch_call(patch, scheduler, "step", self._step_scheduler)
             for owner, name, call in distributed:
-                _note_calls(patch, owner, name, self._noting(self.process_groups, call))
+                _patch_call(patch, owner, name, lambda *_, call=call, **__: self._note(self.process_groups, call))
             yield
-            self._note_wrapped_twice()
+            if self._observer.context is not None:
+                self._find_wrapped_twice(self._observer.context)
+                self._find_frozen(self._observer.context.models)
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := find_user_line(self._directory, beyond_context=True)) is not None:
             seen[f"{line}: {call}"] = None
-
-    def _noting(self, seen: dict[str, None], call: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: self._note(seen, call)
 
     def _seed(self, call: str, *args: Any, **kwargs: Any) -> None:
         """Note a seed that a batch sets to the value of an earlier batch, so that both draw the same numbers."""
@@ -154,23 +162,19 @@ class ContextBypass(TorchFunctionMode):
 
         return clip
 
-    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        for parameter in _parameters_of(optimizer):
+    def _after_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        for parameter in _collect_parameters(optimizer):
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self._used[parameter] = (parameter.grad, parameter.grad._version)
 
-    def _optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
-        parameters = _parameters_of(optimizer)
-        if context is None or parameters.isdisjoint(_parameters_in(context.models, self._observer.trial)):
+        parameters = _collect_parameters(optimizer)
+        if context is None or parameters.isdisjoint(_collect_trained(context.models, self._observer.trial)):
             return  # such as an optimizer of the inputs
         for added, line in (self._added.pop(p) for p in parameters & self._added.keys() if p.grad is self._added[p][0]):
             if added is not None and added.any():
-                self.gradients[
-                    f"{line}: adds gradients to those of an earlier batch, with which the optimizer has already "
-                    "stepped; leave out auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in "
-                    "each batch"
-                ] = None
+                self.gradients[f"{line}: {_UNCLEARED}"] = None
         kind = type(optimizer).__name__
         found = f"step() of {kind} should be context.step_optimizer(optimizer)"
         if not any(optimizer is wrapped for wrapped in context.optimizers):
@@ -178,7 +182,7 @@ class ContextBypass(TorchFunctionMode):
             found = f"steps a {kind} that is not wrapped; {advice}"
         self._note(self.actions, found)
 
-    def _scheduler_step(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    def _step_scheduler(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         context = self._observer.context
         for wrapped in [] if context is None else context.lr_schedulers:
             if wrapped.scheduler is scheduler and wrapped.step_mode is not LRScheduler.StepMode.MANUAL_STEP:
@@ -190,27 +194,46 @@ class ContextBypass(TorchFunctionMode):
                 )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.in_place.note(getattr(func, "__name__", ""), args)
-        named = _device_of(getattr(func, "__name__", ""), args, kwargs or {})
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.in_place.note(name, args)
+        named = _find_device(name, args, given)
         if named is not None and named.type not in ("cpu", "meta"):
             own = getattr(self._observer.context, "device", None)
             if own is None or own.type != named.type or named.index not in (None, own.index):
                 self._note(self.devices, str(named))
-        return func(*args, **(kwargs or {}))
+        is_setter = name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.requires_grad
+        if is_setter or name == "requires_grad_":
+            self._note_frozen(args[0], (*args[1:], *given.values(), True)[0])
+        return func(*args, **given)
 
-    def _note_wrapped_twice(self) -> None:
-        context = self._observer.context
-        if context is None:
+    def _note_frozen(self, parameter: torch.Tensor, requires_grad: bool) -> None:
+        if requires_grad:
+            self._froze.pop(parameter, None)
             return
+        models = [] if self._observer.context is None else self._observer.context.models
+        is_wrapped = any(parameter is wrapped for model in models for wrapped in model.parameters())
+        line = find_user_line(self._directory, beyond_context=True)
+        if line is not None and is_wrapped and parameter.requires_grad:
+            began = any(event["event"] == "batch_start" for event in self._observer.events)
+            self._froze[parameter] = (f"{line}: freezes parameters of a model that context.wrap_model() got", began)
+
+    def _find_frozen(self, models: Iterable[Any]) -> None:
+        """Collect the lines that froze parts of models; a model without any gradient waits for no other process."""
+        for model in (model for model in models if any(parameter.requires_grad for parameter in model.parameters())):
+            self.frozen |= dict(self._froze[p] for p in model.parameters() if p in self._froze)
+
+    def _find_wrapped_twice(self, context: Any) -> None:
         schedulers = [scheduler.scheduler for scheduler in context.lr_schedulers]
         wrapped = {"model": context.models, "optimizer": context.optimizers, "lr_scheduler": schedulers}
         for kind, objects in wrapped.items():
             for one, other in itertools.combinations(objects, 2):
                 if one is other:
-                    self.actions[f"context.wrap_{kind}() is called twice with the same {type(one).__name__}"] = None
+                    self.twice[f"wrap_{kind}"] = type(one).__name__
 
 
-def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+def _find_device(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device that a call of a function of torch names."""
     if function == "cuda":
         index = args[1] if len(args) > 1 else kwargs.get("device")
         return torch.device("cuda", index) if isinstance(index, int) else torch.device("cuda")
@@ -223,28 +246,33 @@ def _device_of(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class AggregationWatch:
-    """Notes what the trial of ``observer`` does within an aggregation of ``frequency`` batches."""
+    """Notes steps and cleared gradients of the trial of ``observer`` within an aggregation of ``frequency`` batches."""
 
     def __init__(self, directory: Path, observer: Observer, frequency: int) -> None:
-        self.cleared: dict[str, None] = {}  # where gradients are cleared that an update still needs
-        self.stepped: set[int] = set()  # the batches in which an optimizer stepped
+        self.cleared: dict[str, None] = {}  # lines that clear gradients which an update still needs
+        self.steps: dict[int, str | None] = {}  # the batches with a step, and the user's line of a step by hand
         self._directory = directory
         self._observer = observer
         self._frequency = frequency
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        step = register_optimizer_step_post_hook(lambda *_: self.stepped.add(self._observer.batches))
+    def around(self) -> Iterator[None]:
+        """Watch a training."""
+        step = register_optimizer_step_post_hook(self._after_step)
         with step, pytest.MonkeyPatch.context() as patch:
-            _note_calls(patch, torch.optim.Optimizer, "zero_grad", self._note)
-            _note_calls(patch, nn.Module, "zero_grad", self._note)
+            _patch_call(patch, torch.optim.Optimizer, "zero_grad", self._clear)
+            _patch_call(patch, nn.Module, "zero_grad", self._clear)
             yield
 
-    def _note(self, owner: Any, *args: Any, **kwargs: Any) -> None:
+    def _after_step(self, *args: Any) -> None:
+        line = find_user_line(self._directory, beyond_context=True)
+        self.steps[self._observer.batches] = self.steps.get(self._observer.batches) or line
+
+    def _clear(self, owner: Any, *args: Any, **kwargs: Any) -> None:
         line = find_user_line(self._directory, beyond_context=True)
         if line is None or self._observer.batches % self._frequency == 0:
             return
-        parameters = _parameters_of(owner) if isinstance(owner, torch.optim.Optimizer) else owner.parameters()
+        parameters = _collect_parameters(owner) if isinstance(owner, torch.optim.Optimizer) else owner.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients):
             self.cleared[f"{line}: zero_grad() of {type(owner).__name__}"] = None

@@ -1,4 +1,4 @@
-"""The state of a trial's objects: every value that its attributes lead to, by path, comparable between runs."""
+"""The state of a trial's objects: each value in reach of the trial, by path, comparable between runs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date,
           torch.device, torch.dtype, torch.Size)  # fmt: skip
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# The training loop creates or resets these itself.
+# The training loop creates or resets objects of these classes.
 _NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
-# The first that fits.
+# The first kind that fits is taken.
 _KINDS: dict[str, tuple[type, ...]] = {
     "model": (torch.nn.Module,),
     "optimizer": (torch.optim.Optimizer,),
@@ -43,31 +43,30 @@ _KINDS: dict[str, tuple[type, ...]] = {
 # Attributes of a module besides its weights and the user's own.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
 _MANY = 400
-#: No more values than these are visited.
+#: The largest number of values to visit.
 MAX_LEAVES = 60_000
 _MAX_ELEMENTS = 4_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """The object that a value belongs to, as the user would name it."""
+    """The owner of a value, as the user would name the owner."""
 
     kind: str  # "trial", "class", "module", "object", "stateful", or a key of _KINDS
     path: str  # such as "trial.model"
     type_name: str
-    wrapped: bool = False  # whether it belongs to a wrapped model, optimizer or scheduler
+    wrapped: bool = False  # whether the holder belongs to a wrapped model, optimizer or scheduler
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """A value and its position."""
 
-    value: Any  # itself, or a description of it; equal values have the same repr()
+    value: Any  # the value or a description; equal values have the same repr()
     holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
-    direct: bool  # whether it is the value of that attribute rather than nested in it
-    is_length: bool = False  # whether the value is the length of the container at this position
-    trains: bool = False  # whether it is a tensor that requires a gradient
+    direct: bool  # whether the value is the attribute's own rather than nested
+    trains: bool = False  # whether the value is a tensor that requires a gradient
 
 
 ObjectState = dict[str, Leaf]
@@ -76,9 +75,9 @@ ObjectState = dict[str, Leaf]
 def read_state(
     modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any], data: dict[str, Any]
 ) -> ObjectState:
-    """Return every value that can be reached from the trial, its callbacks, globals of its modules, and ``data``."""
+    """Return each value in reach of the trial, the callbacks, the globals of the modules, and ``data``."""
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
-    # Callbacks are visited below, wherever else they are referred to.
+    # Callbacks are visited below, even if other objects refer to callbacks too.
     walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
     walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
     for name, callback in callbacks.items():
@@ -108,12 +107,12 @@ class _Walk:
             self._visit(value, f"{path}.{name}", holder, direct=True)
 
     def data(self, path: str, part: Any) -> None:
-        """Visit a dataset or sampler; one that the trial holds was visited before, under that name."""
+        """Visit a dataset or sampler, unless the trial holds the object, whose name was then visited before."""
         self._root = (path, "")
         self._visit(part, path, Holder("data", path, type(part).__name__))
 
     def module(self, module: types.ModuleType) -> None:
-        """Visit the data in the globals of a module, and on the classes that it defines."""
+        """Visit the data in the globals and the classes of a module."""
         public = {name: value for name, value in vars(module).items() if not name.startswith("__")}
         data = {name: value for name, value in public.items() if not isinstance(value, type | types.ModuleType)}
         self.attributes(Holder("module", module.__name__, "module"), module.__name__, data)
@@ -132,18 +131,17 @@ class _Walk:
             self._kept.append(value)
             self._visit_object(value, path, holder, direct)
 
-    def _add(self, path: str, value: Any, holder: Holder, direct: bool) -> None:
-        self.found[path] = Leaf(value, holder, self._root, direct)
+    def _add(self, path: str, value: Any, holder: Holder, direct: bool, trains: bool = False) -> None:
+        self.found[path] = Leaf(value, holder, self._root, direct, trains)
 
     def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
         if isinstance(value, _GENERATORS):
-            self._add(path, _generator_state(value), holder, direct)
+            self._add(path, _describe_generator(value), holder, direct)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "meta" and not is_lazy(value):
-                self._add(path, describe(_sampled(value)), holder, direct)
-                self.found[path] = dataclasses.replace(self.found[path], trains=value.requires_grad and value.is_leaf)
+                self._add(path, describe(_sample(value)), holder, direct, value.requires_grad and value.is_leaf)
         elif isinstance(value, np.ndarray | np.generic):
-            described = repr(value)[:_MANY] if value.dtype.kind == "O" else describe(_sampled(value))
+            described = repr(value)[:_MANY] if value.dtype.kind == "O" else describe(_sample(value))
             self._add(path, described, holder, direct)
         elif isinstance(value, dict):
             self._items([(f"{path}[{key!r:.60}]", item) for key, item in value.items()], path, holder)
@@ -157,7 +155,7 @@ class _Walk:
             inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
             if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
                 inner = holder
-            for suffix, item in _parts(value, kind):
+            for suffix, item in _list_parts(value, kind):
                 self._visit(item, f"{path}{suffix}", inner)
 
     def _iterator(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
@@ -172,12 +170,12 @@ class _Walk:
         self._add(path, ("iterator", position), holder, direct)
 
     def _items(self, items: list[tuple[str, Any]], path: str, holder: Holder) -> None:
-        self.found[path] = Leaf(("length", len(items)), holder, self._root, direct=False, is_length=True)
+        self._add(path, ("length", len(items)), holder, False)
         for item_path, item in items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]:
             self._visit(item, item_path, holder)
 
     def _kind(self, value: Any) -> str | None:
-        """Return the kind of an object; None if its content is not visited."""
+        """Return the kind of an object; None if the object is not to be visited."""
         if isinstance(value, _NO_STATE):
             return None
         module = type(value).__module__
@@ -188,7 +186,7 @@ class _Walk:
         return "stateful" if stateful and not module.startswith("det_lightning") else None
 
 
-def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+def _list_parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]
@@ -204,14 +202,14 @@ def _parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
     return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
 
 
-def _sampled(array: Any) -> Any:
-    """Return an array, or evenly spaced elements of one that is too large to be described often."""
+def _sample(array: Any) -> Any:
+    """Return an array, or evenly spaced elements of an array that is too large to be described often."""
     step = int(np.prod(array.shape)) // _MAX_ELEMENTS + 1
     is_dense = not isinstance(array, torch.Tensor) or array.layout is torch.strided
     return array.reshape(-1)[::step] if step > 1 and is_dense else array
 
 
-def _generator_state(value: Any) -> str:
+def _describe_generator(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return str(describe(value.get_state())["digest"])
     if isinstance(value, np.random.Generator):

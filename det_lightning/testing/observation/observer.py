@@ -1,4 +1,4 @@
-"""The observer of a training run in this process, which sees more than a record holds."""
+"""The observer of a training in this process: weights, gradients, samples, states of objects, loaders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,9 +19,9 @@ from det_lightning import pytorch
 from det_lightning.pytorch._random_state import capture_rng, restore_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
-from det_lightning.testing.observation.evaluation_watch import EvaluationWatch
+from det_lightning.testing.observation.model_watch import EvaluationWatch
 from det_lightning.testing.observation.object_state import ObjectState, read_state
-from det_lightning.testing.observation.shortened_data import ShortenedData, count_full_batches, makes_batches
+from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
 
 # Hooks that run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
@@ -30,7 +30,7 @@ _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng
 
 
 class AttributeAccess:
-    """Notes, while :attr:`active`, which attributes are read before they are written, so that their value matters."""
+    """Notes, while :attr:`active`, the attributes whose old value matters: a read comes before the first write."""
 
     def __init__(self) -> None:
         self.active = False
@@ -38,11 +38,11 @@ class AttributeAccess:
         self._first: dict[tuple[str, str], str] = {}  # "read" or "write", by label and attribute
 
     def watch(self, watched: Any, label: str) -> None:
-        """Watch an object; if its class cannot be replaced, all of its attributes count as read."""
+        """Watch an object; if the class of the object cannot be replaced, all attributes count as read."""
         of: Any = type(watched)
 
         def note(other: Any, name: str, access: str) -> None:
-            if self.active and other is watched:  # it may make others of its class
+            if self.active and other is watched:  # the object may make other objects of its class
                 self._first.setdefault((label, name), access)
 
         with contextlib.suppress(TypeError):
@@ -56,7 +56,7 @@ class AttributeAccess:
                     note(self, name, "write")
                     super().__setattr__(name, value)
 
-            watched.__class__ = recorder.named_like(of, Noting)
+            watched.__class__ = recorder.name_like(of, Noting)
             self._watched.add(label)
 
     def is_read_first(self, label: str, attribute: str) -> bool:
@@ -65,7 +65,7 @@ class AttributeAccess:
 
 
 class Observer(recorder.TrainingLog):
-    """Observes one training; given ``modules``, which returns the trial's modules, also the state of its objects."""
+    """Observes a training; with ``modules``, a function for the trial's modules, also the state of objects."""
 
     def __init__(
         self,
@@ -81,14 +81,8 @@ class Observer(recorder.TrainingLog):
         self.indices = indices  # what train_batch() is told in place of the indices of epoch and batch
         self.on_data: Callable[[Iterable[Any]], None] | None = None  # called with the datasets before the first batch
         self.data: dict[str, Any] = {}  # the datasets and samplers of the loaders
-        self.epoch_length: int | None = None  # batches of the training loader, if it has a length
-        self.full_batches: int | None = None  # those of them that have all of their samples, if that is known
-        self.shards_data = True  # whether the training loader is one of ours, which divides the data
-        self.has_own_batches = False  # whether a batch_sampler of the trial makes them
-        self.dataset_length: int | None = None  # of the training data
-        self.validation_batches: int | None = None  # of the validation loader, if it has a length
-        self.validation_samples: int | None = None  # of the validation data, if they have a length
-        self.validation_batch_size: int | None = None  # None if the validation loader is not one of ours
+        self.training = LoaderFacts()  # before the loader is shortened
+        self.validation = LoaderFacts()  # after the loader is shortened
         self.metrics: list[dict[str, Any]] = []  # of each batch, as numpy values
         self.validations: list[tuple[int, dict[str, Any]]] = []  # batches trained, and metrics as callbacks left them
         self.trainable: dict[str, bool] = {}  # by parameter, whether a wrapped optimizer has it
@@ -131,8 +125,7 @@ class Observer(recorder.TrainingLog):
 
     def _start_training(self) -> None:
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
-        models = recorder.named_models(self.trial).items()
-        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+        for name, parameter in self._parameters():
             if not recorder.is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf:
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_weights:
@@ -161,9 +154,9 @@ class Observer(recorder.TrainingLog):
     def _count_samples(self, trial: Any, batch: Any) -> None:
         values: list[Any] = []
         apply_to_collection(batch, (torch.Tensor, np.ndarray), values.append)
-        arrays = [array for array in map(_frozen, values) if array.ndim]
+        arrays = [array for array in map(_copy, values) if array.ndim]
         length = len(arrays[0]) if arrays else 0
-        with contextlib.suppress(TypeError, ValueError):  # a type of batch that get_batch_length() does not know
+        with contextlib.suppress(TypeError, ValueError):  # get_batch_length() does not know this type of batch
             length = trial.get_batch_length(batch) if arrays else 0
         self.lengths.append(length)
         rows = (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for array in arrays for row in array)
@@ -177,20 +170,23 @@ class Observer(recorder.TrainingLog):
             restore_rng(self._before_validation)
             self._before_validation = None
 
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for prefix, model in recorder.find_models(self.trial).items():
+            yield from model.named_parameters(prefix)
+
     def keep_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Keep elements of the gradients of the first batch, just before their optimizer steps."""
         if self.batches or self.context is None:
             return
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        models = recorder.named_models(self.trial).items()
-        for name, parameter in (named for prefix, model in models for named in model.named_parameters(prefix)):
+        for name, parameter in self._parameters():
             if id(parameter) in parameters and not parameter.grad.is_sparse:
                 elements = parameter.grad.detach().double().cpu().flatten()
                 self.gradients[name] = elements[:: max(1, len(elements) // _KEPT_ELEMENTS)].numpy().copy()
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}
-        self.metrics.append({str(name): _frozen(value) for name, value in named.items()})
+        self.metrics.append({str(name): _copy(value) for name, value in named.items()})
         super().batch_end(trial, metrics)
 
     def end(self, trial: Any) -> None:
@@ -202,7 +198,7 @@ class Observer(recorder.TrainingLog):
         self.final = {
             "weights": {
                 f"{prefix}.{name}": tensor.detach().cpu().clone()
-                for prefix, model in recorder.named_models(trial).items()
+                for prefix, model in recorder.find_models(trial).items()
                 for name, tensor in model.state_dict().items()
                 if isinstance(tensor, torch.Tensor) and not recorder.is_lazy(tensor)
             },
@@ -219,26 +215,26 @@ class Observer(recorder.TrainingLog):
         self.callbacks = {}
 
 
-def _frozen(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Return a copy of a metric, nested or not, that later changes do not affect."""
     array, _ = recorder.as_array(value)
     if array is not None:
         return np.array(array)
     if isinstance(value, Mapping):
-        return {key: _frozen(item) for key, item in value.items()}
+        return {key: _copy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_frozen(item) for item in value]
+        return [_copy(item) for item in value]
     return value
 
 
-def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type:
-    """Return a subclass of ``trial_class``, with the same name, that ``observer`` observes, on shortened ``data``."""
-    recorded: Any = recorder.recorded(trial_class, pytorch, observer)
+def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) -> type:
+    """Return a subclass of ``trial_class``, with the same name, for ``observer`` to observe on shortened ``data``."""
+    recorded: Any = recorder.record_trial(trial_class, pytorch, observer)
 
     class LastCallback(pytorch.PyTorchCallback):
         def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            """Record the metrics as the trial's callbacks, which run before and may change them, left them."""
-            named = {str(name): _frozen(value) for name, value in metrics.items()}
+            """Record the metrics after the trial's callbacks, which run before and may change the metrics."""
+            named = {str(name): _copy(value) for name, value in metrics.items()}
             observer.end_validation(named)
             validation = next(event for event in reversed(observer.events) if event["event"] == "validation")
             validation["reported"] = recorder.describe(metrics)
@@ -258,33 +254,23 @@ def observed(trial_class: type, observer: Observer, data: ShortenedData) -> type
 
         def build_training_data_loader(self) -> Any:
             loader = super().build_training_data_loader()
-            with contextlib.suppress(TypeError):
-                observer.epoch_length = len(loader)
-            with contextlib.suppress(AttributeError, TypeError):
-                observer.dataset_length = len(loader.dataset)
-            observer.shards_data = isinstance(loader, pytorch.DataLoader)
-            observer.has_own_batches = observer.shards_data and not makes_batches(loader)
-            observer.full_batches = count_full_batches(loader)
-            observer.data |= _data_of("training", loader)
+            observer.training = LoaderFacts.read(loader)
+            observer.data |= _name_data("training", loader)
             return data.shorten_training(loader)
 
         def build_validation_data_loader(self) -> Any:
             loader = data.shorten_validation(super().build_validation_data_loader())
-            observer.validation_batch_size = getattr(loader, "batch_size", None)
-            with contextlib.suppress(TypeError):
-                observer.validation_batches = len(loader)
-            with contextlib.suppress(AttributeError, TypeError):
-                observer.validation_samples = len(loader.dataset)
-            observer.data |= _data_of("validation", loader)
+            observer.validation = LoaderFacts.read(loader)
+            observer.data |= _name_data("validation", loader)
             return loader
 
     for method in ("evaluate_batch", "evaluate_full_dataset"):
         if getattr(trial_class, method, None) is not getattr(pytorch.PyTorchTrial, method):
-            setattr(Observed, method, _watched(getattr(recorded, method), observer))
-    return recorder.named_like(trial_class, Observed)
+            setattr(Observed, method, _watch_evaluation(getattr(recorded, method), observer))
+    return recorder.name_like(trial_class, Observed)
 
 
-def _watched(method: Any, observer: Observer) -> Any:
+def _watch_evaluation(method: Any, observer: Observer) -> Any:
     @functools.wraps(method)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
         with observer.evaluation.around(observer, method.__name__):
@@ -295,6 +281,6 @@ def _watched(method: Any, observer: Observer) -> Any:
     return evaluate
 
 
-def _data_of(purpose: str, loader: Any) -> dict[str, Any]:
+def _name_data(purpose: str, loader: Any) -> dict[str, Any]:
     parts = {part: getattr(loader, part, None) for part in ("dataset", "sampler", "batch_sampler")}
     return {f"the {purpose} {part.replace('_', ' ')}": value for part, value in parts.items() if value is not None}

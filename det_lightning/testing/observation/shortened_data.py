@@ -1,4 +1,4 @@
-"""Real epochs of a few batches, and short validations: loaders of a part of the user's data."""
+"""Loaders of a part of the user's data, for real epochs of a few batches and short validations; sizes of loaders."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from det_lightning.pytorch import DataLoader
 
 @dataclasses.dataclass(frozen=True)
 class ShortenedData:
-    """How to shorten the data of a run; by default not at all. Loaders of other classes than ours are left as is."""
+    """How to shorten the data of a run; by default not at all. Only loaders of det_lightning are shortened."""
 
-    epoch_batches: int | None = None  # number of batches of an epoch, each of which has the same samples
-    validation_samples: int | None = None  # validate on the first ones, in the order of the dataset
+    epoch_batches: int | None = None  # number of batches in an epoch; all epochs have the same samples
+    validation_samples: int | None = None  # number of first samples of the dataset to validate on
     halves_validation_batch: bool = False  # give a validation batch half as many samples
     loads_here: bool = False  # load in the training process, so that random draws for samples can be seen
 
     def shorten_training(self, loader: Any) -> Any:
-        """Return a loader of the first samples, which shuffles if the user's one does."""
+        """Return a loader of the first samples; the loader shuffles if the user's loader does."""
         if self.loads_here and isinstance(loader, DataLoader):
             loader = _without_workers(loader)
         if self.epoch_batches is None or not isinstance(loader, DataLoader) or len(loader) <= self.epoch_batches:
@@ -44,7 +44,7 @@ class ShortenedData:
             batch_size //= 2
         if dataset is loader.dataset and batch_size == loader.batch_size:
             return loader
-        return _rebatched(loader, dataset, max(1, batch_size))
+        return _change_batch_size(loader, dataset, max(1, batch_size))
 
 
 def _without_workers(loader: DataLoader) -> DataLoader:
@@ -61,7 +61,7 @@ ALL_DATA = ShortenedData()
 
 
 def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
-    """Return the first batches of each pass; those of a permutation are always made of the same samples."""
+    """Return a sampler of the first batches of each pass; a shuffled pass always has the same samples."""
     sampler = loader.sampler
     if not makes_batches(loader) or not isinstance(sampler, RandomSampler):
         return FirstBatches(loader.batch_sampler, batches)
@@ -71,11 +71,11 @@ def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
 
 
 def makes_batches(loader: DataLoader) -> bool:
-    """Return whether ``batch_size`` and ``sampler`` make the batches, rather than a ``batch_sampler`` of the user."""
+    """Return whether ``batch_size`` and ``sampler`` make the batches, rather than the user's ``batch_sampler``."""
     return type(loader.batch_sampler) is BatchSampler
 
 
-def _rebatched(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
+def _change_batch_size(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
     short = copy.copy(loader)
     short.dataset = dataset
     short.batch_size = batch_size
@@ -84,8 +84,27 @@ def _rebatched(loader: DataLoader, dataset: Any, batch_size: int) -> DataLoader:
     return short
 
 
-def count_full_batches(loader: Any) -> int | None:
-    """Return how many batches of a pass have all of their samples; None if that is not known."""
-    with contextlib.suppress(AttributeError, TypeError):
-        return len(loader.batch_sampler.sampler) // loader.batch_sampler.batch_size  # type: ignore[no-any-return]
-    return None
+@dataclasses.dataclass(frozen=True)
+class LoaderFacts:
+    """Sizes of a loader, each None if unknown."""
+
+    batches: int | None = None  # in a pass
+    full_batches: int | None = None  # batches of a pass with all of their samples
+    samples: int | None = None  # of the dataset
+    batch_size: int | None = None
+    is_sharded: bool = True  # whether det_lightning divides the data of the loader
+    has_own_batches: bool = False  # whether a batch_sampler of the user makes the batches
+
+    @classmethod
+    def read(cls, loader: Any) -> LoaderFacts:
+        """Return the facts of a loader of any class."""
+        batches = full = samples = None
+        with contextlib.suppress(TypeError):
+            batches = len(loader)
+        with contextlib.suppress(AttributeError, TypeError):
+            samples = len(loader.dataset)
+        with contextlib.suppress(AttributeError, TypeError):
+            full = len(loader.batch_sampler.sampler) // loader.batch_sampler.batch_size
+        ours = isinstance(loader, DataLoader)
+        own_batches = ours and not makes_batches(loader)
+        return cls(batches, full, samples, getattr(loader, "batch_size", None), ours, own_batches)

@@ -1,1 +1,1 @@
-"""Records of training on both sides, and their first difference."""
+"""Records of training on both sides, and the first difference."""

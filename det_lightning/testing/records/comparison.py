@@ -1,4 +1,4 @@
-"""Finds the first difference between two trainings of one trial, and its size."""
+"""Comparison of two recorded trainings: the first difference and its size."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask
-from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, noisy_gradients, tolerance_for
+from det_lightning.testing.records.difference import (
+    BIT_EQUAL,
+    Difference,
+    Tolerance,
+    choose_tolerance,
+    find_noisy_gradients,
+)
 from det_lightning.testing.records.record import (
     RunSettings,
     TrainingRecord,
     distance,
-    dtype_of,
-    kind_of,
-    may_be_same,
-    number_in,
-    summary_of,
+    get_kind,
+    read_dtype,
+    read_number,
+    summarize_value,
     ulps_between,
 )
 
@@ -46,8 +51,8 @@ _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 def first_difference(
     reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance | None = None
 ) -> Difference | None:
-    """Return the earliest difference between two records; the default tolerance comes from :func:`tolerance_for`."""
-    comparison = _Comparison(reference, ours, tolerance or tolerance_for(reference, ours))
+    """Return the earliest difference between two records; the tolerance defaults to :func:`choose_tolerance`."""
+    comparison = _Comparison(reference, ours, tolerance or choose_tolerance(reference, ours))
     differences = comparison.differences()
     first = next(differences, None)
     if first is None:
@@ -68,40 +73,40 @@ def first_difference(
 def value_differences(
     kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
 ) -> Iterator[Difference]:
-    """Yield the differences beyond the tolerance between two described values; nested ones are named by their path.
+    """Yield the differences beyond the tolerance between two described values; names are paths into nested values.
 
-    For weights, the tolerance is relative to ``weight_scale``, and the norm is compared, or the sampled elements if at
-    least half of them differ. For other values ``weight_scale`` is None.
+    For weights, the tolerance is relative to ``weight_scale``. If at least half of the sampled elements differ, the
+    elements are compared, otherwise the norm. For other values ``weight_scale`` is None.
     """
-    if nested := _nested(name, theirs, mine):
+    if nested := _pair_items(name, theirs, mine):
         for inner, (theirs_within, mine_within) in nested.items():
             yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
         return
-    one = number_in(theirs)
-    other = number_in(mine)
+    one = read_number(theirs)
+    other = read_number(mine)
     far: _Part | None = None
     if one is not None and other is not None:
         far = None if tolerance.allows(one, other) else ("", one, other)
-        same = not tolerance.exact or dtype_of(theirs) == dtype_of(mine)
-    elif kind_of(theirs) == "array" == kind_of(mine) and theirs["shape"] == mine["shape"]:
+        same = not tolerance.exact or read_dtype(theirs) == read_dtype(mine)
+    elif get_kind(theirs) == "array" == get_kind(mine) and theirs["shape"] == mine["shape"]:
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
-        far = None if equal else _farthest_apart(theirs, mine, tolerance, weight_scale)
+        far = None if equal else _find_farthest(theirs, mine, tolerance, weight_scale)
         same = equal or not tolerance.exact
     else:
-        same = theirs == mine or may_be_same(theirs, mine)
+        same = theirs == mine
     if far is not None:
         part, one, other = far
         apart = distance(one, other)
         largest = max(abs(one), abs(other))
-        ulps = ulps_between(one, other, dtype_of(theirs))
+        ulps = ulps_between(one, other, read_dtype(theirs))
         relative = apart / largest if largest else None
         yield Difference(kind, name, None, one, other, part, apart, relative, ulps, tolerance)
     elif not same:
-        yield Difference(kind, name, None, summary_of(theirs), summary_of(mine), tolerance=tolerance)
+        yield Difference(kind, name, None, summarize_value(theirs), summarize_value(mine), tolerance=tolerance)
 
 
-def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
-    if kind_of(theirs) == "dict" == kind_of(mine):
+def _pair_items(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
+    if get_kind(theirs) == "dict" == get_kind(mine):
         keys = dict.fromkeys([*theirs, *mine])
         return {f"{name}.{key}" if name else key: (theirs.get(key), mine.get(key)) for key in keys}
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
@@ -109,8 +114,8 @@ def _nested(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]:
     return {}
 
 
-def _farthest_apart(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None) -> _Part | None:
-    """Return the element, or else the statistic, in which two equally shaped arrays differ most, and both values."""
+def _find_farthest(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None) -> _Part | None:
+    """Return the element, else the statistic, with the largest distance between two arrays, and both values."""
     size = math.prod(theirs["shape"])
     scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
     sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
@@ -139,19 +144,21 @@ class _Comparison:
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
-        starts = [*reference.named("start"), *ours.named("start")]
-        self._parameters = {name for start in starts for name in start["parameters"]}
+        # A part of a record may lack its start.
+        events = [event for record in self._records for event in record.events]
+        fields = {"start": "parameters", "batch_end": "gradients"}
+        self._parameters = {n for e in events if (field := fields.get(e["event"])) is not None for n in e[field]}
         self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
         self.rng_diverged_at: int | None = None  # the first batch with differing random states, if not compared
         self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
-        """Yield all differences in chronological order, up to where the sequences of events diverge."""
+        """Yield all differences in chronological order, until the sequences of events diverge."""
         for field in dataclasses.fields(RunSettings):
             settings = [getattr(record.settings, field.name) for record in self._records]
             if settings[0] != settings[1]:
                 yield self._difference("settings", field.name, None, mask(settings))
-        # Without the hooks that the other side's Determined does not have.
+        # Hooks that the other Determined lacks are left out.
         hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         comparable = [
             [event for event in record.events if event["event"] != "callback" or event["name"] in hooks]
@@ -164,11 +171,11 @@ class _Comparison:
                 name = str(labels[0] or labels[1])
                 yield from self._ends(batch) or [self._difference("callback", name, batch, labels)]
                 return
-            yield from self._of_events(*pair)
+            yield from self._compare_events(*pair)
         yield from self._ends()
 
     def _ends(self, batch: int | None = None) -> list[Difference]:
-        """Return the difference between how the trainings ended, of which the records diverge at ``batch``."""
+        """Return the difference between the ends of two trainings, whose records diverge at ``batch``."""
         errors = [record.error or {} for record in self._records]
         lengths = [record.batches for record in self._records]
         if errors[0].get("type") != errors[1].get("type"):
@@ -179,31 +186,31 @@ class _Comparison:
             return [self._difference("number of batches", "trained", min(lengths), lengths)]
         return []
 
-    def _of_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
+    def _compare_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
         exact = self._tolerance.exact
         if not exact:
-            self._note_excuses(theirs, mine)
+            self._note_noise(theirs, mine)
         for field, kind in _KINDS.items():
             if field not in theirs or field not in mine or (not exact and kind in ("random state", "gradient")):
                 continue
             scale = self._largest_weight if kind == "parameter" and not exact else None
             pair = (theirs[field], mine[field])
             for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind), scale):
-                found = self._specified(difference, theirs)
+                found = self._specify(difference, theirs)
                 # Statistics of layers follow the parameters before them.
                 noisy = {"parameter": found.name in self.noisy_parameters, "buffer": bool(self.noisy_parameters)}
                 if not noisy.get(found.kind):
                     yield dataclasses.replace(found, batch=theirs["batch"])
 
-    def _note_excuses(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        self.noisy_parameters |= noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
+    def _note_noise(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+        self.noisy_parameters |= find_noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
         if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
             self.rng_diverged_at = theirs["batch"]
         weights = theirs.get("weights", {})
         self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
 
-    def _specified(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
-        """Return the difference with the kind and name that follow from the event, and not only from its field."""
+    def _specify(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
+        """Return the difference with the kind and name that follow from the event."""
         changes: dict[str, Any] = {}
         if event["event"] == "validation":
             changes = {"kind": "validation metric"}

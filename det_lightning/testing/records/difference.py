@@ -1,4 +1,4 @@
-"""A difference between two trainings, how much of one is allowed, and what usually causes it."""
+"""A difference between two trainings, with the tolerance and the usual causes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.testing.records.record import TrainingRecord, shown
+from det_lightning.testing.records.record import TrainingRecord, shorten_repr
 
-# Numbers may depend on these through no fault of the trial.
+# Numbers may depend on these facts through no fault of the trial.
 _ENVIRONMENT = ("torch", "device", "processor", "threads")
 # Gradients below this share of a larger one in the same batch are nothing but float32 rounding.
 _NOISE = 1e-5
 _KEEP_IN_CALLBACK = "keep it in a callback, whose state_dict() returns it"
 
-# By comparison, and by the kind of thing that differs or is lost.
+# By comparison, and by the kind of the difference or of the lost state.
 _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # With the real determined.
     "reference": {
@@ -86,13 +86,13 @@ class Tolerance:
 
     If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
 
-    - Metrics and data are held to this tolerance, arrays by their norm, mean, extremes and eight elements, relative to
-      the largest element; learning rates, which no kernel computes, to a millionth.
-    - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: their
-      norm, and more than half of the sampled elements. An element with a gradient near zero, whose mere sign decides
-      Adam's step, may go the other way.
+    - Metrics and data are held to this tolerance, arrays by norm, mean, extremes and eight elements, relative to the
+      largest element; learning rates, which no kernel computes, to a millionth.
+    - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: the
+      norm, and more than half of the sampled elements. If a gradient is near zero, the mere sign decides Adam's step,
+      so a single element may go the other way.
     - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
-      then neither are buffers: the running mean of a batch norm follows the bias before it.
+      then neither are buffers: the running mean of a batch norm follows the preceding bias.
     - Random states and gradients are not compared.
     """
 
@@ -125,8 +125,8 @@ class Tolerance:
 BIT_EQUAL = Tolerance(reason="same torch, device, processor and number of threads")
 
 
-def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
-    """Return the tolerance between the environments of two records: none if they are the same, else 0.1 %."""
+def choose_tolerance(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
+    """Return the tolerance between two records: 0.1 %, or none if the environments are the same."""
     other = [name for name in _ENVIRONMENT if reference.environment.get(name) != ours.environment.get(name)]
     if not other:
         return BIT_EQUAL
@@ -134,23 +134,23 @@ def tolerance_for(reference: TrainingRecord, ours: TrainingRecord) -> Tolerance:
     return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
 
 
-def noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
+def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
     """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm.
 
-    Optimizers that divide by the size of a gradient turn it into full steps in a random direction.
+    Optimizers that divide by the size of a gradient turn rounding noise into full steps in a random direction.
     """
     noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
     sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
     return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
-def whose_gradient_cancels(record: TrainingRecord) -> set[str]:
+def find_cancelling_gradients(record: TrainingRecord) -> set[str]:
     """Return the parameters whose gradient is zero in exact arithmetic, in every batch of a training.
 
-    A gradient reaches their module, but its parts cancel out: another parameter of the module, or of the model if the
-    module has no other one, gets a gradient compared to which theirs is rounding noise.
+    A gradient reaches the module, but the parts cancel out. Compared with the gradient of another parameter of the
+    module, or of the model if the module has no other parameter, the gradient is rounding noise.
     """
-    batches = [event["gradients"] for event in record.named("batch_end") if event["gradients"]]
+    batches = [event["gradients"] for event in record.select("batch_end") if event["gradients"]]
     names = dict.fromkeys(name for gradients in batches for name in gradients)
     return {name for name in names if all(_cancels(name, gradients) for gradients in batches if name in gradients)}
 
@@ -175,7 +175,7 @@ def usual_causes(comparison: str, kind: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One value in which two trainings differ; ``str()`` describes everything known about it."""
+    """A value that differs between two trainings; ``str()`` describes all known facts."""
 
     kind: str  # "metric", "parameter", "data", ...: the kinds in the table above
     name: str  # of the metric, parameter, callback, ...
@@ -194,7 +194,7 @@ class Difference:
 
     @property
     def likely_cause(self) -> str:
-        """The usual cause of a difference like this from the real determined."""
+        """The usual cause of such a difference from the real determined."""
         usual = " ".join(usual_causes("reference", self.kind))
         drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
         if drew and self.kind not in ("settings", "error", "number of batches"):
@@ -223,6 +223,6 @@ class Difference:
         distance = "" if self.absolute is None else f" ({self.absolute:.3g} apart{relative}{ulps})"
         also = f" Also different there: {', '.join(self.also)}." if self.also else ""
         return (
-            f"The first difference is the {name}{position}: {shown(self.reference)} {self.sides[0]}, "
-            f"{shown(self.ours)} {self.sides[1]}{distance}. Allowed: {self.tolerance}.{also}"
+            f"The first difference is the {name}{position}: {shorten_repr(self.reference)} {self.sides[0]}, "
+            f"{shorten_repr(self.ours)} {self.sides[1]}{distance}. Allowed: {self.tolerance}.{also}"
         )

@@ -1,4 +1,4 @@
-"""The record of a training run, its file, which :mod:`det_lightning.testing.recorder` writes, and the values in it."""
+"""The record of a training: settings, events, values, and the file, which the recorder writes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _EVENT_FIELDS = {
 
 
 class RecordError(DetLightningError):
-    """A record cannot be read or made; the message names it, the reason and what to do."""
+    """A record cannot be read or made; the message names the record, the reason and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run depends on besides the trial; records are only comparable if their settings are equal."""
+    """The settings of a run; two records are comparable only if their settings are equal."""
 
     hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # without ranges
     config: dict[str, Any] | None = None  # the experiment configuration, if there is one
@@ -61,22 +61,22 @@ class TrainingRecord:
     environment: Mapping[str, Any]  # as recorder.environment() returns it
     events: tuple[Mapping[str, Any], ...]  # in order; each has "event" and "batch" (number of batches trained before)
     batches: int  # number of batches trained
-    error: Mapping[str, str] | None = None  # "type", "message" and "traceback" of what ended the training
+    error: Mapping[str, str] | None = None  # "type", "message" and "traceback" of an error that ended the training
 
-    def named(self, event: str) -> list[Mapping[str, Any]]:
+    def select(self, event: str) -> list[Mapping[str, Any]]:
         return [entry for entry in self.events if entry["event"] == event]
 
     def curves(self, event: str) -> dict[str, list[tuple[int, float]]]:
         """Return the batches and values of each scalar metric; ``event`` is ``"batch_end"`` or ``"validation"``."""
         curves: dict[str, list[tuple[int, float]]] = {}
-        for entry in self.named(event):
+        for entry in self.select(event):
             for name, described in entry["metrics"].items():
-                if (value := number_in(described)) is not None:
+                if (value := read_number(described)) is not None:
                     curves.setdefault(name, []).append((entry["batch"], float(value)))
         return curves
 
     def since(self, hook: str, batches: int | None = None) -> TrainingRecord:
-        """Return the record of what follows the first call of a hook, or its first call after ``batches`` batches."""
+        """Return the record from the first call of a hook on, or from the first call after ``batches`` batches."""
         calls = (event.get("name") == hook and batches in (None, event["batch"]) for event in self.events)
         first = next((index for index, found in enumerate(calls) if found), len(self.events))
         return dataclasses.replace(self, events=self.events[first + 1 :])
@@ -90,9 +90,9 @@ class TrainingRecord:
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
-    """Read a record of ``trial``; only the name of the class is compared, because modules move."""
+    """Read a record of ``trial``; modules may move, so only the name of the class is compared."""
     path = Path(path)
-    advice = _how_to_make_one(trial)
+    advice = _advise_recording(trial)
     try:
         require_file(path)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
     return record
 
 
-def _how_to_make_one(trial: str | None) -> str:
+def _advise_recording(trial: str | None) -> str:
     return (
         f"Make one where the trial has trained so far, with a copy of recorder.py: "
         f"python recorder.py {shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
@@ -116,16 +116,16 @@ def _how_to_make_one(trial: str | None) -> str:
 
 
 def parse_record(content: Any, source: str) -> TrainingRecord:
-    """Return the record in ``content``, read from JSON; a RecordError names ``source`` and what is wrong."""
+    """Return the record in ``content``, read from JSON; a RecordError names ``source`` and each mistake."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise RecordError(f"{source} is JSON, but not a record of a training. {_how_to_make_one(None)}")
+        raise RecordError(f"{source} is JSON, but not a record of a training. {_advise_recording(None)}")
     if content.get("version") != VERSION:
         raise RecordError(
             f"{source} has version {content.get('version')!r} of the record format; this det_lightning reads "
             f"{VERSION}. Record again with the recorder of this det_lightning."
         )
     if wrong := list(_wrong_fields(content)):
-        raise RecordError(f"{source} is damaged: {'; '.join(wrong[:5])}. {_how_to_make_one(content.get('trial'))}")
+        raise RecordError(f"{source} is damaged: {'; '.join(wrong[:5])}. {_advise_recording(content.get('trial'))}")
     fields = {name: content[name] for name in _FIELDS}
     fields.update(settings=RunSettings(**content["settings"]), events=tuple(content["events"]))
     return TrainingRecord(**fields)
@@ -146,47 +146,39 @@ def _wrong_fields(content: dict[str, Any]) -> Iterator[str]:
             yield f"event {number} ({event['event']}) has no {', '.join(missing)}"
 
 
-# Values as the recorder describes them
+# Values in the descriptions of the recorder
 
 
-#: Struct formats of a number and of the integer with the same bits, and the low bits that the dtype lacks.
+# Struct formats of a number and of the signed integer with the same bits; bfloat16 is the upper half of a float32.
 _FORMATS = {
-    "float16": ("e", "H", 0),
-    "bfloat16": ("f", "I", 16),
-    "float32": ("f", "I", 0),
-    "float64": ("d", "Q", 0),
-    "float": ("d", "Q", 0),
+    "float16": ("e", "h"),
+    "bfloat16": ("f", "i"),
+    "float32": ("f", "i"),
+    "float64": ("d", "q"),
+    "float": ("d", "q"),
 }
 
 
-def kind_of(value: Any) -> str | None:
-    """Return what a value was, "array", "number" (of numpy or torch), "object" or "dict"; None if it is as it was."""
+def get_kind(value: Any) -> str | None:
+    """Return the kind of a described value: "array", "number", "object" or "dict"; None for a plain value."""
     return value.get("~", "dict") if isinstance(value, dict) else None
 
 
-def number_in(described: Any) -> int | float | None:
-    """Return a recorded value as a number; None if it is not one."""
-    if kind_of(described) == "number":
+def read_number(described: Any) -> int | float | None:
+    """Return a recorded number; None for other values."""
+    if get_kind(described) == "number":
         described = described["value"]
     return described if isinstance(described, int | float) and not isinstance(described, bool) else None
 
 
-def may_be_same(one: Any, other: Any) -> bool:
-    """Return whether two values may be equal although the record of one holds nothing but its class."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return False
-    unknown = any(kind_of(value) == "object" and "digest" not in value for value in (one, other))
-    return unknown and (one.get("class") == other.get("class") or "dict" in (kind_of(one), kind_of(other)))
-
-
-def dtype_of(value: Any) -> str:
-    """Return the dtype, or the name of the Python type."""
+def read_dtype(value: Any) -> str:
+    """Return the dtype of a described value, or the name of the Python type."""
     return str(value["dtype"]) if isinstance(value, dict) else type(value).__name__
 
 
-def summary_of(value: Any) -> Any:
-    """Return a recorded value in the form that messages show."""
-    kind = kind_of(value)
+def summarize_value(value: Any) -> Any:
+    """Return a recorded value in the form for messages."""
+    kind = get_kind(value)
     if kind == "array":
         return f"{value['dtype']} {'x'.join(map(str, value['shape']))} with digest {value['digest']}"
     if kind == "number":
@@ -196,14 +188,14 @@ def summary_of(value: Any) -> Any:
     return f"{len(value)} items" if isinstance(value, list | dict) else value
 
 
-def shown(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
     """Return the representation of a value, cut to 80 characters."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def distance(one: float, other: float) -> float:
-    """Return ``|one - other|``: 0 for two NaNs, infinity for one."""
+    """Return ``|one - other|``: 0 for two NaNs, infinity for a single NaN."""
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
     apart = abs(one - other)
@@ -211,16 +203,15 @@ def distance(one: float, other: float) -> float:
 
 
 def ulps_between(one: float, other: float, dtype: str) -> int | None:
-    """Return the number of steps from one representable number to the other; None unless both are finite floats."""
+    """Return the number of steps between representable numbers; None unless both are finite floats."""
     if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
         return None
-    number_format, integer_format, missing = _FORMATS[dtype]
+    number, integer = _FORMATS[dtype]
     try:
-        packed = struct.pack(f"<2{number_format}", float(one), float(other))
+        words = struct.unpack(f"<2{integer}", struct.pack(f"<2{number}", one, other))
     except OverflowError:
         return None
-    sign = 1 << (4 * len(packed) - 1)
-    words = struct.unpack(f"<2{integer_format}", packed)
+    lowest = -1 << (8 * struct.calcsize(f"<{integer}") - 1)
     # The positions among all numbers of the dtype in ascending order, 0 at zero.
-    sizes: list[int] = [(word & ~sign) >> missing for word in words]
-    return abs(sizes[0] - sizes[1]) if words[0] & sign == words[1] & sign else sizes[0] + sizes[1]
+    places: list[int] = [word if word >= 0 else lowest - word for word in words]
+    return abs(places[0] - places[1]) >> (16 if dtype == "bfloat16" else 0)

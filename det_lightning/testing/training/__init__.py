@@ -1,1 +1,1 @@
-"""Runs of a trial: its class, its requirements, and training in this process or on the real determined."""
+"""Runs of a trial: import, requirements, and training in this process, in others, or on the real determined."""

@@ -1,4 +1,4 @@
-"""Training a trial in this process, with either API, under observation."""
+"""Runs of a trial in this process, with either API, under observation."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
-from det_lightning.testing.observation.observer import Observer, observed
+from det_lightning.testing.observation.observer import Observer, observe_trial
 from det_lightning.testing.observation.shortened_data import ALL_DATA, ShortenedData
+from det_lightning.testing.records.comparison import first_difference
+from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
-# What is under way after an event of the log, until the next of these events.
+# The stage of a run after an event of the log, until the next of these events.
 _STAGES = {
     "start": "before its data loaders are built",
     "on_trial_startup": "while its data loaders are built",
@@ -55,7 +57,7 @@ class RunPlan:
     data: ShortenedData = ALL_DATA
     validates_first: bool = False  # before the first batch
     resume_from: Path | str | None = None  # a checkpoint
-    trusted: bool = False  # read the checkpoint even if that executes code
+    trusted: bool = False  # read the checkpoint even if reading executes code
     distributed: Any = None  # DistributedContext of the run
     strategy: str | None = None  # how several processes train
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
@@ -87,7 +89,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run and what was observed in it."""
+    """A run with the observations."""
 
     plan: RunPlan
     record: TrainingRecord
@@ -104,6 +106,19 @@ class Run:
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 
 
+def compare_runs(one: Run, other: Run, after: int | None = None) -> Difference | None:
+    """Return the first difference between two runs; ``other`` may resume from ``one`` after ``after`` batches."""
+    start = "on_training_start" if after is None else "on_checkpoint_upload_end"
+    sides = (f"in {one.plan.name}", f"in {other.plan.name}")
+    return compare_records(one.record.since(start, after), other.record, sides)
+
+
+def compare_records(one: TrainingRecord, other: TrainingRecord, sides: tuple[str, str] = ("", "")) -> Difference | None:
+    """Return the first difference from the start of training of ``other`` on."""
+    difference = first_difference(one, other.since("on_training_start"))
+    return None if difference is None else dataclasses.replace(difference, sides=sides)
+
+
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
     settings = dict(vars(plan.settings))
@@ -111,7 +126,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     init["strategy"] = plan.strategy
     trainer = {**_QUIET, **plan.limits, "callbacks": [PreemptionHandler(signals=[])]}
-    period = _schedule(plan.checkpoint_after)
+    period = _make_schedule(plan.checkpoint_after)
     fit: dict[str, Any] = {
         "checkpoints": DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code),
         "latest_checkpoint": plan.resume_from,
@@ -119,33 +134,33 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
         "step_zero_validation": plan.validates_first,
     }
     if plan.validate_after is not None:
-        fit["validation_period"] = _schedule(plan.validate_after)
+        fit["validation_period"] = _make_schedule(plan.validate_after)
     arguments = (pytorch, settings, observer, {"init": init, "Trainer": trainer, "fit": fit})
-    return _observe(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
+    return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
 def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Lightning's API; see :func:`train`."""
 
     def fit_trial(trial_class: type) -> None:
-        module = _module(
+        module = _make_module(
             trial_class,
             plan,
             aggregation_frequency=plan.settings.aggregation_frequency,
             max_length=Batch(plan.settings.batches),
-            validation_period=_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
+            validation_period=_make_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
             reporting_period=Batch(plan.settings.reporting_period),
             step_zero_validation=False,
         )
-        period = _schedule(plan.checkpoint_after)
+        period = _make_schedule(plan.checkpoint_after)
         checkpoints = DeterminedCheckpoint(
             plan.storage, policy="none", period=period, code_dir=plan.no_code, async_write=False
         )
         with interrupts_come_through():
-            _trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
+            _make_trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
         observer.end(observer.trial)
 
-    return _observe(source, plan, observer, fit_trial)
+    return _observe_run(source, plan, observer, fit_trial)
 
 
 def validate(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
@@ -153,12 +168,12 @@ def validate(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
 
     def validate_trial(trial_class: type) -> None:
         with interrupts_come_through():
-            _trainer().validate(_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
+            _make_trainer().validate(_make_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
 
-    return _observe(source, plan, observer, validate_trial)
+    return _observe_run(source, plan, observer, validate_trial)
 
 
-def _module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
+def _make_module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
     settings = plan.settings
     recorder.seed_all(settings.seed)
     return TrialModule(
@@ -171,49 +186,49 @@ def _module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
     )
 
 
-def _trainer(**flags: Any) -> pl.Trainer:
+def _make_trainer(**flags: Any) -> pl.Trainer:
     """Return a trainer for the device that Determined's API chooses."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     return pl.Trainer(accelerator=accelerator, devices=1, enable_model_summary=False, **_QUIET, **flags)
 
 
-def _schedule(batches: frozenset[int]) -> Batch | None:
+def _make_schedule(batches: frozenset[int]) -> Batch | None:
     return Batch(batches) if batches else None
 
 
-def _observe(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
+def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
     for directory in (plan.storage, plan.no_code):
         directory.mkdir(parents=True, exist_ok=True)
     failure = None
     settings = _process_settings(plan.threads)
     # Names that the trial imports are observed, too.
-    with settings, plan.around(), source.imported() as trial_class, isolated_rng(), warnings.catch_warnings():
+    with settings, plan.around(), source.import_class() as trial_class, isolated_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fit(observed(trial_class, observer, plan.data))
+            fit(observe_trial(trial_class, observer, plan.data))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
-            error = cause_of_exit(e)
+            error = find_cause(e)
             labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
             stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
             failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
         environment = recorder.environment("det_lightning")
     observer.release()
-    recorded = None if failure is None else recorder.error_of(failure.error)
+    recorded = None if failure is None else recorder.describe_error(failure.error)
     record = TrainingRecord(source.spec, plan.settings, environment, tuple(observer.events), observer.batches, recorded)
     metadata = plan.storage.glob("*/metadata.json")
     checkpoints = {json.loads(file.read_text())["steps_completed"]: file.parent for file in metadata}
     return Run(plan, record, observer, checkpoints, failure)
 
 
-def cause_of_exit(error: BaseException) -> BaseException:
-    """Return the ``InvalidHP`` that ``init()`` has turned into the end of the process, or the error as it is."""
+def find_cause(error: BaseException) -> BaseException:
+    """Return the ``InvalidHP`` behind the end of the process by ``init()``, or the error itself."""
     before = error.__context__
     return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
 
 
 @contextlib.contextmanager
 def _process_settings(threads: int | None) -> Iterator[None]:
-    """Silence logs, share the cores with other workers of pytest-xdist, and undo what a trial sets in the process."""
+    """Silence logs, share the cores with other workers of pytest-xdist, and undo settings of the trial."""
     before = torch.get_num_threads()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with contextlib.ExitStack() as undo:

@@ -1,135 +1,252 @@
-"""The runs of a trial in two processes that share each batch, and in one, with which they are compared."""
+"""Training in separate processes: two with shared batches, and a single process for comparison."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as functional
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.topology import free_port
 from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.observation.evaluation_watch import DROPOUTS
-from det_lightning.testing.observation.shortened_data import ShortenedData
-from det_lightning.testing.processor_time import Stuck
-from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import Run, RunPlan
-from det_lightning.testing.training.separate import ProcessResult, Role, train_in_processes
+from det_lightning.testing.observation.context_bypass import ContextBypass
+from det_lightning.testing.observation.model_watch import DROPOUTS
+from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
+from det_lightning.testing.processor_time import POLL_S, ProcessorMeter, Stuck
+from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
-_SIZE = 2
+#: The hash seed of processes for comparison with each other.
+HASH_SEED = "0"
+#: The number of processes that share a batch.
+SIZE = 2
 _BATCHES = 4
+# Processes wait this long for each other: as long as the budget of a process may last on a busy machine.
+_PATIENCE_S = 3600
+
+PlanMaker = Callable[..., RunPlan]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenValue:
+    """A value in a trial's objects."""
+
+    text: str
+    trains: bool  # whether the value is a tensor that requires a gradient
+    is_wrapped: bool  # whether the value belongs to a wrapped model, optimizer or scheduler
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessResult:
+    """The result of one process, in plain values: objects of the trial's classes could not be unpickled."""
+
+    record: TrainingRecord
+    samples: list[Counter[bytes] | None]  # for each batch, the checksums of its arrays' rows, if these are samples
+    lengths: list[int]  # of each batch
+    training: LoaderFacts
+    validation: LoaderFacts
+    gradients: dict[str, np.ndarray[Any, Any]]  # some elements of the gradients of the first update
+    validation_draws: bool  # whether a validation draws random numbers
+    initial: dict[str, torch.Tensor]  # the parameters before training
+    final: dict[str, torch.Tensor]  # all weights after training
+    states: dict[str | int, dict[str, SeenValue]]  # of the trial's objects, at the "start" and the "end"
+    failure: tuple[str, str] | None  # its stage and text
+
+    @classmethod
+    def summarize(cls, run: Run) -> ProcessResult:
+        """Return the result of a run whose observer keeps weights."""
+        seen = run.observer
+        states = {
+            when: {path: SeenValue(repr(leaf.value), leaf.trains, leaf.holder.wrapped) for path, leaf in state.items()}
+            for when, state in seen.states.items()
+        }
+        failure = None if run.failure is None else (run.failure.stage, run.failure.text)
+        facts = (seen.training, seen.validation, seen.gradients, seen.evaluation.draws, seen.initial_parameters)
+        return cls(run.record, seen.samples, seen.lengths, *facts, seen.final.get("weights", {}), states, failure)
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """The plans that a process executes one after another, as a rank of a group or alone."""
+
+    plans: Sequence[RunPlan]
+    rank: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessRuns:
-    """The results of two processes together, and of one alone, of the same length and under the same hash seed."""
+    """The results of two processes together, and of a process alone, of equal length and under equal hash seeds."""
 
     ranks: list[ProcessResult]
     one: ProcessResult
     halved: ProcessResult  # one process that validates with half as many samples in a batch
-    shards_here: bool  # whether det_lightning divides the training data
-    has_own_batches: bool  # whether a batch_sampler of the trial makes the training batches
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
 
 
-def train_two_and_one(
-    source: TrialSource, straight: Run, make_plan: Callable[..., RunPlan], folder: Path, own_groups: Collection[str]
-) -> ProcessRuns:
-    """Train in two processes and in one; raises CheckFailed if the two fail, NotCompared if nothing can be compared.
+def train_in_processes(
+    source: TrialSource, roles: Sequence[Role], folder: Path, hash_seed: str = HASH_SEED
+) -> list[list[ProcessResult]]:
+    """Return the results of each process, or of the failed process alone.
 
-    ``straight`` is a run in this process, and ``own_groups`` are the calls in which the trial handles processes.
+    Raises:
+        NotCompared: the trial cannot be imported by name, or the processes exceed their budget.
+        Stuck: the processes crash, or wait for each other forever.
     """
     if not isinstance(source, ImportedTrial):
         raise NotCompared(f"{source.name} is not given by the name of its module")
+    folder.mkdir(parents=True)
+    threads = max(1, torch.get_num_threads() // len(roles)) if len(roles) > 1 else torch.get_num_threads()
+    arguments = (source.spec, source.directory, roles, folder, free_port("127.0.0.1"), threads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONHASHSEED", hash_seed)
+        processes: Any = spawn(_train_role, arguments, nprocs=len(roles), join=False)  # type: ignore[no-untyped-call]
+    crash = None
+    pids = [process.pid for process in processes.processes]
+    meter = ProcessorMeter(pids, f"training in {len(pids)} processes")
+    try:
+        # Each call waits for the next process to end.
+        while not processes.join(timeout=POLL_S):
+            meter.check()
+    except (ProcessExitedException, ProcessRaisedException) as e:
+        crash = e
+    finally:
+        for process in processes.processes:
+            process.kill()
+            process.join()
+    results = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("role-*.pkl"))]
+    failed = [of_role for of_role in results if of_role[-1].failure is not None]
+    if crash is not None and not failed:
+        raise Stuck(str(crash))
+    return failed[:1] or results
+
+
+def _train_role(
+    index: int, spec: str, directory: Path, roles: Sequence[Role], folder: Path, port: int, threads: int
+) -> None:
+    role = roles[index]
+    distributed = None
+    if role.rank is not None:
+        rendezvous = f"file://{folder / 'rendezvous'}"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=role.rank, world_size=SIZE)
+        nodes: dict[str, Any] = {"local_rank": role.rank, "local_size": SIZE, "cross_rank": 0, "cross_size": 1}
+        distributed = DistributedContext(rank=role.rank, size=SIZE, pub_port=port, timeout_s=_PATIENCE_S, **nodes)
+    source = ImportedTrial(spec, directory)
+    results = []
+    for plan in role.plans:
+        plan = dataclasses.replace(plan, distributed=distributed, threads=plan.threads or threads)
+        observer = Observer(source.modules, keeps_weights=True)
+        with register_optimizer_step_pre_hook(observer.keep_gradients):
+            results.append(ProcessResult.summarize(train(source, plan, observer)))
+    (folder / f"role-{index}.pkl").write_bytes(pickle.dumps(results))
+    if results[-1].failure is not None:
+        sys.exit(1)
+    if distributed is not None:
+        dist.destroy_process_group()
+
+
+def train_two_and_one(
+    source: TrialSource, straight: Run, make_plan: PlanMaker, folder: Path, bypass: ContextBypass
+) -> ProcessRuns:
+    """Train in two processes and in one; ``straight`` and ``bypass`` are observations of this process.
+
+    Raises:
+        CheckFailed: the two processes fail.
+        NotCompared: there is nothing to compare.
+    """
     seen = straight.observer
-    if seen.full_batches == 0:
+    if seen.training.full_batches == 0:
         raise NotCompared("the training data have fewer samples than a batch of one process")
-    settings = dataclasses.replace(
-        _shareable(straight.plan.settings), batches=min(_BATCHES, seen.full_batches or _BATCHES)
-    )
+    settings = _share_evenly(straight.plan.settings)
+    settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
+    batch_size = seen.validation.batch_size
     remarks: list[str] = []
-    results = _train(source, _plan_roles(make_plan, settings, seen.validation_batch_size), folder / "as it is")
+    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size), folder / "as it is")
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure[1]:
-        roles = _plan_roles(make_plan, settings, seen.validation_batch_size, FIND_UNUSED)
-        results = _train(source, roles, folder / "with unused parameters")
-        last = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
-        remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {last}")
-    _require_success(results, own_groups)
+        reason = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
+        if frozen := [line for line, began in bypass.frozen.items() if not began]:
+            raise CheckFailed(
+                f"With two processes the trial fails {failure[0]}: {reason}.",
+                "parameters that are frozen too late: call requires_grad_(False) before context.wrap_model(), which "
+                "connects the processes",
+                details=frozen,
+            )
+        roles = _plan_roles(make_plan, settings, batch_size, FIND_UNUSED)
+        results = _train_to_end(source, roles, folder / "with unused parameters")
+        remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
+    elif frozen := [line for line, began in bypass.frozen.items() if began]:
+        where = frozen[0].partition(": ")[0]
+        remarks.append(f"{where} freezes parameters: several processes need strategy={FIND_UNUSED!r} from then on")
+    _require_success(results, bypass.process_groups)
     (first,), (second,), (halved, one) = results
-    has_size = "global_batch_size" in settings.hparams
-    return ProcessRuns([first, second], one, halved, seen.shards_data, seen.has_own_batches, has_size, remarks)
+    return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
 
 
-def train_two(
-    source: TrialSource, settings: RunSettings, make_plan: Callable[..., RunPlan], folder: Path
-) -> list[ProcessResult]:
-    """Train in two processes, whose results are not compared with those of one."""
-    if not isinstance(source, ImportedTrial):
-        raise NotCompared(f"{source.name} is not given by the name of its module")
+def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker, folder: Path) -> list[ProcessResult]:
+    """Train in two processes, without a process for comparison."""
     plan = make_plan("two", dataclasses.replace(settings, batches=_BATCHES), validate_after=frozenset())
-    results = _train(source, [Role([plan], rank, _SIZE) for rank in range(_SIZE)], folder)
+    results = _train_to_end(source, [Role([plan], rank) for rank in range(SIZE)], folder)
     _require_success(results, ())
     return [of_rank[-1] for of_rank in results]
 
 
-def train_halves(
-    source: TrialSource, settings: RunSettings, make_plan: Callable[..., RunPlan], folder: Path
-) -> ProcessResult:
-    """Train one process on the batches of two, rank after rank, without a step between those of the first batch."""
-    assert isinstance(source, ImportedTrial)  # two processes have trained
-    hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // _SIZE}
-    plan = make_plan(
-        "halves",
-        dataclasses.replace(settings, hparams=hparams, batches=_SIZE, aggregation_frequency=_SIZE),
-        data=ShortenedData(loads_here=True),
-        limits={"limit_val_batches": 1},
-        validate_after=frozenset(),
-        validates_first=True,
-        around=without_chance,
-    )
-    ((result,),) = _train(source, [Role([plan])], folder)
+def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker, folder: Path) -> ProcessResult:
+    """Train one process on the batches of two, rank after rank, without a step between both halves of a batch."""
+    hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // SIZE}
+    settings = dataclasses.replace(settings, hparams=hparams, batches=SIZE, aggregation_frequency=SIZE)
+    options = _make_options(ShortenedData(loads_here=True), limit=1)
+    ((result,),) = _train_to_end(source, [Role([make_plan("halves", settings, **options)])], folder)
     return result
 
 
+def _make_options(data: ShortenedData, limit: int = 16) -> dict[str, Any]:
+    start = {"validate_after": frozenset(), "validates_first": True, "around": remove_chance}
+    return {"data": data, "limits": {"limit_val_batches": limit}, **start}
+
+
 def _plan_roles(
-    make_plan: Callable[..., RunPlan], settings: RunSettings, batch_size: int | None, strategy: str | None = None
+    make_plan: PlanMaker, settings: RunSettings, batch_size: int | None, strategy: str | None = None
 ) -> list[Role]:
-    """Return the roles of two processes, and of one beside them."""
+    """Return the roles of two processes, and of one process for comparison."""
     data = ShortenedData(validation_samples=None if batch_size is None else 4 * batch_size, loads_here=True)
-    options: dict[str, Any] = {
-        "limits": {"limit_val_batches": 16},
-        "validate_after": frozenset(),
-        "validates_first": True,
-        "around": without_chance,
-    }
-    plan = make_plan("two processes", settings, data=data, strategy=strategy, **options)
-    halved_data = dataclasses.replace(data, halves_validation_batch=True)
+    options = _make_options(data)
+    plan = make_plan("two processes", settings, strategy=strategy, **options)
     once = dataclasses.replace(settings, batches=1)
-    halved = make_plan("half batches", once, data=halved_data, **options)
-    one = make_plan("one process", settings, data=data, **options)
-    return [*(Role([plan], rank, _SIZE) for rank in range(_SIZE)), Role([halved, one])]
+    half_data = dataclasses.replace(data, halves_validation_batch=True)
+    halved = make_plan("half batches", once, **{**options, "data": half_data})
+    one = make_plan("one process", settings, **options)
+    return [*(Role([plan], rank) for rank in range(SIZE)), Role([halved, one])]
 
 
-def _train(source: ImportedTrial, roles: list[Role], folder: Path) -> list[list[ProcessResult]]:
+def _train_to_end(source: TrialSource, roles: list[Role], folder: Path) -> list[list[ProcessResult]]:
     try:
         return train_in_processes(source, roles, folder)
     except Stuck as e:
         raise CheckFailed(f"With two processes the trial does not end. {e}") from None
 
 
-def _shareable(settings: RunSettings) -> RunSettings:
-    """Return settings with a batch that two processes can share evenly."""
+def _share_evenly(settings: RunSettings) -> RunSettings:
+    """Return settings with a batch size that two processes can share."""
     size = settings.hparams.get("global_batch_size")
-    if not isinstance(size, int) or size % _SIZE == 0:
+    if not isinstance(size, int) or size % SIZE == 0:
         return settings
-    return dataclasses.replace(settings, hparams={**settings.hparams, "global_batch_size": max(_SIZE, size - 1)})
+    return dataclasses.replace(settings, hparams={**settings.hparams, "global_batch_size": max(SIZE, size - 1)})
 
 
 def _require_success(results: list[list[ProcessResult]], own_groups: Collection[str]) -> None:
@@ -146,7 +263,7 @@ def _require_success(results: list[list[ProcessResult]], own_groups: Collection[
 
 
 @contextlib.contextmanager
-def without_chance() -> Iterator[None]:
+def remove_chance() -> Iterator[None]:
     """Switch off dropout and batch statistics in batch norms: both depend on how a batch is shared."""
     attention = functional.scaled_dot_product_attention
     batch_norm = functional.batch_norm

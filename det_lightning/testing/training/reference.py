@@ -1,7 +1,8 @@
-"""The trial beside its reference: the real determined, or a record of it."""
+"""The trial beside its reference: a record of the real determined, made here or read from a file."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -21,7 +22,7 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
-from det_lightning.testing.training.separate import HASH_SEED, Role, train_in_processes
+from det_lightning.testing.training.process_runs import HASH_SEED, Role, train_in_processes
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 #: The records of a trial on the real determined and here, and their first difference.
@@ -29,8 +30,8 @@ Conversion = tuple[TrainingRecord, TrainingRecord, Difference | None]
 
 
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
-    """Train on both sides, or read the record of the reference, and compare them."""
-    reference = _reference(options, source, settings)
+    """Train on both sides, or read the record of the reference, and compare both."""
+    reference = _find_reference(options, source, settings)
     if options.record is not None:
         reference.write(options.record)
     if (error := reference.error) is not None:
@@ -42,13 +43,13 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
         tolerance = Tolerance(options.tolerance, min(options.tolerance, 1e-5), "--trial-tolerance")
     difference = first_difference(reference, ours, tolerance)
     if difference is not None and isinstance(source, ImportedTrial):
-        # The order of a set of strings may be another one in this process.
+        # The order of a set of strings may be another in this process.
         ours = _record_in_process(source, reference, threads)
         difference = first_difference(reference, ours, tolerance)
     return reference, ours, difference
 
 
-def _record_in_process(source: ImportedTrial, reference: TrainingRecord, threads: int | None) -> TrainingRecord:
+def _record_in_process(source: TrialSource, reference: TrainingRecord, threads: int | None) -> TrainingRecord:
     """Train in a process with the hash seed of the reference."""
     seed = str(reference.environment.get("hash_seed") or HASH_SEED)
     with tempfile.TemporaryDirectory() as directory:
@@ -57,10 +58,10 @@ def _record_in_process(source: ImportedTrial, reference: TrainingRecord, threads
             ((result,),) = train_in_processes(source, [Role([plan])], Path(directory, "results"), seed)
         except Stuck as e:
             raise BadTrial(f"In a process of its own the trial does not end: {e}") from None
-    return _as_read(result.record)
+    return _convert_to_json(result.record)
 
 
-def _reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> TrainingRecord:
+def _find_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> TrainingRecord:
     if options.reference is not None:
         try:
             reference = read_record(options.reference, source.name)
@@ -101,54 +102,50 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
 
 
 def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: int | None = None) -> TrainingRecord:
-    """Train a trial on det_lightning in this process, with as many threads as its reference, and return the record."""
+    """Train a trial on det_lightning in this process, with as many threads as the reference; return the record."""
     source = GivenTrial(trial) if isinstance(trial, type) else trial
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
         run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
-    return _as_read(run.record)
+    return _convert_to_json(run.record)
 
 
-def _as_read(record: TrainingRecord) -> TrainingRecord:
-    """Return the record as if read from a file: without tuples, and with strings as names of metrics."""
+def _convert_to_json(record: TrainingRecord) -> TrainingRecord:
+    """Return the record as a file would hold it: without tuples, and with strings as names of metrics."""
     return parse_record(json.loads(json.dumps(record.content())), "The new record")
 
 
 def record_determined(
     spec: str, settings: RunSettings, *, directory: str | os.PathLike[str] = ".", budget_s: float = BUDGET_S
 ) -> TrainingRecord:
-    """Train a trial on the real determined in a separate process; raises NotCompared over the budget."""
+    """Train a trial on the real determined in a separate process.
+
+    Raises:
+        NotCompared: the process exceeds its budget of ``budget_s`` seconds of processor time.
+        RecordError: the process fails.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")
         output = Path(temporary, "record.json")
         options.write_text(json.dumps(dataclasses.asdict(settings)))
         command = [sys.executable, recorder.__file__, spec, "--settings", str(options), "--output", str(output)]
-        status, errors = _run(command, directory, budget_s)
-        if status != 0:
-            reason = errors.strip()[-4000:] or f"it ended with status {status} and no message"
+        environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=directory, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+            errors = _wait(process, ProcessorMeter([process.pid], "training on determined", budget_s))
+        if process.returncode != 0:
+            reason = errors.strip()[-4000:] or f"it ended with status {process.returncode} and no message"
             raise RecordError(f"{spec} cannot be recorded on determined: {reason}")
         return read_record(output, spec)
 
 
-def _run(command: list[str], directory: str | os.PathLike[str], budget_s: float) -> tuple[int, str]:
-    """Return the exit status of a command, and what it wrote to its standard error."""
-    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
-    started = subprocess.Popen(
-        command, cwd=directory, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    with started as process:
-        meter = ProcessorMeter([process.pid], "training on determined", budget_s)
-        while True:
-            try:
-                _, errors = process.communicate(timeout=POLL_S)
-                return process.returncode, errors
-            except subprocess.TimeoutExpired:
-                _require_progress(meter, process)
-
-
-def _require_progress(meter: ProcessorMeter, process: subprocess.Popen[str]) -> None:
+def _wait(process: subprocess.Popen[str], meter: ProcessorMeter) -> str:
+    """Wait for a process, and return the text from standard error; kill the process over the budget."""
     try:
-        meter.check()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=POLL_S)[1]
+            meter.check()
     except BaseException:
         process.kill()
         raise

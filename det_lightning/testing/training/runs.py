@@ -1,4 +1,4 @@
-"""The runs that the checks of a trial look at, each made once, when it is first needed."""
+"""The runs behind the checks of a trial; each run happens once, at its first use."""
 
 from __future__ import annotations
 
@@ -11,32 +11,39 @@ from typing import Any
 
 from det_lightning.testing.checks import BadTrial, CheckFailed, NotCompared
 from det_lightning.testing.observation.context_bypass import AggregationWatch, ContextBypass
-from det_lightning.testing.observation.evaluation_watch import EvaluationWatch
+from det_lightning.testing.observation.model_watch import EvaluationWatch
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.shortened_data import ShortenedData
+from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.execution import Run, RunPlan, train, train_under_lightning
-from det_lightning.testing.training.process_runs import ProcessRuns, train_halves, train_two, train_two_and_one
+from det_lightning.testing.training.execution import Run, RunPlan, train
+from det_lightning.testing.training.process_runs import (
+    ProcessResult,
+    ProcessRuns,
+    Role,
+    train_halves,
+    train_in_processes,
+    train_two_and_one,
+)
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
-from det_lightning.testing.training.requirements import arguments_of, explain_failure
-from det_lightning.testing.training.separate import ProcessResult
+from det_lightning.testing.training.requirements import choose_arguments, explain_failure, read_code
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run of a few batches, one of each kind; None if the data have no boundary of that kind."""
+    """The boundaries of a run of a few batches, of each kind once; None if the data have no such boundary."""
 
     batches: int  # length of the run
-    epoch_limit: int | None  # epochs are cut to this; None if they are short enough, or do not end
+    epoch_limit: int | None  # the length to cut epochs to; None for short enough or endless epochs
     mid_epoch: int | None  # a checkpoint between two batches of an epoch, with nothing else
     epoch_end: int | None  # a checkpoint at the end of an epoch
     after_validation: int  # a checkpoint right after a validation
 
     @classmethod
-    def of(cls, batches: int, epoch_length: int | None) -> Boundaries:
+    def place(cls, batches: int, epoch_length: int | None) -> Boundaries:
         """Return the boundaries of a run of at least 6 batches; ``epoch_length`` is None for an endless loader."""
         longest = max(2, (batches - 2) // 2)
         if epoch_length is None:
@@ -45,8 +52,8 @@ class Boundaries:
         mid = None if epoch == 1 else epoch // 2
         return cls(batches, longest if epoch_length > longest else None, mid, epoch, epoch + max(1, epoch // 2 - 1) + 1)
 
-    def applied_to(self, plan: RunPlan) -> RunPlan:
-        """Return the plan with these boundaries, and with a checkpoint within an aggregation if it has one."""
+    def apply(self, plan: RunPlan) -> RunPlan:
+        """Return the plan with these boundaries, and with a checkpoint within an aggregation if there is any."""
         within = self.mid_aggregation(plan.settings.aggregation_frequency)
         checkpoints = {self.mid_epoch, self.epoch_end, self.after_validation, within}
         limits = {} if self.epoch_limit is None else {"limit_train_batches": self.epoch_limit}
@@ -65,12 +72,12 @@ class Boundaries:
         return frequency + 1 if frequency + 1 < self.batches else 1
 
 
-#: Indices of epochs and batches at which a trial may begin to do something, or does so now and then.
+#: Indices of epochs and batches at which a trial may change its behaviour, for good or now and then.
 LATER = [*((1 + index // 8, index) for index in range(12, 36)), *((10**power, 100**power) for power in range(1, 4))]
 
 
 class TrialRuns:
-    """The runs of one trial, which is imported from ``options.spec`` unless there is a ``source``."""
+    """The runs of a trial, imported from ``options.spec`` unless there is a ``source``."""
 
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
@@ -89,12 +96,12 @@ class TrialRuns:
         return RunSettings(
             hparams=options.hparams or {},
             config=options.config,
-            arguments=arguments_of(self.source, options.hparams, options.arguments),
+            arguments=choose_arguments(self.source, options.hparams, options.arguments),
             batches=options.batches,
             seed=options.seed,
             validation_period=max(1, options.batches // 2),
             reporting_period=100,
-            aggregation_frequency=int(options.configured("optimizations").get("aggregation_frequency") or 1),
+            aggregation_frequency=int(options.get_section("optimizations").get("aggregation_frequency") or 1),
         )
 
     @property
@@ -117,6 +124,11 @@ class TrialRuns:
         return RunPlan(name, settings or self.settings, self.new_folder(name) / "checkpoints", **options)
 
     @functools.cached_property
+    def code(self) -> TrialCode:
+        """The source of the trial."""
+        return read_code(self.source)
+
+    @functools.cached_property
     def probe(self) -> tuple[Run, ContextBypass]:
         """Two epochs of two batches, under an observation that is too slow for the other runs."""
         observer = Observer()
@@ -128,7 +140,7 @@ class TrialRuns:
             validate_after=frozenset({2}),
             data=ShortenedData(epoch_batches=2),
             limits={"limit_train_batches": 2, "limit_val_batches": 1},
-            around=bypass.noted,
+            around=bypass.around,
         )
         return train(self.source, plan, observer), bypass
 
@@ -136,40 +148,37 @@ class TrialRuns:
     def boundaries(self) -> Boundaries:
         """The boundaries of all other runs; arbitrary ones if the trial does not begin to train."""
         run, _ = self.probe
-        return Boundaries.of(self.options.batches, run.observer.epoch_length)
+        return Boundaries.place(self.options.batches, run.observer.training.batches)
 
     @functools.cached_property
     def straight(self) -> Run:
-        observer = Observer(self.source.modules, evaluation=EvaluationWatch(self.source.directory))
-        return train(self.source, self.boundaries.applied_to(self.plan("the first run")), observer)
+        evaluation = EvaluationWatch(self.source.directory)
+        observer = Observer(self.source.modules, evaluation=evaluation)
+        plan = self.plan("the first run", around=lambda: evaluation.modes.around(observer))
+        return train(self.source, self.boundaries.apply(plan), observer)
 
     @functools.cached_property
     def again(self) -> Run:
-        plan = self.boundaries.applied_to(self.plan("the second run"))
-        return train(self.source, plan, Observer(self.source.modules))
+        return train(self.source, self.boundaries.apply(self.plan("the second run")), Observer(self.source.modules))
 
     @functools.cached_property
     def later(self) -> Run:
-        """A run that is told the indices of later batches and epochs."""
+        """A run whose trial sees the indices of later batches and epochs."""
         settings = dataclasses.replace(self.settings, batches=len(LATER))
         plan = self.plan("a later run", settings, validate_after=frozenset(), limits={"limit_val_batches": 1})
         return train(self.source, plan, Observer(indices=LATER))
 
     @functools.cached_property
-    def under_lightning(self) -> Run:
-        return train_under_lightning(self.source, self.boundaries.applied_to(self.plan("pl.Trainer")), Observer())
-
-    @functools.cached_property
-    def aggregated(self) -> tuple[Run, AggregationWatch]:
+    def aggregation(self) -> tuple[Run, AggregationWatch]:
         """A run with several batches per update."""
         observer = Observer()
         frequency = self.aggregation_frequency
         settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
         watch = AggregationWatch(self.source.directory, observer, frequency)
-        plan = self.boundaries.applied_to(self.plan("the uninterrupted run", settings, around=watch.noted))
+        plan = self.boundaries.apply(self.plan("the uninterrupted run", settings, around=watch.around))
         return train(self.source, plan, observer), watch
 
-    def resumed(self, run: Run, batches: int) -> Run:
+    def resume(self, run: Run, batches: int) -> Run:
         """Return a run that resumes from the checkpoint of ``run`` after ``batches`` batches."""
         key = (id(run), batches)
         if key not in self._resumed:
@@ -178,7 +187,7 @@ class TrialRuns:
                 name="the resumed run",
                 storage=self.new_folder("resumed") / "checkpoints",
                 resume_from=run.checkpoints[batches],
-                trusted=True,  # it was written here
+                trusted=True,  # this process wrote the checkpoint
                 around=contextlib.nullcontext,
             )
             self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches=True))
@@ -186,7 +195,7 @@ class TrialRuns:
 
     @property
     def processes(self) -> ProcessRuns:
-        """Two processes that share each batch, and one; a failure is raised once, and then is a NotCompared."""
+        """Two processes with shared batches, and a single process; a failure is raised once, later as NotCompared."""
         outcome = self._process_outcome
         if isinstance(outcome, ProcessRuns):
             return outcome
@@ -199,26 +208,27 @@ class TrialRuns:
     def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
         try:
             straight = self.require(self.straight)
-            groups = self.probe[1].process_groups
-            return train_two_and_one(self.source, straight, self.plan, self.new_folder("processes"), groups)
+            return train_two_and_one(self.source, straight, self.plan, self.new_folder("processes"), self.probe[1])
         except (CheckFailed, NotCompared) as e:
             return e
 
-    def train_two(self) -> list[ProcessResult]:
-        """Return the results of two processes that share each batch."""
-        settings = self.require(self.straight).plan.settings
-        return train_two(self.source, settings, self.plan, self.new_folder("two"))
-
     @functools.cached_property
     def halves(self) -> ProcessResult:
-        """The result of one process that trains on both halves of the first batch of two processes."""
+        """The result of a single process on both halves of the first batch of two processes."""
         settings = self.processes.one.record.settings
         return train_halves(self.source, settings, self.plan, self.new_folder("halves"))
 
+    def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
+        """Return the record of another process under a hash seed; raises Stuck."""
+        threads = int(self.straight.record.environment["threads"])
+        plan = self.boundaries.apply(self.plan("another process", threads=threads))
+        ((result,),) = train_in_processes(self.source, [Role([plan])], self.new_folder("hash"), hash_seed)
+        return result.record
+
     def validate_at_once(self, halved: bool) -> Run:
-        """Validate before the first batch, with batches as the trial makes them or half as large."""
+        """Validate before the first batch, with batches of the trial's size or of half the size."""
         name = "a validation of half batches" if halved else "a validation"
-        size = self.straight.observer.validation_batch_size
+        size = self.straight.observer.validation.batch_size
         data = ShortenedData(validation_samples=None if size is None else 4 * size, halves_validation_batch=halved)
         settings = dataclasses.replace(self.settings, batches=1)
         limits = {"limit_val_batches": 16}
@@ -227,11 +237,11 @@ class TrialRuns:
 
     @functools.cached_property
     def conversion(self) -> Conversion:
-        """The trial beside its reference; raises NotCompared or BadTrial if it has none."""
+        """The trial beside its reference; raises NotCompared or BadTrial if there is no reference."""
         return compare_with_reference(self.options, self.source, self.reference_settings)
 
-    def records_to_show(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
-        """Return the records of the ``"reference"``, if there is one, and of ``"ours"``, and their first difference."""
+    def find_records(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
+        """Return the records of the ``"reference"``, if any, and of ``"ours"``, and the first difference."""
         try:
             reference, ours, difference = self.conversion
         except (BadTrial, NotCompared):
@@ -239,13 +249,13 @@ class TrialRuns:
         return {"reference": reference, "ours": ours}, difference
 
     def require(self, run: Run) -> Run:
-        """Return the run; raises NotCompared if it failed, which another check reports."""
+        """Return the run; raises NotCompared if the run failed, because another check reports the failure."""
         if run.failure is not None:
             raise NotCompared(f"the trial fails {run.failure.stage} ({run.failure.reason})")
         return run
 
-    def succeeded(self, run: Run) -> Run:
-        """Return the run; raises BadTrial or CheckFailed, which explain the failure, if it failed."""
+    def require_success(self, run: Run) -> Run:
+        """Return the run; raises BadTrial or CheckFailed with an explanation if the run failed."""
         if run.failure is None:
             return run
         if explanation := explain_failure(self.source, self.settings, run.failure):

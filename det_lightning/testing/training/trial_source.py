@@ -9,9 +9,9 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -22,10 +22,14 @@ from det_lightning.testing.checks import BadTrial
 
 # pytest and this plugin keep using their first import.
 _KEPT = {"__main__", "conftest", "det_lightning"}
+_PACKAGE = str(Path(__file__).parents[2])
+_OBSERVING = (__file__, str(Path(__file__).parents[1] / "observation"))
+# Functions of det_lightning that call optimizers, schedulers and backward passes, possibly through the user's code.
+_ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedulers"}
 
 
 class GivenTrial:
-    """A class that has already been imported; its globals keep their values between runs."""
+    """A class from an earlier import; globals keep their values between runs."""
 
     def __init__(self, trial_class: type) -> None:
         self.name = trial_class.__qualname__  # for messages
@@ -34,7 +38,7 @@ class GivenTrial:
         self._class = trial_class
 
     @contextlib.contextmanager
-    def imported(self) -> Iterator[type]:
+    def import_class(self) -> Iterator[type]:
         yield self._class
 
     def modules(self) -> list[ModuleType]:
@@ -43,10 +47,10 @@ class GivenTrial:
 
 
 class ImportedTrial:
-    """A class that is imported by name from ``directory``, with ``determined`` as an alias of det_lightning.
+    """A class to import by name from ``directory``, with ``determined`` as an alias of det_lightning.
 
     Each block imports the trial's modules again, so that globals and class attributes start as in a new process, and
-    restores the environment and the working directory. Modules that fail to import a second time are kept.
+    restores the environment and the working directory. A module that fails to import a second time is kept.
     """
 
     def __init__(self, spec: str, directory: Path) -> None:
@@ -61,7 +65,7 @@ class ImportedTrial:
         self._first_import: dict[str, ModuleType] = {}
 
     @contextlib.contextmanager
-    def imported(self) -> Iterator[type]:
+    def import_class(self) -> Iterator[type]:
         """Yield the class; raises BadTrial if the module cannot be imported, or has no such trial."""
         hidden = self._forget_modules()
         environment = dict(os.environ)
@@ -115,14 +119,14 @@ class ImportedTrial:
         found: Any = module
         for name in self._class_name.split("."):
             found = getattr(found, name, None)
-        base = _base_of(found)
+        base = _find_base(found)
         if base is PyTorchTrial:
             return found  # type: ignore[no-any-return]
         if base is not None:
             from det_lightning.estimator._adapter import adapter_of
 
             return adapter_of(found)
-        trials = [name for name, value in vars(module).items() if _base_of(value) is not None]
+        trials = [name for name, value in vars(module).items() if _find_base(value) is not None]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
@@ -134,7 +138,7 @@ class ImportedTrial:
 TrialSource = GivenTrial | ImportedTrial
 
 
-def _base_of(value: Any) -> type | None:
+def _find_base(value: Any) -> type | None:
     """Return the base class of a trial, PyTorchTrial or EstimatorTrial; None if it is not the class of a trial."""
     # TensorFlow is slow to import, and only a module that has an EstimatorTrial has imported this.
     estimator = sys.modules.get("det_lightning.estimator")
@@ -157,3 +161,30 @@ def own_frames(error: BaseException, directory: Path) -> str:
     for frame in own:
         frame.filename = str(Path(frame.filename).relative_to(directory))
     return f"{''.join(traceback.format_list(own))}{''.join(traceback.format_exception_only(error))}".rstrip()
+
+
+def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
+    """Return ``file:line`` of the innermost frame of the user's code below ``directory``, or None without one.
+
+    With ``beyond_context``, return None if det_lightning called that code in order to step or to compute gradients.
+    """
+    line = None
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if beyond_context and file.startswith(_PACKAGE) and not file.startswith(_OBSERVING):
+            return None if frame.f_code.co_name in _ACTING else line
+        if line is None and is_own_file(file, directory):
+            line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return line
+
+
+def is_within(directory: Path, methods: Container[str]) -> bool:
+    """Return whether one of these ``methods`` of the user's code below ``directory`` is being executed."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in methods and is_own_file(frame.f_code.co_filename, directory):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,267 @@
+"""Watches of a trial's models: in-place changes, modes, and layers with an effect only in training."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
+
+from det_lightning.pytorch._random_state import isolated_rng
+from det_lightning.testing import recorder
+from det_lightning.testing.training.trial_source import find_user_line
+
+# The number of evaluations to watch; each costs a checksum of all weights.
+_WATCHED_CALLS = 3
+#: Functions of ``torch.nn.functional``.
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_OF_TORCH = ("feature_dropout", "native_dropout")
+_ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ipow__"}
+_MAX_OBJECTS = 20_000
+_ELSEWHERE = "a line outside of the trial's files"
+
+
+class InPlaceLines:
+    """Notes the user's lines below ``directory`` that change watched tensors in place."""
+
+    def __init__(self, directory: Path) -> None:
+        self.by_address: dict[int, str] = {}  # the first line, by the address of the memory
+        self._directory = directory
+        self._memory: set[int] = set()
+
+    def watch(self, values: Iterable[Any]) -> None:
+        """Watch the tensors and arrays in containers and in attributes of datasets."""
+        self._memory = set(find_addresses(values))
+
+    def note(self, function: str, args: tuple[Any, ...]) -> None:
+        """Note the user's line if a function of torch changes watched memory."""
+        changes = function in _ASSIGNMENTS or (function.endswith("_") and not function.endswith("__"))
+        for address in self._memory.intersection(find_addresses(args[:1])) if changes else ():
+            self.by_address.setdefault(address, find_user_line(self._directory) or _ELSEWHERE)
+
+
+def find_addresses(values: Iterable[Any]) -> Iterator[int]:
+    """Yield the address of each tensor and array in containers and in attributes of datasets."""
+    left = list(values)
+    seen: set[int] = set()
+    for value in left:  # the loop appends to this list
+        if id(value) in seen or len(seen) > _MAX_OBJECTS:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield value.untyped_storage().data_ptr()
+        elif isinstance(value, np.ndarray):
+            yield value.__array_interface__["data"][0]
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, Dataset):
+            left += vars(value).values()
+
+
+class ModeWatch:
+    """Notes the lines that switch modes, and modules that train in an evaluation mode left on by earlier code."""
+
+    def __init__(self, directory: Path) -> None:
+        self.switched: dict[nn.Module, str] = {}  # the user's line that switched the mode last
+        self._directory = directory
+        self._findings: dict[str, tuple[int, list[str]]] = {}  # by line: the first batch, and the modules
+        self._entered: dict[nn.Module, int] = {}  # the latest batch that called a module
+        self._trained: set[nn.Module] = set()  # modules that a batch called first in training mode
+        self._left_on: dict[nn.Module, tuple[str, bool]] = {}  # the user's line, and whether a batch executed the line
+
+    @property
+    def findings(self) -> list[str]:
+        return [
+            f"{line}: evaluation mode is left on, in which {shorten_names(names)} trains from batch {batch} on"
+            for line, (batch, names) in self._findings.items()
+        ]
+
+    @contextlib.contextmanager
+    def around(self, log: recorder.TrainingLog) -> Iterator[None]:
+        """Watch a training that ``log`` records."""
+        original = nn.Module.train
+
+        def train(module: nn.Module, mode: bool = True) -> nn.Module:
+            self._switch(log, module, mode)
+            return original(module, mode)
+
+        hook = register_module_forward_pre_hook(lambda module, _: self._enter(log, module))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nn.Module, "train", train)
+            try:
+                yield
+            finally:
+                hook.remove()
+                for modules in (self.switched, self._entered, self._trained, self._left_on):
+                    modules.clear()
+
+    def _switch(self, log: recorder.TrainingLog, module: nn.Module, mode: bool) -> None:
+        line = find_user_line(self._directory, beyond_context=True)
+        self.switched.pop(module, None)
+        if line is None:
+            # Only by chance does the training loop reset a mode right after the batch that left the mode on.
+            if module in self._left_on and not self._left_on[module][1]:
+                del self._left_on[module]
+            return
+        self.switched[module] = line
+        self._left_on.pop(module, None)
+        was_trained = self._entered.get(module) == log.batches and module in self._trained
+        if not mode and (was_trained or not _is_in_batch(log)):
+            self._left_on[module] = (line, _is_in_batch(log))
+
+    def _enter(self, log: recorder.TrainingLog, module: nn.Module) -> None:
+        if not _is_in_batch(log) or self._entered.get(module) == log.batches or not _depends_on_mode(module):
+            return
+        self._entered[module] = log.batches
+        if module in self._left_on and module in self._trained:
+            names = {id(part): name for name, part in _collect_modules(log.trial).items()}
+            _, modules = self._findings.setdefault(self._left_on[module][0], (log.batches, []))
+            if (name := names.get(id(module), type(module).__name__)) not in modules:
+                modules.append(name)
+        if module.training:
+            self._trained.add(module)
+
+
+def shorten_names(names: list[str]) -> str:
+    """Return the first name, with the number of further names."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _is_in_batch(log: recorder.TrainingLog) -> bool:
+    return bool(log.events) and log.events[-1]["event"] == "batch_start"
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Return whether the forward pass of a module, for example a dropout, reads the mode."""
+    # A scripted module has no forward of Python.
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    probability = getattr(module, "p", getattr(module, "dropout", None))
+    is_off = isinstance(probability, int | float) and probability == 0
+    return code is not None and "training" in code.co_names and not is_off
+
+
+class EvaluationWatch:
+    """Notes random draws of ``evaluate_batch()`` and, given a ``directory`` of code, changes of the models."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.findings: dict[str, None] = {}
+        self.chosen: dict[str, None] = {}  # layers in a training mode that the evaluation itself sets
+        self.draws = False
+        self.calls = 0
+        self.modes = ModeWatch(directory or Path())
+        self._directory = directory
+
+    @contextlib.contextmanager
+    def around(self, log: recorder.TrainingLog, method: str) -> Iterator[None]:
+        """Observe a call of the ``method`` of the trial of ``log``."""
+        self.calls += 1
+        undrawn = [recorder.random_states(), _states_after_iteration()]
+        if self._directory is None or self.calls > _WATCHED_CALLS:
+            yield
+        else:
+            weights = log.weights(log.trial)
+            modes = _read_modes(log.trial)
+            with _TrainingLayers(self._directory, method, log) as layers:
+                yield
+            for call, training in layers.seen.items():
+                (self.chosen if training and not any(modes.values()) else self.findings)[call] = None
+            self._compare(method, log, weights, modes, layers.in_place.by_address)
+        self.draws = self.draws or recorder.random_states() not in undrawn
+
+    def _compare(
+        self,
+        method: str,
+        log: recorder.TrainingLog,
+        weights: Mapping[str, Any],
+        modes: Mapping[str, bool],
+        lines: Mapping[int, str],
+    ) -> None:
+        after = log.weights(log.trial)
+        modules = _collect_modules(log.trial)
+        tensors = {
+            f"{p}.{name}": t for p, m in recorder.find_models(log.trial).items() for name, t in _collect_weights(m)
+        }
+        for name in (name for name in weights if weights[name] != after[name]):
+            line = next((lines[address] for address in find_addresses([tensors[name]]) if address in lines), None)
+            self.findings[f"{f'{line}: ' if line else ''}{method}() changes {name}"] = None
+        if changed := [name for name, module in modules.items() if module.training != modes.get(name, module.training)]:
+            mode = "training" if modules[changed[0]].training else "evaluation"
+            line = self.modes.switched.get(modules[changed[0]])
+            left = f"{method}() leaves {shorten_names(changed)} in {mode} mode"
+            self.findings[f"{f'{line}: ' if line else ''}{left}"] = None
+
+
+def _states_after_iteration() -> dict[str, str]:
+    """Return the random states after the draw of a seed for workers at the start of a loader's iteration."""
+    with isolated_rng():
+        torch.empty((), dtype=torch.int64).random_()
+        return recorder.random_states()
+
+
+def _collect_weights(model: Any) -> list[tuple[str, Any]]:
+    return [*model.state_dict(keep_vars=True).items()]
+
+
+def _collect_modules(trial: Any) -> dict[str, nn.Module]:
+    models = recorder.find_models(trial).items()
+    return {name: module for prefix, model in models for name, module in model.named_modules(prefix=prefix)}
+
+
+def _read_modes(trial: Any) -> dict[str, bool]:
+    return {name: module.training for name, module in _collect_modules(trial).items()}
+
+
+class _TrainingLayers(TorchFunctionMode):
+    """Notes dropouts and batch norms that work as in training, and changes of weights, with the user's lines."""
+
+    def __init__(self, directory: Path, method: str, log: recorder.TrainingLog) -> None:
+        super().__init__()
+        self.seen: dict[str, bool] = {}  # by call: whether the module of the call is in training mode
+        self.in_place = InPlaceLines(directory)
+        self.in_place.watch(t for model in recorder.find_models(log.trial).values() for _, t in _collect_weights(model))
+        self._directory = directory
+        self._method = method
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self.in_place.note(name, args)
+        # Functions of torch also take the probability and the mode by position.
+        probability, training = (*args[1:3], *(None,) * 2)[:2]
+        training = given.get("training", given.get("train", training))
+        is_dropout = name.rstrip("_") in (*DROPOUTS, *_OF_TORCH) and training and given.get("p", probability) != 0
+        if is_dropout or (name == "scaled_dot_product_attention" and given.get("dropout_p")):
+            self._note_layer("dropout")
+        elif (
+            name == "batch_norm"
+            and given.get("training")
+            and any(statistics is not None for statistics in itertools.chain(args[1:2], [given.get("running_mean")]))
+        ):
+            self._note_layer("batch norm")
+        return func(*args, **given)
+
+    def _note_layer(self, layer: str) -> None:
+        line = find_user_line(self._directory) or _ELSEWHERE
+        self.seen[f"{line}: {layer} works as in training in {self._method}()"] = _is_of_training_module()
+
+
+def _is_of_training_module() -> bool:
+    """Return whether the innermost module that is being called is in training mode."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(module := frame.f_locals.get("self"), nn.Module):
+            return module.training
+        frame = frame.f_back
+    return False
