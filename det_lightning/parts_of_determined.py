@@ -57,7 +57,7 @@ MISSING_PARTS = {
     "determined._info": _PRIVATE,
     "determined._trial": _PRIVATE,
     "determined._trial_context": _PRIVATE,
-    "determined._trial_controller.TrialController": _INTERNAL,
+    "determined._trial_controller": _INTERNAL,
     "determined.callback": ("its callbacks were for other trials", "subclass det_lightning.pytorch.PyTorchCallback"),
     "determined.cli": _MASTER,
     "determined.common": (

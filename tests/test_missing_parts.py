@@ -23,7 +23,7 @@ IMPORTS = {
     "from determined.experimental import client": "determined.experimental.client",
     "from determined.experimental.client import create_experiment": "determined.experimental.client",
     "from determined.common import check": "determined.common",
-    "from determined._trial_controller import TrialController": "determined._trial_controller.TrialController",
+    "from determined._trial_controller import TrialController": "determined._trial_controller",
     "from determined.pytorch import dsat": "determined.pytorch.dsat",
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",

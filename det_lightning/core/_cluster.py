@@ -212,10 +212,10 @@ def get_cluster_info() -> ClusterInfo | None:
     if task is None:
         return None
     machines = RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(task.slots)])
-    return info_of(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
+    return describe_task(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
 
 
-def info_of(task: TrialTask, **resources: Any) -> ClusterInfo:
+def describe_task(task: TrialTask, **resources: Any) -> ClusterInfo:
     """Return what a script sees of a trial, with what is known of its ``resources``."""
     trial = TrialInfo(
         trial_id=task.trial_id,

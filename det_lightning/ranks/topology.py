@@ -6,13 +6,33 @@ import dataclasses
 import os
 import socket
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 from det_lightning.arguments import require
 
 # The variables of the launchers, in the order of the fields of ProcessTopology.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 DEEPSPEED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+class _DistributedBackend:
+    """The launcher that started this process, by the variables that are not empty; ``det._DistributedBackend``.
+
+    The constants are the names of the variables.
+    """
+
+    HOROVOD: ClassVar[str] = "USE_HOROVOD"
+    DEEPSPEED: ClassVar[str] = "USE_DEEPSPEED"
+    TORCH: ClassVar[str] = "USE_TORCH_DISTRIBUTED"
+
+    def use_horovod(self) -> bool:
+        return bool(os.environ.get(self.HOROVOD))
+
+    def use_deepspeed(self) -> bool:
+        return bool(os.environ.get(self.DEEPSPEED))
+
+    def use_torch(self) -> bool:
+        return bool(os.environ.get(self.TORCH))
 
 
 class NotLaunched(ValueError, KeyError):
