@@ -27,8 +27,7 @@ from det_lightning.checkpoint.safe_load import read_state
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
-from det_lightning.masking import MASK, leave_out_masked, mark_left_out, mask, mask_text, mask_url
-from det_lightning.secret_names import is_secret_name
+from det_lightning.masking import MASK, is_secret_name, leave_out_masked, mark_left_out, mask, mask_text, mask_url
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
 
