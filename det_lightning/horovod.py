@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from det_lightning.extras import how_to_build_horovod
-from det_lightning.missing_parts import attribute_error
+from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 __all__ = ["hvd"]
 

@@ -1,4 +1,4 @@
-"""Errors for modules and attributes of Determined that det_lightning does not have, and for broken links."""
+"""Errors for missing parts of Determined and for broken links, and the commands that install missing libraries."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def attribute_error(module: str, name: str) -> AttributeError:
     if topic_of(path) == _THEIRS or name.startswith("__"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     return UnsupportedAttribute(str(missing_part(path)))
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, such as ``s3``, and the one to use in a clone of the source."""
+    return f"pip install 'det-lightning[{extra}]', or pip install -e '.[{extra}]' in a clone of det_lightning"
+
+
+def how_to_build_horovod() -> str:
+    """Return how to install Horovod, for which there is no extra."""
+    return (
+        f"There are no wheels of it: {how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh "
+        "of the source of det-lightning, which builds and installs it."
+    )
 
 
 def is_something_else(path: str) -> bool:

@@ -185,7 +185,7 @@ def test_the_default_strategy_may_be_written_as_none() -> None:
         (
             lambda: core_api.init().checkpoint.restore_path("x") / "y",
             TypeError,
-            "Used as a path without a with statement",
+            "used as a path, without a with statement",
         ),
         (
             lambda: [*core_api.init().checkpoint.store_path({})],

@@ -29,10 +29,10 @@ from det_lightning.core._shards import (
     shared_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 

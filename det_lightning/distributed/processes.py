@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from det_lightning.extras import how_to_build_horovod
+from det_lightning.missing_parts import how_to_build_horovod
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port, topology_from_horovod
 

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from det_lightning.extras import how_to_build_horovod
 from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
-from det_lightning.missing_parts import attribute_error
+from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
 __path__: list[str] = []

@@ -20,8 +20,8 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
 from det_lightning.checkpoint.storage.storage_types import EXTRAS
 from det_lightning.escaping import escape
-from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, find_secrets, is_masked, mask_text, mask_url
+from det_lightning.missing_parts import how_to_install
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

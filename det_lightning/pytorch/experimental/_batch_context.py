@@ -13,12 +13,12 @@ from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._context import Context, ExperimentalCoreContext
 from det_lightning.core._shards import list_files, only_files
 from det_lightning.core._train import TrainContext
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.distributed.processes import device_of
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.with_statement import for_with_statement
 
 
 def get_default_device(core_context: Context) -> torch.device:
