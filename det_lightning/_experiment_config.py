@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["ExperimentConfig"]
+
+_T = TypeVar("_T")
 
 
 class ExperimentConfig(dict[str, Any]):
@@ -76,7 +78,7 @@ class ExperimentConfig(dict[str, Any]):
         return entrypoint
 
 
-def _require(kind: type, field: str, value: Any) -> Any:
+def _require(kind: type[_T], field: str, value: Any) -> _T:
     if not isinstance(value, kind):
         raise AssertionError(f"{field} must be a {kind.__name__}; got {value!r}.")
     return value

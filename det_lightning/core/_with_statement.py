@@ -1,4 +1,4 @@
-"""Functions for ``with`` statements, whose errors say so if the statement is missing."""
+"""Functions for ``with`` statements, with errors about a missing statement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class OnlyInWith(contextlib.AbstractContextManager[_T]):
-    """A context manager that names the missing ``with`` statement, such as ``example``, if used without one."""
+    """A context manager; use without a ``with`` statement is an error that shows the statement, ``example``."""
 
     def __init__(self, opened: contextlib.AbstractContextManager[_T], example: str) -> None:
         self._opened = opened

@@ -1,4 +1,4 @@
-"""What ranks contribute to a round of an exchange, and how the store holds the contributions of all."""
+"""The contributions of ranks to a round of an exchange, and the form of all contributions in the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Contribution(NamedTuple):
-    """What one rank contributes to a round: the operation that it calls, and its pickle, inline or in parts."""
+    """The contribution of a rank to a round: the name of the operation, and a pickle, inline or in parts."""
 
     member: int
     operation: str
@@ -18,7 +18,7 @@ class Contribution(NamedTuple):
 
 
 def read_contributions(appended: bytes) -> list[Contribution]:
-    """Read the contributions appended to one key; return them in the order of the group."""
+    """Return the contributions appended to a key, in the order of the group."""
     stream = io.BytesIO(appended)
     found = []
     while stream.tell() < len(appended):
@@ -27,7 +27,7 @@ def read_contributions(appended: bytes) -> list[Contribution]:
 
 
 def condense(contributions: list[Contribution]) -> bytes:
-    """Return contributions, in the order of the group, as a pickle that holds equal neighbours only once."""
+    """Return contributions, in the order of the group, as a pickle with equal neighbours only once."""
     # Contributions in parts are stored under keys of their own.
     groups = itertools.groupby(contributions, lambda one: one if one.parts else one[1:])
     runs = [[*members] for _, members in groups]
@@ -35,6 +35,6 @@ def condense(contributions: list[Contribution]) -> bytes:
 
 
 def expand(condensed: bytes) -> list[Contribution]:
-    """Return the contributions in a pickle that :func:`condense` made."""
+    """Return the contributions in a pickle of :func:`condense`."""
     runs = pickle.loads(condensed)
     return [Contribution(member + offset, *rest) for (member, *rest), count in runs for offset in range(count)]

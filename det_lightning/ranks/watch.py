@@ -79,8 +79,8 @@ def notice_period_s() -> float:
 class RankActivity:
     """The activity of a rank, for the rank's own watch.
 
-    ``rounds`` counts completed exchanges by group, ``awaited`` holds the ranks that are missing at the current one, and
-    ``describe_progress`` returns the progress for messages, such as ``"batch 12"``.
+    ``rounds`` counts completed exchanges by group, ``awaited`` holds the missing ranks of the current exchange, and
+    ``describe_progress`` returns the progress for messages, for example ``"batch 12"``.
     """
 
     rank: int

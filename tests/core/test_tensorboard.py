@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import select_scalars
 from det_lightning.core._run_files import default_directory
 from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
@@ -81,4 +81,4 @@ def test_only_single_numbers_are_for_loggers() -> None:
         "none": None,
         "array of a word": np.array("seven"),
     }
-    assert scalars_of(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}
+    assert select_scalars(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}

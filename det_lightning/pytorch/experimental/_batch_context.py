@@ -11,7 +11,7 @@ import torch
 
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._context import Context, ExperimentalCoreContext
-from det_lightning.core._shards import list_files, only_files
+from det_lightning.core._shards import list_files, select_files
 from det_lightning.core._train import TrainContext
 from det_lightning.core._with_statement import for_with_statement
 from det_lightning.distributed.processes import device_of
@@ -129,4 +129,4 @@ class TorchBatchProcessorContext:
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory)
             yield path
-            upload(path, only_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)
+            upload(path, select_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)
