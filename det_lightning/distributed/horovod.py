@@ -1,4 +1,4 @@
-"""A trial's optimizers on ranks that Horovod connects, and the exchange of their gradients."""
+"""Horovod: the optimizers of a trial on Horovod's ranks, and the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, GradientExchange, ModelPlacement, ModelStates, parameters_of
+from det_lightning.distributed.backend import Backend, GradientExchange, ModelPlacement, ModelStates, list_parameters
 from det_lightning.distributed.horovod_optimizer import HorovodOptimizer
 from det_lightning.distributed.processes import connect_horovod
 
@@ -21,7 +21,7 @@ _TOO_MANY_PASSES = "backward_passes_per_step"
 
 
 class HorovodPlacement(ModelPlacement):
-    """Turns each wrapped optimizer into one of Horovod's."""
+    """Turns each wrapped optimizer into a Horovod optimizer."""
 
     def __init__(self, device: torch.device, hvd: Any) -> None:
         super().__init__(device)
@@ -47,7 +47,7 @@ class HorovodPlacement(ModelPlacement):
         return found
 
     def _name_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """Name parameters in the same way on all ranks, by model if they belong to one."""
+        """Name parameters in the same way on all ranks, by model if possible."""
         taken = {parameter for wrapped in self.optimizers for parameter in wrapped.parameters}
         of_models = {
             parameter: f"model{index}.{name}"
@@ -55,7 +55,7 @@ class HorovodPlacement(ModelPlacement):
             for name, parameter in model.named_parameters()
         }
         named = {}
-        for number, parameter in enumerate(parameters_of(optimizer)):
+        for number, parameter in enumerate(list_parameters(optimizer)):
             name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
@@ -68,7 +68,7 @@ class HorovodPlacement(ModelPlacement):
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Raise an error: Horovod exchanges only the gradients of the parameters that it was given."""
+        """Raise an error: Horovod exchanges only the gradients of the original parameters."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
             "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
@@ -105,7 +105,7 @@ class HorovodGradients(GradientExchange):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``; raise an InvalidExperimentException for gradients whose exchange has begun already."""
+        """Run ``loss.backward``; raise an InvalidExperimentException if an exchange of the gradients has begun."""
         try:
             super().backward(loss, gradient, retain_graph, create_graph)
         except AssertionError as e:
@@ -136,7 +136,7 @@ class HorovodGradients(GradientExchange):
 
 
 class HorovodStates(ModelStates):
-    """The states of models and optimizers, which every rank holds; gradients are read when no exchange is under way."""
+    """The states of models and optimizers on every rank; gradients are read between exchanges."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed
@@ -148,7 +148,7 @@ class HorovodStates(ModelStates):
 
 
 class HorovodBackend(Backend):
-    """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
+    """Trains with Horovod's ``DistributedOptimizer``, which averages gradients while a backward pass runs.
 
     A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; more are an error.
     """
@@ -166,7 +166,7 @@ class HorovodBackend(Backend):
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:
-    """Shape, type and device of a tensor, without its values."""
+    """Shape, type and device of a tensor, without values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -181,7 +181,7 @@ class _Outline:
 
 
 def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
-    """Overwrite tensors of any shape and type, which all ranks pass in the same order, with the chief's."""
+    """Overwrite tensors of any shape and type, in the same order on all ranks, with the chief's."""
     under_way = []
     for number, tensor in enumerate(tensors):
         if tensor.numel() == 0:
@@ -199,8 +199,8 @@ def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
 def _share_state(hvd: Any, optimizer: torch.optim.Optimizer, device: torch.device, name: str) -> None:
     """Give an optimizer the chief's state and options.
 
-    Horovod's own function creates a missing state by a step with zero gradients, in which weight decay changes the
-    weights. Here a new optimizer stays new.
+    Horovod's function creates a missing state by a step with zero gradients, in which weight decay changes the weights.
+    Here a new optimizer stays new.
     """
     state = optimizer.state_dict()
     outlined = tree_map_only(torch.Tensor, _Outline.of, state["state"])

@@ -1,4 +1,4 @@
-"""A Horovod optimizer, corrected where it differs from the torch optimizer that it is made from."""
+"""A Horovod optimizer that behaves like the original torch optimizer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from det_lightning import errors
 
 
 class HorovodOptimizer:
-    """A Horovod optimizer, made from one of torch's and corrected where it differs from that.
+    """A Horovod optimizer made from a torch optimizer, and corrected where the two differ.
 
     Attributes:
-        passes: number of backward passes that add to a gradient before it is exchanged.
+        passes: number of backward passes that add to a gradient before an exchange.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class HorovodOptimizer:
 
     @property
     def _handles(self) -> Any:
-        """The exchanges of gradients that are under way, by parameter; Horovod has no public name for them."""
+        """The running exchanges of gradients, by parameter, for which Horovod has no public name."""
         return self.optimizer._handles
 
     def describe_passes(self) -> str:
-        """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
+        """Return the optimizer's class, first parameters, and allowed number of backward passes."""
         names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
         # Horovod's class has the name of the class that it is made from.
         return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
@@ -112,7 +112,7 @@ class HorovodOptimizer:
     def synchronize(self) -> None:
         """Average all gradients; remove the gradients of parameters that no rank has used.
 
-        Horovod fills in zeros for those, with which weight decay and momentum would still act.
+        Horovod fills in zeros, with which weight decay and momentum would still act.
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(

@@ -120,7 +120,7 @@ class DistributedContext:
             timeout_s: see the class, also for further errors.
 
         Raises:
-            ValueError: this process was not started by ``torchrun``; the error, also a KeyError, names missing variables.
+            ValueError: this process was not started by ``torchrun``; the error, also a KeyError, names variables.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
         return cls(**vars(topology), chief_ip=find_chief_ip(chief_ip, "MASTER_ADDR"), timeout_s=timeout_s)
