@@ -19,7 +19,7 @@ processes that it starts import from there, comes from det_lightning.
 
 
 def main() -> None:
-    """Run what the command line names, with ``determined`` answered by det_lightning."""
+    """Run the script or module on the command line, with det_lightning as ``determined``."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["-m"]:
         print(_USAGE, end="")
         sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)

@@ -1,4 +1,4 @@
-"""``hvd``: ``horovod.torch``, at the path that it has in Determined."""
+"""``hvd``: ``horovod.torch``, at Determined's path."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __path__: list[str] = []
 
 
 class _Horovod:
-    """Stands in for ``horovod.torch``, which is imported when an attribute is used.
+    """Stands in for ``horovod.torch``, imported on first use of an attribute.
 
-    Horovod is connected in trials that train with it; see ``strategy="horovod"`` of ``init()``.
+    Trials with ``strategy="horovod"`` of ``init()`` connect Horovod.
     """
 
     def require_horovod_type(self, horovod_type: str, reason: str) -> None:
         """Accept ``"torch"``.
 
         Raises:
-            ValueError: another type is required, which ``reason`` explains.
+            ValueError: another type is required; ``reason`` explains why.
         """
         if horovod_type != "torch":
             raise ValueError(

@@ -126,7 +126,7 @@ def _mask(value: Any, secret: str) -> Any:
 
 
 def mask_url(url: str) -> str:
-    """Return a URL with its password masked, whatever characters the password has."""
+    """Return a URL with the password masked, for any characters in the password."""
     return _WHOLE_URL.sub(rf"\1\2:{MASK}@", url, count=1) if _WHOLE_URL.match(url) else url
 
 
@@ -148,7 +148,7 @@ def _mask_named(found: re.Match[str]) -> str:
 
 
 def short_text(value: Any) -> str:
-    """Return a short text for a value, without its secrets, even if it is nested or has too many digits to print."""
+    """Return a short text for a value, without secrets, even for nested values and very large numbers."""
     try:
         return f"{reprlib.repr(mask(value)):.300}"
     except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ def find_secrets(settings: Any, below_secret: bool = False) -> Iterator[str]:
 
 
 def cause_without_secrets(error: BaseException) -> BaseException | None:
-    """Return an error for use as a cause, or None if its message, or that of one of its own causes, shows a secret."""
+    """Return an error for use as a cause, or None if a message in the chain of causes shows a secret."""
     link: BaseException | None = error
     while link is not None:
         if mask_text(str(link)) != str(link):

@@ -1,4 +1,4 @@
-"""The parts of Determined that are missing here: the reason for each, and what to use instead."""
+"""The missing parts of Determined: a table with reasons and replacements."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ MISSING_PARTS = {
 
 
 class MissingPart(NamedTuple):
-    """A part of Determined that is missing here."""
+    """A missing part of Determined."""
 
     path: str  # its dotted name in Determined
     reason: str  # why it is missing
@@ -158,12 +158,12 @@ class MissingPart(NamedTuple):
 
 
 def missing_part(path: str) -> MissingPart:
-    """Return why det_lightning does not have a dotted name of Determined, and what to use instead."""
-    return MissingPart(path, *MISSING_PARTS[topic_of(path)])
+    """Return the reason for a missing name of Determined, and the replacement."""
+    return MissingPart(path, *MISSING_PARTS[find_topic(path)])
 
 
-def topic_of(path: str) -> str:
-    """Return the row of the table that applies to a dotted name of Determined."""
+def find_topic(path: str) -> str:
+    """Return the table's row for a dotted name of Determined."""
     prefix = path
     while prefix not in MISSING_PARTS:
         prefix = prefix.rpartition(".")[0] or _THEIRS

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import UnsupportedPart
-from det_lightning.parts_of_determined import MISSING_PARTS, missing_part, topic_of
+from det_lightning.parts_of_determined import MISSING_PARTS, find_topic, missing_part
 from det_lightning.porting.python_files import port_python
 from tests.launching import ROOT
 
@@ -95,7 +95,7 @@ def test_each_part_that_is_missing_raises_the_error_that_says_so(name: str) -> N
 @pytest.mark.parametrize(("line", "path"), IMPORTS.items())
 def test_port_says_the_same(line: str, path: str) -> None:
     _, (finding,) = port_python(f"{line}\n")
-    reason, advice = MISSING_PARTS[topic_of(path)]
+    reason, advice = MISSING_PARTS[find_topic(path)]
     assert finding.reason.startswith(path)
     assert finding.reason.endswith(f": {reason}")
     assert finding.advice == advice

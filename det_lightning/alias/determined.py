@@ -1,4 +1,4 @@
-"""What ``import determined`` finds in a process that has the directory of this file on its search path."""
+"""``import determined`` with this directory on the search path: imports det_lightning."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What ``import model_hub`` finds in a process that has the directory of this file on its search path."""
+"""``import model_hub`` with this directory on the search path: det_lightning's, or another package of this name."""
 
 import importlib
 import sys

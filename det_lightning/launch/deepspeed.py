@@ -1,4 +1,4 @@
-"""``python -m det_lightning.launch.deepspeed``: says what to use instead of Determined's launcher."""
+"""``python -m det_lightning.launch.deepspeed``: prints the replacement for Determined's launcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from det_lightning.launch.command_line import split, trial_of
+from det_lightning.launch.command_line import read_trial, split
 from det_lightning.missing_parts import attribute_error
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
@@ -34,13 +34,13 @@ Write {trial} as a PyTorchTrial; several processes train it with
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what to run instead of the command line, by default the process's own; return the exit status."""
+    """Print a replacement for the command line, by default of this process; return the exit status."""
     _, script = split(list(sys.argv[1:] if arguments is None else arguments))
     advice = _OF_SCRIPTS
     trial = "the trial"
     if script and script[0].split("=")[0] == "--trial":
         advice = _OF_TRIALS
-        trial = (trial_of(script) or [trial])[0]
+        trial = (read_trial(script) or [trial])[0]
     command = f"{_LAUNCHER} {shlex.join(script) or 'python3 train.py'}"
     print(_ERROR + advice.format(command=command, trial=trial), file=sys.stderr, end="")
     return 2

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
+from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = [option for option in options if option != _AUTO]
     script = script[1:] if script[:1] == [_AUTO] else script
     try:
-        if problem := problem_of(script, options, "horovodrun"):
+        if problem := find_problem(script, options, "horovodrun"):
             raise ValueError(problem)
         options, processes = _count(options)
     except ValueError as error:
         print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
         return 2
-    command = as_command(script)
+    command = make_command(script)
     if automatic and processes == 1:
         return _run(command, os.environ)
     if importlib.util.find_spec("horovod") is None:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _count(options: list[str]) -> tuple[list[str], int]:
-    """Return the options with the total number of processes as horovodrun's option, and that number."""
+    """Return the options, with the number of processes as horovodrun's option, and the number."""
     per_node, options = _take(options, _PER_NODE)
     total, options = _take(options, _TOTAL)
     if per_node and total:
@@ -78,7 +78,7 @@ def _count(options: list[str]) -> tuple[list[str], int]:
         if number is not None and not (number.isdecimal() and int(number)):
             raise ValueError(f"{name} must be a positive integer; got {number!r}.")
     nodes = len(hosts.split(",")) if hosts else 1
-    processes = int(total) if total else int(per_node or slots_or_gpus()) * nodes
+    processes = int(total) if total else int(per_node or count_slots()) * nodes
     return [_TOTAL[0], str(processes), *options], processes
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from det_lightning.core._task import current_task
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
+from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.missing_parts import attribute_error
 from det_lightning.ranks.topology import free_port
 
@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wants_help(options, given):
         print(_HELP, end="")
         return 0
-    if problem := problem_of(script, options, "torchrun"):
+    if problem := find_problem(script, options, "torchrun"):
         print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
         return 2
-    return _launch(options, as_command(script))
+    return _launch(options, make_command(script))
 
 
 def _launch(options: list[str], command: list[str]) -> int:
@@ -69,7 +69,7 @@ def _launch(options: list[str], command: list[str]) -> int:
     try:
         parsed = run.parse_args([*options, "--no-python", *command])  # type: ignore[no-untyped-call]
         if not _is_given("nproc-per-node", options):
-            parsed.nproc_per_node = str(slots_or_gpus())
+            parsed.nproc_per_node = str(count_slots())
         if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
             parsed.signals_to_handle = _SIGNALS
         run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values
@@ -93,7 +93,7 @@ def _launch(options: list[str], command: list[str]) -> int:
 
 
 def _prepare_environment(parsed: argparse.Namespace) -> None:
-    """Set the variables that the processes of the script, and those that start them, read."""
+    """Set the environment variables for the processes of the script, and for torchrun."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     if current_task() is not None:
         # Scripts read it to set up DeepSpeed or a Lightning cluster environment; a trial runs on one machine.
