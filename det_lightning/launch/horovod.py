@@ -7,10 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
-from det_lightning.missing_parts import attribute_error, how_to_build_horovod
+from det_lightning.missing_parts import how_to_build_horovod
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
 __path__: list[str] = []
@@ -59,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     command = make_command(script)
     if automatic and processes == 1:
-        return _run(command, os.environ)
+        return _execute(command, os.environ)
     if importlib.util.find_spec("horovod") is None:
         print(f"error: Horovod is not installed. {how_to_build_horovod()}", file=sys.stderr)
         return 1
     horovodrun = [sys.executable, "-m", "horovod.runner.launch"]
-    return _run([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})
+    return _execute([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})
 
 
 def _count(options: list[str]) -> tuple[list[str], int]:
@@ -94,16 +93,12 @@ def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[
     return None, options
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> int:
+def _execute(command: list[str], environment: Mapping[str, str]) -> int:
     if os.name == "posix":
         # Replaces this process, so that no signals need to be forwarded.
         sys.stdout.flush()
         os.execvpe(command[0], command, environment)
     return subprocess.run(command, env=environment, check=False).returncode
-
-
-def __getattr__(name: str) -> NoReturn:
-    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from det_lightning.core._task import current_task
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
-from det_lightning.missing_parts import attribute_error
 from det_lightning.ranks.topology import free_port
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
@@ -111,10 +109,6 @@ def _is_given(name: str, options: list[str]) -> bool:
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)
-
-
-def __getattr__(name: str) -> NoReturn:
-    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO, NoReturn
-
-from det_lightning.missing_parts import attribute_error
+from typing import IO
 
 #: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
 __path__: list[str] = []
@@ -36,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"RANK is a number, or names a variable that holds one; got {parsed.rank!r}, and none is set")
     if not command:
         parser.error("no command to run is given")
-    return _run(command, rank)
+    return _run_marked(command, rank)
 
 
 def _read_rank(given: str) -> int | None:
@@ -44,7 +42,7 @@ def _read_rank(given: str) -> int | None:
     return next((int(text) for text in candidates if text.isascii() and text.isdigit()), None)
 
 
-def _run(command: list[str], rank: int) -> int:
+def _run_marked(command: list[str], rank: int) -> int:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
     )
@@ -77,10 +75,6 @@ def _pass_on_signals(process: subprocess.Popen[str]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def __getattr__(name: str) -> NoReturn:
-    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Work
 
-from det_lightning.ranks.contributions import Contribution, condense, expand, read_contributions
 from det_lightning.ranks.session import Session
 from det_lightning.ranks.store import Store, look, pauses
 from det_lightning.ranks.watch import name_ranks
@@ -30,12 +30,21 @@ _ALARM = b"!"  # no pickle starts with it
 _T = TypeVar("_T")
 
 
+class Contribution(NamedTuple):
+    """The contribution of a rank to a round: the name of the operation, and a pickle, inline or in parts."""
+
+    member: int
+    operation: str
+    parts: int
+    inline: bytes
+
+
 class Exchange:
     """Numbered rounds among the ranks ``members``, the first being the chief; each must take part in every round.
 
     In a round each rank appends a contribution to a common key and increments a counter. The last rank publishes all
-    contributions under another key, polled by the other ranks. Equal neighbours are published only once, so equal
-    contributions of many ranks stay short. Every rank sees the operation of each other rank, so differing calls raise
+    contributions under another key, polled by the other ranks. Equal contributions are published only once, so the
+    result stays short for many ranks. Every rank sees the operation of each other rank, so differing calls raise
     everywhere. The keys of a round are deleted when the next round is complete, large objects once all ranks have read
     the objects. A rank that leaves puts an alarm under the key that the other ranks would poll next.
     A collective of a process group is also a round, but reaches the store only after more than a second.
@@ -125,7 +134,7 @@ class Exchange:
             self._contribute(operation, pickled)
             contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
             self._check_same_operation(contributions)
-            found = [self._read(contributions[index]) for index in wanted]
+            found = [self._read_pickle(contributions[index]) for index in wanted]
             self._release(contributions)
             self._kept_round = self._round
             self._stored_rounds += 1
@@ -156,7 +165,10 @@ class Exchange:
             store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
         store.append(self._key("each"), pickle.dumps(tuple(own)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
-            store.set(self._key("all"), condense(self._read_own_round()))
+            # A pickle holds equal entries only once, if they are the same object.
+            entries: dict[tuple[object, ...], tuple[object, ...]] = {}
+            came = [entries.setdefault(one[1:], one[1:]) for one in self._read_own_round()]
+            store.set(self._key("all"), pickle.dumps(came, pickle.HIGHEST_PROTOCOL))
             # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
                 self._delete_round(self._kept_round)
@@ -166,7 +178,7 @@ class Exchange:
         look_around = functools.partial(self._look_for_deadlock, operation)
         found = self._poll(operation, published, look_around, timeout_s) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
-        return expand(found)
+        return [Contribution(member, *entry) for member, entry in enumerate(pickle.loads(found))]
 
     def _poll(
         self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None], timeout_s: float
@@ -240,7 +252,12 @@ class Exchange:
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
     def _read_own_round(self) -> list[Contribution]:
-        return read_contributions(look(self._store, self._key("each")) or b"")
+        appended = look(self._store, self._key("each")) or b""
+        stream = io.BytesIO(appended)
+        found = []
+        while stream.tell() < len(appended):
+            found.append(Contribution(*pickle.load(stream)))
+        return sorted(found)
 
     def _raise_for_missing(self, operation: str) -> None:
         missing = self._find_missing()
@@ -260,7 +277,7 @@ class Exchange:
             calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
-    def _read(self, contribution: Contribution) -> bytes:
+    def _read_pickle(self, contribution: Contribution) -> bytes:
         return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))
 
     def _release(self, contributions: list[Contribution]) -> None:

@@ -65,10 +65,7 @@ def test_help_names_the_options_of_torchrun(arguments: list[str], capsys: pytest
             ["torch_distributed python3 train.py --deepspeed 'a b.json'\n", "from_torch_distributed()"],
         ),
         (["--hostfile", "hosts", "--", "train.py"], ["torch_distributed train.py\n"]),
-        (
-            ["--trial", "model_def:T"],
-            ["Write model_def:T as a PyTorchTrial", "torch_distributed --trial model_def:T\n"],
-        ),
+        (["--trial", "model_def:T"], ["torch_distributed --trial model_def:T\n", "PyTorchTrial in place"]),
     ],
 )
 def test_the_launcher_of_deepspeed_says_what_to_start_instead(
