@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import subprocess
@@ -33,9 +34,6 @@ If a process fails, the others are ended. SIGTERM ends all of them; horovodrun g
   python -m det_lightning.launch.horovod --nproc-per-node 2 -- python train.py
 """
 
-_PER_NODE = ("--nproc-per-node", "--nproc_per_node")
-_TOTAL = ("-np", "--num-proc")
-_HOSTS = ("-H", "--hosts")
 _AUTO = "--autohorovod"
 
 
@@ -49,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     automatic = _AUTO in options or script[:1] == [_AUTO]
     options = [option for option in options if option != _AUTO]
     script = script[1:] if script[:1] == [_AUTO] else script
+    if problem := find_problem(script, options, "horovodrun"):
+        print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
+        return 2
     try:
-        if problem := find_problem(script, options, "horovodrun"):
-            raise ValueError(problem)
-        options, processes = _count(options)
-    except ValueError as error:
-        print(f"usage: {_USAGE}\nerror: {error}", file=sys.stderr)
+        options, processes = _count_processes(options)
+    except SystemExit:  # argparse has printed what is wrong
         return 2
     command = make_command(script)
     if automatic and processes == 1:
@@ -66,31 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _execute([*horovodrun, *options, *command], {**os.environ, "USE_HOROVOD": "1"})
 
 
-def _count(options: list[str]) -> tuple[list[str], int]:
+def _count_processes(options: list[str]) -> tuple[list[str], int]:
     """Return the options, with the number of processes as horovodrun's option, and the number."""
-    per_node, options = _take(options, _PER_NODE)
-    total, options = _take(options, _TOTAL)
-    if per_node and total:
-        raise ValueError(f"{_PER_NODE[0]} {per_node} and {_TOTAL[0]} {total}: give one of them.")
-    hosts, _ = _take(options, _HOSTS)
-    for name, number in ((_PER_NODE[0], per_node), (_TOTAL[0], total)):
-        if number is not None and not (number.isdecimal() and int(number)):
-            raise ValueError(f"{name} must be a positive integer; got {number!r}.")
-    nodes = len(hosts.split(",")) if hosts else 1
-    processes = int(total) if total else int(per_node or count_slots()) * nodes
-    return [_TOTAL[0], str(processes), *options], processes
+    parser = argparse.ArgumentParser(usage=_USAGE, add_help=False, allow_abbrev=False)
+    counts = parser.add_mutually_exclusive_group()
+    counts.add_argument("--nproc-per-node", "--nproc_per_node", dest="per_node", type=_read_count)
+    counts.add_argument("-np", "--num-proc", dest="total", type=_read_count)
+    parser.add_argument("-H", "--hosts", default="")
+    known, others = parser.parse_known_args(options)
+    processes = known.total or (known.per_node or count_slots()) * len(known.hosts.split(","))
+    hosts = ["-H", known.hosts] if known.hosts else []
+    return ["-np", str(processes), *hosts, *others], processes
 
 
-def _take(options: list[str], names: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    for index, option in enumerate(options):
-        name, equals, value = option.partition("=")
-        if name in names and equals:
-            return value, options[:index] + options[index + 1 :]
-        if name in names:
-            if index + 1 == len(options):
-                raise ValueError(f"{name} needs a value.")
-            return options[index + 1], options[:index] + options[index + 2 :]
-    return None, options
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a positive integer; got {text!r}")
+    return int(text)
 
 
 def _execute(command: list[str], environment: Mapping[str, str]) -> int:
