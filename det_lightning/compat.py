@@ -72,7 +72,8 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
         if top not in _OURS or (top == _MODEL_HUB and _is_another_model_hub(rest)):
             return None
         ours = f"{_OURS[top]}.{rest}" if rest else _OURS[top]
-        found = None if missing_parts.is_something_else(fullname) else importlib.util.find_spec(ours)
+        is_another_module = f"{fullname}.".startswith("determined.cli.")
+        found = None if is_another_module else importlib.util.find_spec(ours)
         if found is None:
             raise missing_parts.import_error(fullname)
         is_package = found.submodule_search_locations is not None

@@ -41,8 +41,7 @@ __all__ = [
 ]
 
 
-# With a path, Python looks for a submodule if a name cannot be imported, and the error says what is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 #: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` in Unix's ``sysexits.h``, "try
 #: again later". It is not 0, so that anything that restarts failed jobs restarts this one.

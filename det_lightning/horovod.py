@@ -9,8 +9,7 @@ from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 __all__ = ["hvd"]
 
-#: Makes ``from determined.horovod import NAME`` look for a submodule, whose error says why the name is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 
 class _Horovod:

@@ -48,11 +48,6 @@ def how_to_build_horovod() -> str:
     )
 
 
-def is_something_else(path: str) -> bool:
-    """Return whether our package has something else under the name of a module of Determined."""
-    return f"{path}.".startswith("determined.cli.")
-
-
 def _by_their_name(name: str) -> str:
     return _THEIRS + name.removeprefix(_OURS)
 

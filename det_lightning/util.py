@@ -13,8 +13,7 @@ from det_lightning.missing_parts import attribute_error
 
 __all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
 
-#: Makes ``from determined.util import NAME`` look for a submodule, whose error says why the name is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 _REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 

@@ -103,11 +103,15 @@ class TrialTask:
         ``group`` is ``"training"``, ``"validation"``, or another name. A value that JSON cannot hold is left out with a
         warning.
         """
+        losses = Losses()
+        plain = as_plain(metrics, f"{group} metrics", losses)
+        for note in losses.notes:
+            _warn_once(note)
         record = {
             "group": group,
             "run": self.run_id,
             "steps_completed": steps_completed,
-            "metrics": _make_plain(metrics, f"{group} metrics"),
+            "metrics": plain,
             "time": time.time(),
         }
         with self.metrics_file.open("a+b") as file:
@@ -137,14 +141,6 @@ def current_task() -> TrialTask | None:
     """Return the task of this process, None outside of experiments; for errors see :meth:`TrialTask.read`."""
     file = os.environ.get(TASK_VARIABLE)
     return TrialTask.read(Path(file)) if file else None
-
-
-def _make_plain(metrics: dict[str, Any], where: str) -> Any:
-    losses = Losses()
-    plain = as_plain(metrics, where, losses)
-    for note in losses.notes:
-        _warn_once(note)
-    return plain
 
 
 @functools.cache

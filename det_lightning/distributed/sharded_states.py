@@ -59,14 +59,13 @@ def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Te
     return cast(DTensor, sharded.clone())
 
 
-def _is_tensor(value: Any) -> bool:
-    """Return whether a value of a loaded state is a tensor, or will be read as a tensor."""
-    return isinstance(value, torch.Tensor | safe_load.StoredTensor)
+def shard_if_alike(value: Any, target: Any, any_shape: bool = False) -> Any:
+    """Return a whole tensor sharded like ``target``, if sharded and of the same shape; otherwise ``value``.
 
-
-def shard_if_alike(value: Any, target: Any) -> Any:
-    """Return a whole tensor sharded like ``target``, if sharded and of the same shape; otherwise ``value``."""
-    if isinstance(target, DTensor) and _is_tensor(value) and value.shape == target.shape:
+    With ``any_shape``, everything but a scalar is sharded.
+    """
+    is_tensor = isinstance(value, torch.Tensor | safe_load.StoredTensor)
+    if is_tensor and isinstance(target, DTensor) and (value.dim() > 0 if any_shape else value.shape == target.shape):
         return shard_like(value, target)
     return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
@@ -78,16 +77,10 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
     # If their numbers differ, the optimizer itself says so.
     by_index = dict(zip(indices, parameters, strict=False))
     fitted = {
-        index: {key: _fit(value, by_index.get(index)) for key, value in values.items()}
+        index: {key: shard_if_alike(value, by_index.get(index), any_shape=True) for key, value in values.items()}
         for index, values in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": fitted})
-
-
-def _fit(value: Any, parameter: Any) -> Any:
-    if _is_tensor(value) and value.dim() > 0 and isinstance(parameter, DTensor):
-        return shard_like(value, parameter)
-    return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
 
 def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from det_lightning.launch.command_line import split
 
-#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 _MESSAGE = """\
 error: det_lightning.launch.deepspeed: DeepSpeed's launcher is not covered. Start the script with torchrun:

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 _RANK_HELP = "the rank, or the names of variables that hold it, separated by commas: the first that is set counts"

@@ -56,24 +56,18 @@ def find_store(topology: ProcessTopology, chief_ip: str | None, port: int | None
         ValueError: the sum of the port and its offset is not a port.
     """
     one_node = topology.cross_size == 1
-    if address := _find_agent_store(topology.rank, topology.size, one_node):
-        return address
+    # The store of torchrun's agent, if the agent started this process as this rank.
+    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    agent = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_store and started_as == (str(topology.rank), str(topology.size)) and agent[0] and agent[1]:
+        return StoreAddress(agent[0], int(agent[1]), of_chief=False, one_node=one_node)
     if port is None:
         port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT))
     if not 0 < port + port_offset < 2**16:
         raise ValueError(f"pub_port={port} and port_offset={port_offset}: their sum must be from 1 to {2**16 - 1}.")
     host = "127.0.0.1" if one_node or topology.rank == 0 or chief_ip is None else chief_ip
     return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
-
-
-def _find_agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
-    """Return the store of ``torchrun``'s agent, if the agent started this process as the given rank."""
-    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-    host = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or started_as != (str(rank), str(size)):
-        return None
-    return StoreAddress(host, int(port), of_chief=False, one_node=one_node) if host and port else None
 
 
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
