@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
         return __getattr__("pytorch").PyTorchTrialContext
     # ``det.pytorch`` works after a mere ``import det_lightning as det``, at no cost if it is not used.
     if name in __all__:
-        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+        # The import of some modules draws random numbers, and the script may have set seeds already.
         state = random.getstate()
         try:
             return importlib.import_module(f"{__name__}.{name}")

@@ -24,7 +24,7 @@ def main() -> None:
         print(_USAGE, end="")
         sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
     compat.install()
-    # For commands that the script starts, such as a launcher.
+    # For commands started by the script, for example a launcher.
     search_path = [str(compat.ALIAS_DIRECTORY), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     del sys.argv[0]

@@ -21,7 +21,7 @@ __all__ = ["answering_determined", "install"]
 _THEIRS = "determined"
 _MODEL_HUB = "model_hub"
 _OURS = {_THEIRS: "det_lightning", _MODEL_HUB: "det_lightning.model_hub"}
-#: A process with this directory on its search path finds ``determined`` in it, which is det_lightning.
+#: With this directory on the search path, a process imports det_lightning as ``determined``.
 ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
 
@@ -50,7 +50,7 @@ class _AliasLoader(importlib.abc.Loader):
         return _Determined(self._name, module.__doc__) if spec.name == _THEIRS else module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module ran when imported under its own name; the import system has replaced its spec by the alias's.
+        # The module has run already, under the name in det_lightning; the import system has replaced the spec.
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -139,7 +139,7 @@ def answering_determined() -> Iterator[None]:
 
 def _add_to_search_path() -> None:
     """Let children find the alias: a child gets a copy of the search path, but not of the finders."""
-    # At index 1, because scripts take the first entry for the directory that they are in.
+    # At index 1, because scripts take the first entry for the script's directory.
     if str(ALIAS_DIRECTORY) not in sys.path:
         sys.path.insert(1, str(ALIAS_DIRECTORY))
 

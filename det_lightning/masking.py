@@ -52,7 +52,7 @@ _LONGEST_MISTYPED = 32
 # user:password@ after a scheme. A password may contain anything; a port is not a password.
 _USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
 _WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
-# Secrets by their form, with what replaces each.
+# Secrets by form, each with the replacement.
 _FORMS = {
     rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@": rf"\1\2:{MASK}@",
     r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)": MASK,

@@ -51,7 +51,7 @@ _GROUPS = {
     _KERAS: "keras launch.tensorflow",
     _IN_CONTAINERS: "launch.horovod launch.torch_distributed launch.wrap_rank",
 }
-#: Why each part is missing, and what to use instead; a row also applies to everything below it.
+#: The reason and the replacement for each missing part; a row also applies to everything below.
 MISSING_PARTS = {
     **{f"determined.{name}": why for why, names in _GROUPS.items() for name in names.split()},
     "determined": ("there is no counterpart", "remove it or replace it with your own code"),

@@ -122,7 +122,7 @@ def choose_share(ranks: DistributedContext, directory: pathlib.Path | None, sele
     if set(identities) == {None}:
         raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; at least one needs a directory.")
     names: list[str] = []
-    # Ranks may share a directory. The first of them contributes it; with a selector, each contributes what it selects.
+    # Ranks may share a directory. The first rank contributes all files, or with a selector each rank a part.
     if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):
         names = [name for name in list_files(directory, selector) if name != METADATA_FILE]
     conflicts = _find_conflicts(ranks.allgather(names))

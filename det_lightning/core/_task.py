@@ -46,7 +46,7 @@ class TrialTask:
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
     recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of its newest checkpoint
-    trusted: bool = False  # whether it may resume from a checkpoint that holds objects, whoever wrote that
+    trusted: bool = False  # whether to resume from any checkpoint with objects, by any author
 
     @property
     def file(self) -> Path:

@@ -96,7 +96,7 @@ class ModelStates:
     """
 
     is_sharded = False
-    #: Whether checkpoints are sharded: each rank writes what it holds.
+    #: Whether checkpoints are sharded: each rank writes its part.
     writes_shards = False
 
     @contextlib.contextmanager

@@ -98,7 +98,7 @@ class ModelDDP(DistributedDataParallel):
             )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
-        # If no gradients are averaged, DDP must not expect any either: it would wait for them.
+        # If no gradients are averaged, DDP must not wait for gradients either.
         self.require_backward_grad_sync = self._will_average
         self.require_forward_param_sync = self.communicates
         try:

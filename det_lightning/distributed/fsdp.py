@@ -32,7 +32,7 @@ from det_lightning.distributed.sharded_states import (
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, find_units
 
-#: Which modules of a model are sharded as separate units: instances of the classes, or those it returns true for.
+#: The modules of a model to shard as separate units: instances of the classes, or chosen by the function.
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
 
@@ -52,7 +52,7 @@ class ShardedPlacement(ModelPlacement):
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.whole = WholeParameters()
-        # The parameters that sharded ones replaced, by id, for as long as something else still holds them.
+        # The original parameters of sharded models, by id, while anything else still refers to the parameter.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -182,7 +182,7 @@ class ShardedGradients(GradientExchange):
         kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
-        # Reading it waits for the GPU, which is not needed for parameters that this rank has used.
+        # Reading the result waits for the GPU; not needed if this rank has used all parameters.
         if not self.keeps_gradients and all(here):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):

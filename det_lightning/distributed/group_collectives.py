@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 # Gloo's all-gather passes data around a ring; sending a copy to each rank takes one round, but more memory.
 _LARGEST_COPIES_BYTES = 1 << 20
-# Of a reduction, before its rows: their signature, and flags.
+# Before the rows of a reduction: the signature, and flags.
 _HEADER_ROWS = 2
 
 

@@ -14,9 +14,9 @@ from det_lightning.distributed.backend import Backend, GradientExchange, ModelPl
 from det_lightning.distributed.horovod_optimizer import HorovodOptimizer
 from det_lightning.distributed.processes import connect_horovod
 
-# More backward passes than there will ever be, so that none of them exchanges gradients.
+# More backward passes than ever, so that no pass exchanges gradients.
 _NEVER = sys.maxsize
-# Part of the message that Horovod raises if there were more passes than it was told.
+# Part of Horovod's message about too many passes.
 _TOO_MANY_PASSES = "backward_passes_per_step"
 
 

@@ -35,7 +35,7 @@ class HorovodOptimizer:
                     f"{name} is of type bfloat16, which Horovod cannot exchange. Train in float32 with "
                     "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
                 )
-        # Horovod would skip what is frozen now for good, and the ranks would diverge if it is trained later.
+        # Horovod would skip frozen parameters for good, and the ranks would diverge if these are trained later.
         frozen = [p for p in self.parameters if not p.requires_grad and p.is_floating_point()]
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -62,7 +62,7 @@ class HorovodOptimizer:
         """Correct methods of the class that Horovod creates for each optimizer."""
         wrapped = self.optimizer
         kind: Any = type(wrapped)
-        # Hooks around a step would run twice: around Horovod's, and around the one that it calls.
+        # Hooks around a step would run twice: around Horovod's step, and around the inner step.
         step_of_horovod = getattr(kind.step, "__wrapped__", kind.step)
 
         def step(_: Any, closure: Any = None) -> Any:
@@ -88,7 +88,7 @@ class HorovodOptimizer:
         # Lightning's optimizers derive from this class. Horovod's methods call super() of the class of self, so they
         # would call themselves endlessly, and set their flags on the wrong object.
         for name in ("load_state_dict", "synchronize", "skip_synchronize"):
-            setattr(kind, name, getattr(wrapped, name))  # already bound, so that it acts on this object
+            setattr(kind, name, getattr(wrapped, name))  # already bound to this object
 
     def is_exchanging(self) -> bool:
         """Return whether the exchange of some gradient is under way."""
@@ -102,7 +102,7 @@ class HorovodOptimizer:
     def describe_passes(self) -> str:
         """Return the optimizer's class, first parameters, and allowed number of backward passes."""
         names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
-        # Horovod's class has the name of the class that it is made from.
+        # Horovod's class has the name of the original class.
         return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
 
     def finish(self) -> None:

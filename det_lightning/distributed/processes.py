@@ -76,7 +76,7 @@ def connect_horovod_ranks() -> DistributedContext:
     if topology.size == 1:
         return DistributedContext()
     port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")
-    # The address where horovodrun was started, which is the first of its nodes.
+    # The address of the first node, where horovodrun was started.
     chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     return DistributedContext(**vars(topology), chief_ip=chief_ip, pub_port=port)
 

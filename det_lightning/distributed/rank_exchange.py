@@ -36,12 +36,12 @@ class RankExchange:
         self._reductions: dict[str, RowReduction] = {}
         self._asked = self.is_alone
         self._found_group: GroupCollectives | None = None
-        # From the previous exchange, so that one of about as many bytes takes a single collective.
+        # From the previous exchange: an exchange of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
         """Return the collectives of the process group, if all ranks have a group; the first call asks all ranks."""
-        # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
+        # Not a cached property: the lock in older Pythons would let ranks in threads in only one after another.
         if not self._asked:
             device = find_group_device(self.distributed)
             if all(self.distributed.allgather(device is not None)) and device is not None:

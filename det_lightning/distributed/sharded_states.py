@@ -43,7 +43,7 @@ def _copy_whole(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of an optimizer, with whole tensors on the chief, and an empty dict elsewhere."""
     state = optimizer.state_dict()
-    # Parameters are in the order of their first step, which is the same on all ranks, as their gradients are.
+    # Parameters are in the order of the first step, the same on all ranks, since gradients are the same.
     gathered = {index: gather_tensors(values) for index, values in state["state"].items()}
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
@@ -74,7 +74,7 @@ def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any])
     """Load the whole state of an optimizer with parameters that may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    # If their numbers differ, the optimizer itself says so.
+    # If the numbers differ, the optimizer raises an error.
     by_index = dict(zip(indices, parameters, strict=False))
     fitted = {
         index: {key: shard_if_alike(value, by_index.get(index), any_shape=True) for key, value in values.items()}
@@ -106,7 +106,7 @@ def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, ran
     All ranks call this, with different directories or the same. Raise a ``CheckpointError`` on a rank that cannot
     write; other ranks then return an empty list.
     """
-    # Importing takes a tenth of a second, which a run that writes no shards need not wait for.
+    # Importing takes a tenth of a second, not needed in a run without shards.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -77,7 +77,7 @@ def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.P
             group["params"][index] = new = others.get(parameter, parameter)
             if new is not parameter and parameter in optimizer.state:
                 optimizer.state[new] = optimizer.state.pop(parameter)
-    # An optimizer casts what it loads to the types of its parameters.
+    # An optimizer casts a loaded state to the types of the parameters.
     optimizer.load_state_dict(optimizer.state_dict())
 
 

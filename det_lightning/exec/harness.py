@@ -36,7 +36,7 @@ def main(entrypoint: str) -> int:
 
 def _choose_api(trial_class: type) -> Any:
     """Return the module with ``init`` and ``Trainer`` for a kind of trials."""
-    # TensorFlow is slow to import, and only the class itself shows that it is needed.
+    # TensorFlow is slow to import; the class shows whether TensorFlow is needed.
     estimator = sys.modules.get("det_lightning.estimator")
     if estimator is not None and isinstance(trial_class, type) and issubclass(trial_class, estimator.EstimatorTrial):
         return estimator

@@ -57,7 +57,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
     logger.info("%s trains, validates and saves.", trial_class.__name__)
 
 
-# The name makes pytest take it for a test of whoever imports it.
+# pytest must not collect the function as a test, in spite of the name.
 test_one_batch.__test__ = False  # type: ignore[attr-defined]
 
 

@@ -93,13 +93,13 @@ def _prepare_environment(parsed: argparse.Namespace) -> None:
     """Set the environment variables for the processes of the script, and for torchrun."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     if current_task() is not None:
-        # Scripts read it to set up DeepSpeed or a Lightning cluster environment; a trial runs on one machine.
+        # Scripts set up DeepSpeed or a Lightning cluster environment with the address; a trial runs on one machine.
         os.environ.setdefault("DET_CHIEF_IP", "127.0.0.1")
     if parsed.max_restarts > 0:
         # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         if parsed.nnodes in ("1", "1:1"):
-            # Without the shared store DistributedContext runs its own, which runs on the same machine must not share.
+            # Without the shared store each DistributedContext runs a store; runs on a machine need different ports.
             os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port("127.0.0.1")))
 
 

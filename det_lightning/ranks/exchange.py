@@ -59,7 +59,7 @@ class Exchange:
         self._index = self._members.index(session.rank)
         session.activity.rounds[name] = 0
         self._stored_rounds = 0
-        # Rounds that have keys in the store: from all members, and from this one.
+        # Rounds with keys in the store: from all members, and from this rank.
         self._kept_round: int | None = None
         self._announced_rounds: list[int] = []
         session.on_leave.append(self._notify)
@@ -116,7 +116,7 @@ class Exchange:
         rank = self._session.rank
         store.delete_key(f"waiting/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
-        # The current round may already have been joined, if that is what failed.
+        # This rank may have joined the current round already, if the round failed.
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):

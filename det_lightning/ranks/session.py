@@ -17,14 +17,13 @@ from det_lightning import errors
 from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 from det_lightning.ranks.watch import GAVE_UP, KEYS, LEFT, RankActivity, RankWatch, name_ranks, notice_period_s
 
-# How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
-# failure so that they can read what happened.
+# How long a closed chief keeps running the store: until other ranks finish, or after a failure have read the reason.
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
 _CLOSED = "its context was closed"
-# torchrun takes the first failure that it sees for the cause of the others. It looks ten times a second, and a process
-# needs some time to end.
+# torchrun takes the first failure for the cause of all. torchrun looks ten times a second, and a process needs time to
+# end.
 _HEAD_START_S = 3.0
 # Part of gloo's message if the process at the other end of a connection has ended.
 _OF_LOST_CONNECTIONS = "gloo/transport/"
@@ -96,7 +95,7 @@ class Session:
             self.given_up = self._watch.gave_up  # what is known if the store is lost
             self._watch = None
         everyone_left = False
-        # An error here means that nobody is left to notify, or that the connection is what failed.
+        # An error here means that nobody is left to notify, or that the connection failed.
         with contextlib.suppress(RuntimeError):
             heard = (look(self.store, GAVE_UP) or b"").decode()
             self.given_up = "" if heard.startswith(f"rank {self.rank} ") else heard
@@ -152,7 +151,7 @@ class Session:
         own = str(self.rank).encode()
         try:
             return self._store.compare_set("failed", "", own) == own
-        except RuntimeError:  # the store is lost, together with the process that ran it
+        except RuntimeError:  # the store is lost, together with the server's process
             return False
 
     def close(self) -> None:

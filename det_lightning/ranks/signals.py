@@ -109,7 +109,7 @@ class SignalLog:
             # Signals sent to a fork must not be seen here.
             os.register_at_fork(after_in_child=self._forget)
         if not self._users:
-            self.first()  # of those that came meanwhile, none counts
+            self.first()  # signals in between do not count
             self._first = None
             if (before := signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)) != -1:
                 signal.set_wakeup_fd(before)

@@ -97,7 +97,7 @@ def within(store: Store, prefix: str) -> Store:
 def serve(address: StoreAddress) -> Store:
     """Start the store in this process, or reuse a running store at the same port."""
     listening = None
-    if address.one_node:  # so other machines need not reach it; a port that is in use, torch reuses or refuses
+    if address.one_node:  # not reachable for other machines; torch reuses or refuses a port in use
         with contextlib.suppress(OSError):
             listening = socket.create_server(("127.0.0.1", address.port)).detach()
     try:

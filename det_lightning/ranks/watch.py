@@ -29,7 +29,7 @@ _TICK_AFTER_SIGNAL_S = 0.25
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
 _TOGETHER_S = 1.0
-_SILENT_S = 10.0  # a killed rank says nothing; a slow rank, or one that holds Python's lock, may be late
+_SILENT_S = 10.0  # a killed rank says nothing; a slow rank, or a rank with Python's lock, may be late
 _SHOWN_FRAMES = 12
 GAVE_UP = "watch/gave-up"  # the rank that gave up on the hyperparameters, and its reason
 LEFT = "left"  # the number of ranks that have left the session
@@ -236,7 +236,7 @@ class RankWatch:
         where = "." if self.gave_up else f", in:\n{_format(innermost)}"
         rank = f"Rank {self._activity.rank} (process {os.getpid()})"
         print_at_once(f"det_lightning: {why}. No rank moves. {rank} ends without saving{where}\n")
-        # The others should see that no rank moves before a lost connection raises an error in them.
+        # All ranks should notice that no rank moves before a lost connection raises an error anywhere.
         self._stopping.wait(_TOGETHER_S)
         os._exit(0 if self.gave_up else 128 + signum)
 

@@ -44,7 +44,7 @@ def test_any_scalars_come_back(tmp_path_factory: pytest.TempPathFactory, scalars
     assert sorted(read(directory)) == sorted(scalars)
 
 
-def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
+def test_first_write_makes_the_file() -> None:
     output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars([])
     assert not Path("runs").exists()
@@ -55,7 +55,7 @@ def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
     assert read(output.path) == SCALARS
 
 
-def test_the_writer_that_was_asked_for_takes_over() -> None:
+def test_requested_writer_takes_over() -> None:
     output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars(SCALARS[:1])
     writer = output.writer
