@@ -48,6 +48,7 @@ class SearcherOperation:
     """A request to train up to a length, and then validate.
 
     Attributes:
+        length: the total length to train for, not since the last operation, in the searcher's unit.
         completed: whether the completion was reported.
 
     Example:
@@ -62,15 +63,10 @@ class SearcherOperation:
     """
 
     def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
-        self._length = length
+        self.length = length
         self.completed = False
         self._is_chief = is_chief
         self._task = task
-
-    @property
-    def length(self) -> int:
-        """The total length to train for, not the length since the last operation, in the searcher's unit."""
-        return self._length
 
     def report_progress(self, length: float) -> None:
         """Report how much of the length has been trained.
@@ -142,25 +138,19 @@ class SearcherContext:
             FutureWarning,
             stacklevel=2,
         )
-        mode = find_member("searcher_mode=", SearcherMode, searcher_mode)
-        in_step = mode is SearcherMode.WorkersAskChief
-        if self._distributed.rank == 0:
-            operation = SearcherOperation(length, True, self._task)
-            if in_step:
-                self._distributed.broadcast(length)
-            yield operation
-            if not operation.completed:
-                raise RuntimeError("op.report_completed() must be called on each operation before the next one.")
-            if in_step:
-                self._distributed.broadcast(None)
-            return
-        if not in_step:
-            raise RuntimeError(
-                f"operations(ChiefOnly) was called by rank {self._distributed.rank}. Only rank 0 may in this mode; "
-                "WorkersAskChief is the mode for all."
-            )
-        while (length_of_chief := self._distributed.broadcast(None)) is not None:
-            yield SearcherOperation(length_of_chief, False)
+        ranks = self._distributed
+        if find_member("searcher_mode=", SearcherMode, searcher_mode) is SearcherMode.ChiefOnly:
+            if ranks.rank != 0:
+                raise RuntimeError(
+                    f"operations(ChiefOnly) was called by rank {ranks.rank}. Only rank 0 may in this mode; "
+                    "WorkersAskChief is the mode for all."
+                )
+            ranks = DistributedContext()
+        operation = SearcherOperation(ranks.broadcast(length), ranks.rank == 0, self._task)
+        yield operation
+        if ranks.rank == 0 and not operation.completed:
+            raise RuntimeError("op.report_completed() must be called on each operation before the next one.")
+        ranks.broadcast(None)  # the other ranks end with the chief
 
     def acknowledge_out_of_ops(self) -> None:
         """Do nothing, as since Determined 0.38; for errors see :meth:`get_configured_units`."""
