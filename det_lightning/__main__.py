@@ -13,8 +13,8 @@ from det_lightning import compat
 _USAGE = """usage: python -m det_lightning SCRIPT [ARGS...]
        python -m det_lightning -m MODULE [ARGS...]
 
-Run an unmodified Determined script, or a module, on det_lightning: what it imports from determined, and what the
-processes that it starts import from there, comes from det_lightning.
+Run an unmodified Determined script, or a module, on det_lightning: every import from determined, also in child
+processes, imports det_lightning.
 """
 
 

@@ -36,8 +36,8 @@ class _Horovod:
             module = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise ImportError(
-                f"hvd.{name} needs Horovod, which cannot be imported ({error}). {how_to_build_horovod()} Without it, "
-                "context.distributed has rank, size and allgather(), and torch.distributed exchanges tensors."
+                f"hvd.{name} needs Horovod, which cannot be imported ({error}). {how_to_build_horovod()} Without "
+                "Horovod, context.distributed has rank, size and allgather(), and torch.distributed exchanges tensors."
             ) from error
         return getattr(module, name)
 

@@ -43,8 +43,8 @@ def how_to_install(extra: str) -> str:
 def how_to_build_horovod() -> str:
     """Return how to install Horovod, for which there is no extra."""
     return (
-        f"There are no wheels of it: {how_to_install('horovod')} for what it needs, then run scripts/build_horovod.sh "
-        "of the source of det-lightning, which builds and installs it."
+        f"There are no wheels of Horovod: {how_to_install('horovod')} for the requirements, then run "
+        "scripts/build_horovod.sh of det-lightning's source to build and install Horovod."
     )
 
 

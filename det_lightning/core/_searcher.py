@@ -134,7 +134,7 @@ class SearcherContext:
         """
         length = self._require_length()
         warnings.warn(
-            "SearcherContext.operations() is deprecated since Determined 0.38: let the script say how long it trains.",
+            "SearcherContext.operations() is deprecated since Determined 0.38: let the script choose the length.",
             FutureWarning,
             stacklevel=2,
         )
@@ -168,8 +168,8 @@ class SearcherContext:
     def _require_length(self) -> int:
         if self._length is None:
             raise ValueError(
-                "core_context.searcher has no operations, because the configuration has no searcher.max_length. Give "
-                "it, or let the script say how long it trains and do without core_context.searcher."
+                "core_context.searcher has no operations, because the configuration has no searcher.max_length. Add a "
+                "length, or let the script choose a length without core_context.searcher."
             )
         return self._length
 

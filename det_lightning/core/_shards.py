@@ -109,7 +109,7 @@ def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
     lines = [f"    {name}: ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(conflicts.items())]
-    return "\n".join([f"The ranks contribute different {what} to one checkpoint, which is not written:", *lines])
+    return "\n".join([f"The ranks contribute different {what} to a checkpoint, so no checkpoint is written:", *lines])
 
 
 def choose_share(ranks: DistributedContext, directory: pathlib.Path | None, selector: Selector | None) -> list[str]:

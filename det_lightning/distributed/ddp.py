@@ -93,8 +93,8 @@ class ModelDDP(DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         if self.static_graph and not self.communicates:
             raise errors.InvalidExperimentException(
-                "static_graph=True exchanges gradients in every batch, which an aggregation does not. Leave it out, or "
-                "train with aggregation_frequency=1."
+                "static_graph=True exchanges gradients in every batch, and an aggregation does not. Leave out "
+                "static_graph, or train with aggregation_frequency=1."
             )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
@@ -112,8 +112,8 @@ class ModelDDP(DistributedDataParallel):
         names = ", ".join(self._reduced[index] for index in unused[:5]) + (", ..." if len(unused) > 5 else "")
         return (
             f"{len(unused)} parameters of a {type(self.module).__name__} got no gradient in a batch, and all ranks "
-            f"wait for them: {names}. Freeze what is never used (requires_grad_(False) before wrap_model()), or choose "
-            "strategy='trial_ddp_find_unused_parameters_true', which looks for them in every batch."
+            f"wait for them: {names}. Freeze unused parameters (requires_grad_(False) before wrap_model()), or choose "
+            "strategy='trial_ddp_find_unused_parameters_true' to look for unused parameters in every batch."
         )
 
     def begin_evaluation(self) -> None:

@@ -60,7 +60,7 @@ class ShardedPlacement(ModelPlacement):
         for parameter in model.parameters():
             if isinstance(parameter, DTensor) or self._replaced.get(id(parameter)) is parameter:
                 raise errors.InvalidExperimentException(
-                    f"wrap_model() got a {type(model).__name__} with parameters of a model that is sharded already. "
+                    f"wrap_model() got a {type(model).__name__} with parameters of an already sharded model. "
                     "Sharded models cannot share parameters: wrap one module that holds both models."
                 )
             self._replaced[id(parameter)] = parameter
@@ -87,7 +87,7 @@ class ShardedPlacement(ModelPlacement):
             raise errors.InvalidExperimentException(
                 f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
                 f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
-                "wrap_model() first, and make the optimizer from the parameters of what it returned."
+                "wrap_model() first, and make the optimizer from the parameters of the wrapped model."
             )
         clear_first(optimizer, lambda: self.whole.clear(list_parameters(optimizer)))
         self.optimizers.append(optimizer)
@@ -99,14 +99,14 @@ class ShardedPlacement(ModelPlacement):
         if joint:
             kinds = ", ".join(sorted(set(joint)))
             raise errors.InvalidExperimentException(
-                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), and FSDP2 holds "
-                "them together with parameters that are cast. Make them units of their own with strategy="
+                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), but share units "
+                "of FSDP2 with parameters to cast. Make separate units with strategy="
                 f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
         if not self.whole.can_be_cast(model):
             raise errors.InvalidExperimentException(
-                f"A {type(model).__name__} ran before its weights were cast, and FSDP2 keeps the type that they had "
-                "then. Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
+                f"A {type(model).__name__} ran before the weights were cast, and FSDP2 keeps the first type. "
+                "Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
             )
         former = casting.convert(model)
         self.whole.find()

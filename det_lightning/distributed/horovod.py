@@ -59,8 +59,8 @@ class HorovodPlacement(ModelPlacement):
             name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
-                    f"{name} belongs to two wrapped optimizers, which Horovod cannot train; give all of its updates "
-                    "to one of them."
+                    f"{name} belongs to two wrapped optimizers, and Horovod cannot train both; leave all updates "
+                    "of the parameter to one optimizer."
                 )
             named[name] = parameter
         return named
@@ -71,7 +71,8 @@ class HorovodPlacement(ModelPlacement):
         """Raise an error: Horovod exchanges only the gradients of the original parameters."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
-            "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
+            "exchange the gradients of new parameters. Use opt_level='O2', which keeps the parameters as masters, or "
+            "master_weights=True."
         )
 
     def begin_training(self) -> None:
@@ -114,10 +115,10 @@ class HorovodGradients(GradientExchange):
             found = [wrapped.describe_passes() for wrapped in self._placed.optimizers if wrapped.is_exchanging()]
             raise errors.InvalidExperimentException(
                 f"context.backward() came to parameters whose gradients Horovod exchanges already: {'; '.join(found)}. "
-                "If the gradients of all these backward passes are to be added up, say how many there are before each "
-                "step: context.wrap_optimizer(optimizer, backward_passes_per_step=N). If those of another loss are "
-                "not wanted, as a GAN's critic does not want those of its generator, call optimizer.zero_grad() first, "
-                "or freeze the parameters in the other pass with model.requires_grad_(False)."
+                "To add up the gradients of N backward passes before each step, call "
+                "context.wrap_optimizer(optimizer, backward_passes_per_step=N). To drop the gradients of another loss, "
+                "for example of a GAN's generator in the critic, call optimizer.zero_grad() first, or freeze the "
+                "parameters in the other pass with model.requires_grad_(False)."
             ) from e
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:

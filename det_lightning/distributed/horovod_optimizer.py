@@ -49,7 +49,7 @@ class HorovodOptimizer:
         except TypeError as e:
             raise errors.InvalidExperimentException(
                 f"Horovod cannot wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
-                f"alone ({e}). Give the other arguments of its __init__ default values."
+                f"alone ({e}). Give the other arguments of __init__ default values."
             ) from e
         finally:
             for parameter in frozen:
@@ -68,7 +68,7 @@ class HorovodOptimizer:
         def step(_: Any, closure: Any = None) -> Any:
             if closure is not None:
                 raise errors.InvalidExperimentException(
-                    f"{kind.__name__}.step() got a closure: gradients that it computes would stay those of each rank. "
+                    f"{kind.__name__}.step() got a closure: no rank would get the gradients of other ranks. "
                     "Call context.backward() and context.step_optimizer()."
                 )
             return step_of_horovod(wrapped)
@@ -116,8 +116,8 @@ class HorovodOptimizer:
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(
-                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), which Horovod does "
-                "not know. Give it all of them before; freeze those that are to be trained later until then."
+                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), unknown to Horovod. "
+                "Add all parameters before; freeze parameters that are to be trained later."
             )
         if self._hvd.size() == 1:
             return

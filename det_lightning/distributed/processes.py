@@ -39,8 +39,8 @@ def connect_horovod() -> Any:
     others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
     if others:
         raise ValueError(
-            f"This run is to train with Horovod, and {', '.join(others)} in its environment ask for something else. "
-            "Start it either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
+            f"This run is to train with Horovod, and {', '.join(others)} in the environment ask for something else. "
+            "Start the script either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
             "det_lightning.launch.torch_distributed and without USE_HOROVOD."
         )
     try:

@@ -157,6 +157,4 @@ def _find_divided_dim(tensor: DTensor) -> int | None:
         return None
     if len(tensor.placements) == 1 and isinstance(tensor.placements[0], Shard):
         return tensor.placements[0].dim
-    raise NotImplementedError(
-        f"A sharded checkpoint holds tensors that are divided in one dimension; got {tensor.placements}."
-    )
+    raise NotImplementedError(f"A sharded checkpoint holds tensors divided in one dimension; got {tensor.placements}.")

@@ -18,17 +18,17 @@ _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...
 _HELP = f"""\
 usage: {_USAGE}
 
-Runs a training script in one process for each GPU of this machine, in one where there is none, with horovodrun, and
-sets USE_HOROVOD, by which det_lightning.pytorch.init() trains with Horovod.
+Runs a training script in a process for each GPU of this machine, or in a single process without GPUs, with horovodrun,
+and sets USE_HOROVOD, so that det_lightning.pytorch.init() trains with Horovod.
 
-  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the one that runs this
-  OPTIONS  those of horovodrun, and -- after them:
+  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the current Python
+  OPTIONS  the options of horovodrun, followed by --:
              --nproc-per-node N    number of processes on each machine
-             -np N                 number of processes on all of them
-             -H HOST:N,HOST:N      the machines, and how many processes each may run
-           horovodrun --help lists the others. --autohorovod runs the script without horovodrun if it has one process.
+             -np N                 number of processes in all
+             -H HOST:N,HOST:N      the machines, and the most processes on each
+           horovodrun --help lists more. --autohorovod runs the script without horovodrun in a single process.
 
-If a process fails, the others are ended. SIGTERM ends all of them; horovodrun gives them 5 seconds.
+If a process fails, all processes are ended. SIGTERM ends all processes; horovodrun waits for 5 seconds.
 
   python -m det_lightning.launch.horovod --nproc-per-node 2 -- python train.py
 """

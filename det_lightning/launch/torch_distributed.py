@@ -20,20 +20,20 @@ _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... 
 _HELP = f"""\
 usage: {_USAGE}
 
-Runs a training script in one process for each GPU of this machine, in one where there is none, with torchrun.
+Runs a training script in a process for each GPU of this machine, or in a single process without GPUs, with torchrun.
 
-  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the one that runs this
-  OPTIONS  those of torchrun, and -- after them:
+  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the current Python
+  OPTIONS  the options of torchrun, followed by --:
              --nproc-per-node N    number of processes on this machine
-             --nnodes N            number of machines; start the launcher on each of them
+             --nnodes N            number of machines; start the launcher on each machine
              --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME
-                                   rendezvous of several machines, and its name
+                                   rendezvous of several machines, with a name
              --max-restarts N      restart all processes if one fails, at most N times
              --shutdown-timeout S  seconds for saving after a signal, before processes are killed; 30 by default
-           torchrun --help lists the others.
+           torchrun --help lists more.
 
-SIGTERM and SIGUSR1 are passed on to all processes, which save and end; the launcher then ends with status
-{PREEMPTED_EXIT_CODE}. If a process fails, the launcher ends with its status, or 128 + N if signal N killed it.
+SIGTERM and SIGUSR1 are passed on: all processes save and end, and the launcher ends with status {PREEMPTED_EXIT_CODE}.
+If a process fails, the launcher ends with the status of the process, or 128 + N if killed by signal N.
 
   python -m det_lightning.launch.torch_distributed train.py --epochs 10
   python -m det_lightning.launch.torch_distributed --nproc-per-node 2 --max-restarts 3 -- python train.py

@@ -15,7 +15,7 @@ from typing import IO
 __path__: list[str] = []  # so that the import of a missing name is an error with the reason
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-_RANK_HELP = "the rank, or the names of variables that hold it, separated by commas: the first that is set counts"
+_RANK_HELP = "the rank, or names of variables with the rank, separated by commas: the first set variable counts"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     rank = _read_rank(parsed.rank)
     if rank is None:
-        parser.error(f"RANK is a number, or names a variable that holds one; got {parsed.rank!r}, and none is set")
+        parser.error(
+            f"RANK is a number or the name of a variable with a number; got {parsed.rank!r}, and no variable is set"
+        )
     if not command:
         parser.error("no command to run is given")
     return _run_marked(command, rank)
