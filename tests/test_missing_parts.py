@@ -80,7 +80,7 @@ print(json.dumps(raised))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["determined", "det_lightning"])
-def test_each_part_that_is_missing_raises_the_error_that_says_so(name: str) -> None:
+def test_missing_parts_raise_errors(name: str) -> None:
     parts = {**IMPORTS, **{f"import determined as det; {use}": path for use, path in USES.items()}}
     if name == "determined":  # of ours, this is the command line, and a name that nobody knows stays one
         parts |= {"import determined.cli.cli": "determined.cli", "import determined.foo": "determined.foo"}
@@ -113,7 +113,7 @@ def test_what_is_said_is_about_the_part_itself(path: str, said: str) -> None:
     assert said in str(missing_part(path))
 
 
-def test_what_is_missing_is_no_attribute_and_what_nobody_has_is_a_plain_error() -> None:
+def test_missing_attributes() -> None:
     det = importlib.import_module("det_lightning")
     assert not hasattr(det, "keras")
     with pytest.raises(UnsupportedPart, match=r"^determined\.keras: it is for TensorFlow and Keras\. What to do: "):
