@@ -1,4 +1,4 @@
-"""``det.ExperimentConfig``: an experiment configuration as a dict with lookups; ``det_lightning.config`` checks one."""
+"""``det.ExperimentConfig``: a configuration as a dict with lookups; for checks see ``det_lightning.config``."""
 
 from __future__ import annotations
 

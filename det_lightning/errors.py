@@ -216,7 +216,7 @@ class ShouldExit(Exception):
 class Preempted(SystemExit):
     """Raised by ``fit`` when the process was preempted and the run is saved.
 
-    Unless a script catches ``SystemExit``, the process ends with the exit code; ``except Exception`` does not help.
+    Unless a script catches ``SystemExit``, the process ends with the exit code; ``except Exception`` lets this pass.
 
     Args:
         code: the exit code.

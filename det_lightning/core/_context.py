@@ -29,7 +29,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ExperimentalCoreContext:
-    """Logs the checkpoints and models in use by a script, as recorded by Determined's master.
+    """Logs the checkpoints and models that a script uses, in place of Determined's master.
 
     Example:
         >>> import det_lightning as det

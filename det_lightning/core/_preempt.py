@@ -1,4 +1,4 @@
-"""Preemption of scripts: ``should_preempt()`` and the signals behind."""
+"""Preemption of scripts: ``should_preempt()``, and the handling of SIGTERM."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def list_files(directory: pathlib.Path, selector: Selector | None = None) -> lis
 
 
 def _yield_names(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Iterator[str]:
-    """Yield the paths in a directory; a link to a directory ``above`` is not followed, and would not end."""
+    """Yield the paths in a directory; a link back to a directory ``above`` is yielded but not followed."""
     chain = (*above, directory.resolve())
     for path in directory.iterdir():
         if not path.is_dir():
@@ -71,7 +71,7 @@ def list_stored(checkpoint: Location) -> list[str]:
 
 
 def _find_conflicts(of_ranks: list[list[str]]) -> dict[str, list[int]]:
-    """Return each file on several ranks, even if a directory on another rank, with the numbers of the ranks."""
+    """Return the files that several ranks have, with the ranks; a directory of the same name counts."""
     having: dict[str, list[int]] = {}
     for rank, names in enumerate(of_ranks):
         for name in names:

@@ -43,7 +43,7 @@ class TensorboardMode(enum.Enum):
 
 
 class EarlyExitReason(enum.Enum):
-    """The reason of a script to end early: invalid hyperparameters, or a request to stop.
+    """Why a script ends early: invalid hyperparameters, or a request to stop.
 
     Example:
         >>> import det_lightning as det

@@ -141,7 +141,7 @@ class ModelStates:
         return tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        """Return a whole tensor on the device of ``parameter``, sharded like the parameter, of the same whole shape."""
+        """Return ``whole`` on the device of ``parameter``, and sharded likewise; both have the same whole shape."""
         return whole.to(parameter.device)
 
 

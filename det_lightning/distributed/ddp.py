@@ -48,8 +48,8 @@ class ModelDDP(DistributedDataParallel):
     """A model with gradients averaged over ranks during the backward pass; has the attributes of the model.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
-    after each forward pass, and silently ignores the sums of further backward passes; this class notices further
-    passes, and :meth:`average_rest` averages the rest. While ``communicates`` is false, an aggregation keeps gradients.
+    after each forward pass, and silently ignores further backward passes; this class notices further passes, and
+    :meth:`average_rest` averages the rest. While ``communicates`` is false, an aggregation keeps gradients.
     """
 
     def __init__(self, module: torch.nn.Module, options: DDPOptions) -> None:

@@ -38,7 +38,7 @@ def find_group_device(distributed: DistributedContext) -> torch.device | None:
 
 
 class GroupCollectives:
-    """Collectives of a process group; all ranks call the same, in the same order, with arrays of equal size and type.
+    """Collectives of a process group, in the same order on all ranks, with arrays of equal size and type.
 
     ``device`` comes from :func:`find_group_device`.
     """

@@ -24,7 +24,7 @@ _LENGTH_BYTES = 8
 
 
 class RankExchange:
-    """Exchanges among the ranks of a run; all ranks must call the same, in the same order.
+    """Exchanges among the ranks of a run; all ranks must call the same methods in the same order.
 
     The first exchange finds out whether all ranks have a process group. Without a group, objects go through the store
     of ``distributed``.

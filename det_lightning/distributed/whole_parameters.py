@@ -13,7 +13,7 @@ from det_lightning.distributed.backend import watch_gradient
 
 
 class WholeParameters:
-    """Finds the whole parameter of each sharded parameter, which holds gradients before an exchange."""
+    """Finds the whole parameter of each sharded parameter; a whole parameter holds gradients before an exchange."""
 
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -67,7 +67,7 @@ class WholeParameters:
             del self._whole[other]
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return for each parameter whether gradients came on this rank, and clear the record."""
+        """Return for each parameter whether this rank has computed a gradient, and clear the record."""
         used = [self._whole[parameter] in self._used for parameter in sharded]
         self._used.difference_update(self._whole[parameter] for parameter in sharded)
         return used

@@ -23,8 +23,8 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
 
     Args:
         trial_class: the trial's class.
-        config: an experiment configuration. A range among the ``hyperparameters`` counts as the middle, ``categorical``
-            as the first value.
+        config: an experiment configuration. Ranges among the ``hyperparameters`` take the middle value, ``categorical``
+            the first.
 
     Raises:
         ValueError: a hyperparameter is of an unknown type, or lacks values.
