@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 #: The exit code of a process that was preempted and has saved the run: ``EX_TEMPFAIL`` in Unix's ``sysexits.h``, "try
 #: again later". Not 0, so that a scheduler that restarts failed jobs restarts this job.

@@ -9,7 +9,7 @@ from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 __all__ = ["hvd"]
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 
 class _Horovod:

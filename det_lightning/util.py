@@ -13,7 +13,7 @@ from det_lightning.missing_parts import attribute_error
 
 __all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 

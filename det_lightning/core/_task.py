@@ -39,13 +39,13 @@ class TrialTask:
     config: dict[str, Any]  # the experiment configuration with all defaults
     slots: list[int]  # indices of the devices, or of processes on the CPU
     checkpoint_storage: str | dict[str, Any]  # a directory, or a section of a configuration
-    latest_checkpoint: str | None = None  # where the run starts: the trial's newest checkpoint, or that of a warm start
-    steps_completed: int = 0  # number of batches that the trial's newest checkpoint has been trained for
+    latest_checkpoint: str | None = None  # the start of the run: the trial's newest checkpoint, or a warm start
+    steps_completed: int = 0  # number of batches trained for the trial's newest checkpoint
     validate_at: list[int] = dataclasses.field(default_factory=list)  # lengths, in units of the search
     best_validation: float | None = None  # the experiment's best value of the searcher's metric when the run began
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
-    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of its newest checkpoint
+    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of the newest checkpoint
     trusted: bool = False  # whether to resume from any checkpoint with objects, by any author
 
     @property

@@ -25,7 +25,7 @@ from det_lightning.distributed.backend import (
 )
 from det_lightning.distributed.weight_cast import WeightCast
 
-# How torch ends its message when a backward pass has left parameters out.
+# The end of torch's message when a backward pass has left parameters out.
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 

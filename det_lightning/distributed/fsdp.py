@@ -72,7 +72,7 @@ class ShardedPlacement(ModelPlacement):
             return model  # there is nothing to shard
         units = [module for module in model.modules() if module is not model and self._is_unit(module)]
         for module in (*reversed(units), model):  # the inner ones first
-            # So outside of its passes the trial always sees the same, sharded parameters of a model.
+            # Between passes the trial always sees the same, sharded parameters of a model.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._mixed_precision)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
         self.whole.add(model)

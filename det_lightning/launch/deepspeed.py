@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from det_lightning.launch.command_line import split
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _MESSAGE = """\
 error: det_lightning.launch.deepspeed: DeepSpeed's launcher is not covered. Start the script with torchrun:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.missing_parts import how_to_build_horovod
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _USAGE = "python -m det_lightning.launch.horovod [OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\

@@ -14,7 +14,7 @@ from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.ranks.topology import free_port
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\

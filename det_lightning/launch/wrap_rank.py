@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-__path__: list[str] = []  # so that the import of a missing name is an error with the reason
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
 _RANK_HELP = "the rank, or names of variables with the rank, separated by commas: the first set variable counts"
