@@ -45,7 +45,7 @@ class Session:
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
         self.activity = RankActivity(rank, size)
         self.on_leave: list[Callable[[str], None]] = []
-        #: The rank that gave up on the hyperparameters, with the reason; empty before :meth:`leave`, or if none gave up.
+        #: The rank that gave up on the hyperparameters, with the reason; empty before :meth:`leave`, or without one.
         self.given_up = ""
         self._reason_left: str | None = None
         self._has_failed = False
