@@ -48,7 +48,6 @@ class SearcherOperation:
     """A request to train up to a length, and then validate.
 
     Attributes:
-        length: the total length to train for, not since the last operation, in the searcher's unit.
         completed: whether the completion was reported.
 
     Example:
@@ -63,10 +62,15 @@ class SearcherOperation:
     """
 
     def __init__(self, length: int, is_chief: bool, task: TrialTask | None = None) -> None:
-        self.length = length
+        self._length = length
         self.completed = False
         self._is_chief = is_chief
         self._task = task
+
+    @property
+    def length(self) -> int:
+        """The total length to train for, not the length since the last operation, in the searcher's unit."""
+        return self._length
 
     def report_progress(self, length: float) -> None:
         """Report how much of the length has been trained.
