@@ -16,7 +16,7 @@ from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import select_scalars
 from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.metrics import to_numpy
 from det_lightning.engine.rank_metrics import reduce_validation_metrics
@@ -68,7 +68,7 @@ class GivenEvaluation:
         metrics.update(
             to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
         )
-        return scalars_of(metrics)
+        return select_scalars(metrics)
 
 
 class PlainOptimizer:

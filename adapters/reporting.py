@@ -9,7 +9,7 @@ import torch
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import select_scalars
 
 _BAR_INTERVAL_S = 0.1
 
@@ -31,7 +31,7 @@ class LightningReporter:
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
         trainer = self._module.trainer
-        scalars = scalars_of(avg_metrics)
+        scalars = select_scalars(avg_metrics)
         self._training_names.update(scalars)
         lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
         self.log_initial()
@@ -58,7 +58,7 @@ class LightningReporter:
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Log the metrics of a validation; only from within Lightning's validation loop."""
-        scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
+        scalars = select_scalars(metrics, leave_out=("batches", "epochs"))
         named = self._named(scalars)
         if not named:
             return

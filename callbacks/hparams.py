@@ -9,7 +9,7 @@ from tensorboard.plugins.hparams import summary_v2
 
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.core._task import TrialTask
-from det_lightning.core._tensorboard import TensorBoardOutput, validation_tag
+from det_lightning.core._tensorboard import TensorBoardOutput, make_validation_tag
 from det_lightning.masking import is_masked, mask
 
 
@@ -30,7 +30,7 @@ class HParamsSummary(pl.Callback):
         task = self._task
         parameters = list(_parameters(task.config["hyperparameters"], mask(task.hparams)))
         metric = task.config["searcher"]["metric"]
-        metrics = [summary_v2.Metric(validation_tag(metric), display_name=metric)] if metric else []
+        metrics = [summary_v2.Metric(make_validation_tag(metric), display_name=metric)] if metric else []
         search = summary_v2.hparams_config_pb([parameter for parameter, _ in parameters], metrics)
         values = {parameter.name: value for parameter, value in parameters}
         self._output.add_summary(search)

@@ -6,11 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from det_lightning._experiment_config import ExperimentConfig
-from det_lightning._trial_controller import _DistributedBackend as _DistributedBackend
 from det_lightning.core._cluster import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
 from det_lightning.errors import InvalidHP
 from det_lightning.importing import import_from_path
 from det_lightning.missing_parts import attribute_error, explain_imports
+from det_lightning.ranks.topology import _DistributedBackend as _DistributedBackend
 
 if TYPE_CHECKING:
     from det_lightning import (
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
         return __getattr__("pytorch").PyTorchTrialContext
     # ``det.pytorch`` works after a mere ``import det_lightning as det``, at no cost if it is not used.
     if name in __all__:
-        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+        # The import of some modules draws random numbers, and the script may have set seeds already.
         state = random.getstate()
         try:
             return importlib.import_module(f"{__name__}.{name}")

@@ -13,18 +13,18 @@ from det_lightning import compat
 _USAGE = """usage: python -m det_lightning SCRIPT [ARGS...]
        python -m det_lightning -m MODULE [ARGS...]
 
-Run an unmodified Determined script, or a module, on det_lightning: what it imports from determined, and what the
-processes that it starts import from there, comes from det_lightning.
+Run an unmodified Determined script, or a module, on det_lightning: every import from determined, also in child
+processes, imports det_lightning.
 """
 
 
 def main() -> None:
-    """Run what the command line names, with ``determined`` answered by det_lightning."""
+    """Run the script or module on the command line, with det_lightning as ``determined``."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help") or sys.argv[1:] == ["-m"]:
         print(_USAGE, end="")
         sys.exit(0 if sys.argv[1:2] in (["-h"], ["--help"]) else 2)
     compat.install()
-    # For commands that the script starts, such as a launcher.
+    # For commands started by the script, for example a launcher.
     search_path = [str(compat.ALIAS_DIRECTORY), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     del sys.argv[0]

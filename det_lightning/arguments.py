@@ -1,4 +1,4 @@
-"""Errors for arguments of the wrong kind: each names the call, the value, what was expected and the way out."""
+"""Errors for wrong arguments: a message names the call, the value, the expectation and the way out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = (type(None), numbers.Number, str, bytes, list, tuple, dict, set, os.Pat
 
 
 def describe(value: Any) -> str:
-    """Return a value and its type for a message; of an object that is no plain value only the type."""
+    """Return a value and the type for a message; of an object only the type."""
     if isinstance(value, type):
         return f"the class {value.__name__}, not an object of it"
     kind = type(value).__name__
@@ -28,12 +28,12 @@ def require(is_right: bool, call: str, expected: str, value: Any, advice: str = 
 
 
 def wrong_argument(call: str, expected: str, value: Any, advice: str = "") -> str:
-    """Return the message for an argument that is not what ``call`` takes."""
+    """Return the message for a wrong argument of ``call``."""
     return " ".join(filter(None, [f"{call} takes {expected}; got {describe(value)}.", advice]))
 
 
 def find_member(call: str, kind: type[_E], value: Any) -> _E:
-    """Return the member of an enumeration that an argument is, or has the value of; raise a ValueError otherwise."""
+    """Return a member of an enumeration, given as such or by value; raise a ValueError otherwise."""
     try:
         return kind(value)
     except ValueError:
@@ -47,7 +47,7 @@ def is_path(value: Any) -> bool:
 
 
 def refuse_texts(call: str, **flags: Any) -> None:
-    """Raise a TypeError that names each flag that is a text, since even ``"no"`` would count as True."""
+    """Raise a TypeError if a flag is a text, since even ``"no"`` would count as True; name all such flags."""
     texts = [f"{name}={value!r}" for name, value in flags.items() if isinstance(value, str)]
     if texts:
         raise TypeError(f"{call} takes True or False; got {', '.join(texts)}. Even the text 'no' would count as True.")

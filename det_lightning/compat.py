@@ -1,4 +1,4 @@
-"""Importing det_lightning as ``determined``, for scripts whose import lines are not changed."""
+"""Importing det_lightning as ``determined``, for scripts with unchanged import lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["answering_determined", "install"]
 _THEIRS = "determined"
 _MODEL_HUB = "model_hub"
 _OURS = {_THEIRS: "det_lightning", _MODEL_HUB: "det_lightning.model_hub"}
-#: A process with this directory on its search path finds ``determined`` in it, which is det_lightning.
+#: With this directory on the search path, a process imports det_lightning as ``determined``.
 ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
 
 class _Determined(ModuleType):
-    """det_lightning, but with the version of Determined whose interface it has, because scripts compare that."""
+    """det_lightning with Determined's version number, because scripts compare versions."""
 
     __version__ = REFERENCE_VERSION
 
@@ -38,7 +38,7 @@ class _Determined(ModuleType):
 
 
 class _AliasLoader(importlib.abc.Loader):
-    """Loads one of our modules under the name that it has in Determined."""
+    """Loads a module of det_lightning under Determined's name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,7 +50,7 @@ class _AliasLoader(importlib.abc.Loader):
         return _Determined(self._name, module.__doc__) if spec.name == _THEIRS else module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module ran when imported under its own name; the import system has replaced its spec by the alias's.
+        # The module has run already, under the name in det_lightning; the import system has replaced the spec.
         module.__spec__ = self._own_spec
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -72,7 +72,8 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
         if top not in _OURS or (top == _MODEL_HUB and _is_another_model_hub(rest)):
             return None
         ours = f"{_OURS[top]}.{rest}" if rest else _OURS[top]
-        found = None if missing_parts.is_something_else(fullname) else importlib.util.find_spec(ours)
+        is_another_module = f"{fullname}.".startswith("determined.cli.")
+        found = None if is_another_module else importlib.util.find_spec(ours)
         if found is None:
             raise missing_parts.import_error(fullname)
         is_package = found.submodule_search_locations is not None
@@ -97,8 +98,8 @@ def install() -> None:
 
     The same holds for ``model_hub``, unless there is another package of that name.
 
-    This applies to the current process, and to those that :mod:`multiprocessing` starts from it, such as the workers of
-    a loader, by ``fork``, ``spawn`` or ``forkserver``. Calling it again changes nothing.
+    This applies to the current process, and to children of :mod:`multiprocessing`, such as the workers of loaders, with
+    ``fork``, ``spawn`` or ``forkserver``. A second call changes nothing.
 
     Raises:
         RuntimeError: the real determined is already imported.
@@ -117,7 +118,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def answering_determined() -> Iterator[None]:
-    """Do what :func:`install` does, but only inside a ``with`` block, and even if the real determined is in use."""
+    """Act like :func:`install` inside a ``with`` block, even if the real determined is in use."""
     if any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         yield
         return
@@ -137,13 +138,13 @@ def answering_determined() -> Iterator[None]:
 
 
 def _add_to_search_path() -> None:
-    """Let processes find the alias that get a copy of this one's search path, but not its finders."""
-    # At index 1, because scripts take the first entry for the directory that they are in.
+    """Let children find the alias: a child gets a copy of the search path, but not of the finders."""
+    # At index 1, because scripts take the first entry for the script's directory.
     if str(ALIAS_DIRECTORY) not in sys.path:
         sys.path.insert(1, str(ALIAS_DIRECTORY))
 
 
 def _forget_determined() -> dict[str, ModuleType]:
-    """Remove ``determined``, ``model_hub`` and their submodules from ``sys.modules``; return them."""
+    """Remove ``determined``, ``model_hub`` and all submodules from ``sys.modules``; return the modules."""
     names = [name for name in sys.modules if name.partition(".")[0] in _OURS]
     return {name: sys.modules.pop(name) for name in names}

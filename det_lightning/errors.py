@@ -1,7 +1,7 @@
-"""The errors that det_lightning raises, each with its own type.
+"""The errors of det_lightning, a type for each kind.
 
-Errors about a misused trial API keep the names and base classes that they have in Determined, so that an
-``except`` clause in a ported script still works. Nearly all others derive from :class:`DetLightningError`.
+Errors about a misused trial API keep Determined's names and base classes, so that an ``except`` clause in a ported
+script still works. Nearly all other errors derive from :class:`DetLightningError`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,22 @@ __all__ = [
 ]
 
 
-# With a path, Python looks for a submodule if a name cannot be imported, and the error says what is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
-#: The exit code of a process that was preempted and has saved its run: ``EX_TEMPFAIL`` in Unix's ``sysexits.h``, "try
-#: again later". It is not 0, so that anything that restarts failed jobs restarts this one.
+#: The exit code of a process that was preempted and has saved the run: ``EX_TEMPFAIL`` in Unix's ``sysexits.h``, "try
+#: again later". Not 0, so that a scheduler that restarts failed jobs restarts this job.
 PREEMPTED_EXIT_CODE = 75
 
 
 class DetLightningError(Exception):
-    """Base class of the errors that exist only in det_lightning."""
+    """Base class of errors without a counterpart in Determined."""
 
 
 class InvalidExperimentException(BaseException):
     """The trial uses the API in a way that cannot work.
 
-    Like Determined's error of this name, it derives from :class:`BaseException`, so that an ``except Exception`` in a
-    trial does not hide it.
+    As in Determined, this derives from :class:`BaseException`, so that an ``except Exception`` in a trial does not hide
+    the error.
     """
 
 
@@ -80,7 +79,7 @@ class InvalidConfigurationException(InvalidExperimentException):
 
 
 class InternalException(Exception):
-    """A value was requested before the run reached the point where it is known."""
+    """A value was requested too early in the run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -88,7 +87,7 @@ class InternalException(Exception):
 
 
 class InvalidHP(Exception):
-    """Raised by a trial to give up on its hyperparameters: the run saves a checkpoint and ends.
+    """Raised by a trial to give up on the hyperparameters: the run saves a checkpoint and ends.
 
     Args:
         msg: why these hyperparameters cannot be used.
@@ -111,12 +110,12 @@ class InvalidHP(Exception):
 
 
 class ConfigMistake(NamedTuple):
-    """One mistake in an experiment configuration.
+    """A mistake in an experiment configuration.
 
     Args:
         line: the line of the file, counted from 1; None if there is no file.
         path: the keys that lead to the value, such as ``searcher.max_length`` or ``bind_mounts[0].host_path``.
-        message: what is wrong, and what to write.
+        message: the mistake, and the correction.
 
     Example:
         >>> from det_lightning.errors import ConfigError
@@ -145,8 +144,8 @@ class ConfigError(DetLightningError, ValueError):
     """An experiment configuration cannot be used.
 
     Args:
-        name: what was read, usually the name of a file.
-        mistakes: everything that is wrong with it, in the order of the file.
+        name: the source, usually the name of a file.
+        mistakes: all mistakes, in the order of the file.
     """
 
     def __init__(self, name: str, mistakes: Sequence[ConfigMistake]) -> None:
@@ -180,9 +179,9 @@ class CheckpointError(DetLightningError):
 
 
 class InvalidCheckpointException(CheckpointError, RuntimeError):
-    """The content of a checkpoint does not fit the trial that it is loaded into.
+    """The content of a checkpoint does not fit the trial.
 
-    Also a ``RuntimeError``, which torch's ``load_state_dict`` raises, as did resuming in Determined.
+    Also a ``RuntimeError``, as from torch's ``load_state_dict`` and from resuming in Determined.
     """
 
 
@@ -191,11 +190,11 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 
 class IncompleteCheckpointError(CheckpointError):
-    """The checkpoint was not completely written, or one of its files is damaged."""
+    """The checkpoint was not completely written, or a file is damaged."""
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """Reading the checkpoint would run code that it contains, or files that do not belong to it."""
+    """Reading the checkpoint would run code inside, or follow a path out of the checkpoint."""
 
 
 class StorageError(CheckpointError):
@@ -206,7 +205,7 @@ class ShouldExit(Exception):
     """Raised by a trial or a callback to end the run at once, without an error.
 
     Args:
-        skip_exit_checkpoint: do not save what was trained since the latest checkpoint.
+        skip_exit_checkpoint: do not save the batches since the latest checkpoint.
     """
 
     def __init__(self, skip_exit_checkpoint: bool = False) -> None:
@@ -217,7 +216,7 @@ class ShouldExit(Exception):
 class Preempted(SystemExit):
     """Raised by ``fit`` when the process was preempted and the run is saved.
 
-    Unless a script catches it, the process ends with its exit code; an ``except Exception`` does not catch it.
+    Unless a script catches ``SystemExit``, the process ends with the exit code; ``except Exception`` lets this pass.
 
     Args:
         code: the exit code.
@@ -228,23 +227,22 @@ class Preempted(SystemExit):
 
 
 class UnsupportedPart(DetLightningError):
-    """A part of Determined that det_lightning does not have; the message says why, and what to use instead.
+    """A part of Determined that is missing in det_lightning; the message has the reason and the replacement.
 
-    If a module was imported, it is also a ``ModuleNotFoundError``; if an attribute was looked up, an
-    ``AttributeError``.
+    Also a ``ModuleNotFoundError`` for an imported module, or an ``AttributeError`` for an attribute.
     """
 
 
 class UnsupportedAttribute(UnsupportedPart, AttributeError):
-    """A name that only Determined has was looked up; ``hasattr`` returns False."""
+    """A name was looked up that only Determined has; ``hasattr`` returns False."""
 
 
 class MissingLinks(DetLightningError, ImportError):
-    """A clone that is not installed has text files in place of its symbolic links; the message says what to do."""
+    """A clone without installation has text files in place of symbolic links; the message says how to proceed."""
 
 
 class UnsupportedTrainerFlags(DetLightningError, ValueError):
-    """A flag of ``pl.Trainer`` that cannot work with a trial; the message says what to use instead."""
+    """A flag of ``pl.Trainer`` that cannot work with a trial; the message names the replacement."""
 
 
 def __getattr__(name: str) -> Any:

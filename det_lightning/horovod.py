@@ -1,30 +1,28 @@
-"""``hvd``: ``horovod.torch``, at the path that it has in Determined."""
+"""``hvd``: ``horovod.torch``, at Determined's path."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from det_lightning.extras import how_to_build_horovod
-from det_lightning.missing_parts import attribute_error
+from det_lightning.missing_parts import attribute_error, how_to_build_horovod
 
 __all__ = ["hvd"]
 
-#: Makes ``from determined.horovod import NAME`` look for a submodule, whose error says why the name is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 
 class _Horovod:
-    """Stands in for ``horovod.torch``, which is imported when an attribute is used.
+    """Stands in for ``horovod.torch``, imported on first use of an attribute.
 
-    Horovod is connected in trials that train with it; see ``strategy="horovod"`` of ``init()``.
+    Trials with ``strategy="horovod"`` of ``init()`` connect Horovod.
     """
 
     def require_horovod_type(self, horovod_type: str, reason: str) -> None:
         """Accept ``"torch"``.
 
         Raises:
-            ValueError: another type is required, which ``reason`` explains.
+            ValueError: another type is required; ``reason`` explains why.
         """
         if horovod_type != "torch":
             raise ValueError(
@@ -38,8 +36,8 @@ class _Horovod:
             module = importlib.import_module("horovod.torch")
         except ImportError as error:
             raise ImportError(
-                f"hvd.{name} needs Horovod, which cannot be imported ({error}). {how_to_build_horovod()} Without it, "
-                "context.distributed has rank, size and allgather(), and torch.distributed exchanges tensors."
+                f"hvd.{name} needs Horovod, which cannot be imported ({error}). {how_to_build_horovod()} Without "
+                "Horovod, context.distributed has rank, size and allgather(), and torch.distributed exchanges tensors."
             ) from error
         return getattr(module, name)
 

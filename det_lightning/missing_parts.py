@@ -1,4 +1,4 @@
-"""Errors for modules and attributes of Determined that det_lightning does not have, and for broken links."""
+"""Errors for missing parts of Determined and for broken links, and the commands that install missing libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from det_lightning.errors import MissingLinks, UnsupportedAttribute, UnsupportedPart
-from det_lightning.parts_of_determined import missing_part, topic_of
+from det_lightning.parts_of_determined import find_topic, missing_part
 
 _THEIRS = "determined"
 _OURS = "det_lightning"
@@ -19,25 +19,33 @@ _LINKED = {f"{_OURS}.{name}": Path(__file__).parent / name for name in ("adapter
 
 
 class UnsupportedImport(UnsupportedPart, ModuleNotFoundError):
-    """Raised when a module that is missing here is imported."""
+    """Raised for the import of a missing module."""
 
 
 def import_error(path: str) -> ImportError:
-    """Return the error for importing a part that is missing here."""
+    """Return the error for the import of a missing part."""
     return UnsupportedImport(str(missing_part(path)), name=path)
 
 
 def attribute_error(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module of ours does not have, whether or not it is a part of Determined."""
+    """Return the error for a missing name of a module, whether or not the name is a part of Determined."""
     path = _by_their_name(f"{module}.{name}")
-    if topic_of(path) == _THEIRS or name.startswith("__"):
+    if find_topic(path) == _THEIRS or name.startswith("__"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     return UnsupportedAttribute(str(missing_part(path)))
 
 
-def is_something_else(path: str) -> bool:
-    """Return whether our package has something else under the name of a module of Determined."""
-    return f"{path}.".startswith("determined.cli.")
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, for example ``s3``, and the command for a clone of the source."""
+    return f"pip install 'det-lightning[{extra}]', or pip install -e '.[{extra}]' in a clone of det_lightning"
+
+
+def how_to_build_horovod() -> str:
+    """Return how to install Horovod, for which there is no extra."""
+    return (
+        f"There are no wheels of Horovod: {how_to_install('horovod')} for the requirements, then run "
+        "scripts/build_horovod.sh of det-lightning's source to build and install Horovod."
+    )
 
 
 def _by_their_name(name: str) -> str:
@@ -51,7 +59,7 @@ class _LastFinder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         theirs = _by_their_name(fullname)
-        if fullname.startswith(f"{_OURS}.") and topic_of(theirs) != _THEIRS:
+        if fullname.startswith(f"{_OURS}.") and find_topic(theirs) != _THEIRS:
             raise import_error(theirs)
         link = _LINKED.get(fullname)
         if link is not None and link.is_file():
@@ -67,6 +75,6 @@ class _LastFinder(importlib.abc.MetaPathFinder):
 
 
 def explain_imports() -> None:
-    """Make imports of missing parts raise an error that says why; calling it again changes nothing."""
+    """Make imports of missing parts raise an error with the reason; a second call changes nothing."""
     if not any(isinstance(finder, _LastFinder) for finder in sys.meta_path):
         sys.meta_path.append(_LastFinder())

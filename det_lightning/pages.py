@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
-from det_lightning.extras import how_to_install
+from det_lightning.missing_parts import how_to_install
 
 
 def render_page(template: str, extra: str, filters: Mapping[str, Callable[[Any], str]], **content: Any) -> str:

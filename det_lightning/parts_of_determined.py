@@ -1,4 +1,4 @@
-"""The parts of Determined that are missing here: the reason for each, and what to use instead."""
+"""The missing parts of Determined: a table with reasons and replacements."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ _IN_CONTAINERS = (
 )
 _KERAS = ("it is for TensorFlow and Keras", "rewrite the trial in PyTorch, or run it with keras's own fit()")
 
-#: Why each part is missing, and what to use instead; a row also applies to everything below it.
+# Parts with a common reason: names in ``determined``.
+_GROUPS = {
+    _INTERNAL: (
+        "CallbackTrialController EnvContext LoopTrialController TrialController _env_context "
+        "_trial_controller constants estimator.EstimatorTrialController ipc monkey_patch profile "
+        "pytorch.PyTorchTrialController workload"
+    ),
+    _RANGE: "Categorical Constant Double Integer Log",
+    _NATIVE: (
+        "NativeContext create create_trial_instance experimental.create experimental.create_trial_instance "
+        "experimental.init_native init_native"
+    ),
+    _CORE_API: "_core _generic core",
+    _PRIVATE: "_execution _import _info _trial _trial_context",
+    _MASTER: "cli deploy experimental",
+    _ADAPTER: ("experimental.pytorch_lightning pytorch._lightning pytorch.lightning pytorch_lightning"),
+    _KERAS: "keras launch.tensorflow",
+    _IN_CONTAINERS: "launch.horovod launch.torch_distributed launch.wrap_rank",
+}
+#: The reason and the replacement for each missing part; a row also applies to everything below.
 MISSING_PARTS = {
+    **{f"determined.{name}": why for why, names in _GROUPS.items() for name in names.split()},
     "determined": ("there is no counterpart", "remove it or replace it with your own code"),
-    "determined.CallbackTrialController": _INTERNAL,
-    "determined.Categorical": _RANGE,
-    "determined.Constant": _RANGE,
     "determined.DistributedContext": ("it is in the Core API since 0.17", "use det_lightning.core.DistributedContext"),
-    "determined.Double": _RANGE,
-    "determined.EnvContext": _INTERNAL,
-    "determined.Integer": _RANGE,
     "determined.LegacyTrial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
-    "determined.Log": _RANGE,
-    "determined.LoopTrialController": _INTERNAL,
-    "determined.NativeContext": _NATIVE,
     "determined.RankInfo": ("ranks are in the Core API since 0.17", "use det_lightning.core.DistributedContext"),
     "determined.Trial": ("the common base class is gone", "use det_lightning.pytorch.PyTorchTrial"),
-    "determined.TrialController": _INTERNAL,
-    "determined._core": _CORE_API,
-    "determined._env_context": _INTERNAL,
-    "determined._execution": _PRIVATE,
-    "determined._generic": _CORE_API,
-    "determined._import": _PRIVATE,
-    "determined._info": _PRIVATE,
-    "determined._trial": _PRIVATE,
-    "determined._trial_context": _PRIVATE,
-    "determined._trial_controller.TrialController": _INTERNAL,
     "determined.callback": ("its callbacks were for other trials", "subclass det_lightning.pytorch.PyTorchCallback"),
-    "determined.cli": _MASTER,
     "determined.common": (
         "it is internal to Determined's tools, and most of it talks to a Determined master",
         "keep scripts that need the master (api, experimental) apart, and run them with determined while there is one; "
@@ -69,31 +69,17 @@ MISSING_PARTS = {
         "it only sets up the root logger",
         "call logging.basicConfig(level=logging.INFO, format=det_lightning.LOG_FORMAT)",
     ),
-    "determined.constants": _INTERNAL,
-    "determined.core": _CORE_API,
-    "determined.create": _NATIVE,
-    "determined.create_trial_instance": _NATIVE,
-    "determined.deploy": _MASTER,
     "determined.errors": (
         "nothing here raises it",
         "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
         "CheckpointError is any error of a checkpoint",
     ),
-    "determined.estimator.EstimatorTrialController": _INTERNAL,
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
-    "determined.experimental": _MASTER,
-    "determined.experimental.create": _NATIVE,
-    "determined.experimental.create_trial_instance": _NATIVE,
-    "determined.experimental.init_native": _NATIVE,
-    "determined.experimental.pytorch_lightning": _ADAPTER,
     "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
     "determined.horovod": (
         "Horovod is set up for the trial, not by it",
         "use context.distributed for rank and size, and strategy='horovod' to train with Horovod",
     ),
-    "determined.init_native": _NATIVE,
-    "determined.ipc": _INTERNAL,
-    "determined.keras": _KERAS,
     "determined.launch": (
         "det_lightning has no launcher of this name",
         "start the script with python -m det_lightning.launch.torch_distributed",
@@ -103,24 +89,16 @@ MISSING_PARTS = {
         "python -m det_lightning.launch.torch_distributed starts processes for DDP and FSDP, and those of a "
         "transformers.Trainer with DeepSpeed",
     ),
-    "determined.launch.horovod": _IN_CONTAINERS,
-    "determined.launch.tensorflow": _KERAS,
-    "determined.launch.torch_distributed": _IN_CONTAINERS,
-    "determined.launch.wrap_rank": _IN_CONTAINERS,
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
         "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
-    "determined.monkey_patch": _INTERNAL,
-    "determined.profile": _INTERNAL,
     "determined.profiler": (
         "its profiler reports to a Determined master",
         "call context.set_profiler() in a trial, or core_context.profiler.on() in a script for the Core API",
     ),
-    "determined.pytorch.PyTorchTrialController": _INTERNAL,
-    "determined.pytorch._lightning": _ADAPTER,
     "determined.pytorch.deepspeed": (
         "DeepSpeedTrial is not covered",
         "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "
@@ -130,8 +108,6 @@ MISSING_PARTS = {
         "DeepSpeed Autotune ran its trials on a Determined master",
         "remove it; det-lightning run CONFIG searches over hyperparameters, such as those of a DeepSpeed configuration",
     ),
-    "determined.pytorch.lightning": _ADAPTER,
-    "determined.pytorch_lightning": _ADAPTER,
     "determined.searcher": (
         "Determined 0.38 removed custom search methods",
         "name a searcher in the experiment configuration, such as adaptive_asha, and start det-lightning run CONFIG",
@@ -142,12 +118,11 @@ MISSING_PARTS = {
     ),
     "determined.tensorpack": ("it is for Tensorpack", "rewrite the trial in PyTorch"),
     "determined.util": ("it is internal to Determined's tools", "use the standard library"),
-    "determined.workload": _INTERNAL,
 }
 
 
 class MissingPart(NamedTuple):
-    """A part of Determined that is missing here."""
+    """A missing part of Determined."""
 
     path: str  # its dotted name in Determined
     reason: str  # why it is missing
@@ -158,12 +133,12 @@ class MissingPart(NamedTuple):
 
 
 def missing_part(path: str) -> MissingPart:
-    """Return why det_lightning does not have a dotted name of Determined, and what to use instead."""
-    return MissingPart(path, *MISSING_PARTS[topic_of(path)])
+    """Return the reason for a missing name of Determined, and the replacement."""
+    return MissingPart(path, *MISSING_PARTS[find_topic(path)])
 
 
-def topic_of(path: str) -> str:
-    """Return the row of the table that applies to a dotted name of Determined."""
+def find_topic(path: str) -> str:
+    """Return the table's row for a dotted name of Determined."""
     prefix = path
     while prefix not in MISSING_PARTS:
         prefix = prefix.rpartition(".")[0] or _THEIRS

@@ -30,7 +30,7 @@ class TrainUnit:
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:
-        """Return whether batch or epoch ``step_num``, counted from 1, is one that this unit names."""
+        """Return whether this unit includes batch or epoch ``step_num``, counted from 1."""
         if isinstance(self.value, int):
             return self.value < 1 or (step_num != 0 and step_num % self.value == 0)
         return step_num in self.value
@@ -40,7 +40,7 @@ class TrainUnit:
 
 
 class Epoch(TrainUnit):
-    """Unit of one epoch, as many batches as the training loader has.
+    """Unit of an epoch, as many batches as the training loader has.
 
     Example:
         >>> from det_lightning.pytorch import Epoch
@@ -50,7 +50,7 @@ class Epoch(TrainUnit):
 
 
 class Batch(TrainUnit):
-    """Unit of one training batch on each rank.
+    """Unit of a training batch on each rank.
 
     Example:
         >>> from det_lightning.pytorch import Batch

@@ -1,4 +1,4 @@
-"""The functions of ``determined.util`` that scripts and trials use, at the same import path."""
+"""Functions of ``determined.util`` for scripts and trials, at the same import path."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from det_lightning.missing_parts import attribute_error
 
 __all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
 
-#: Makes ``from determined.util import NAME`` look for a submodule, whose error says why the name is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 
@@ -22,17 +21,16 @@ _REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: int = 32) -> bytes:
     """Return the content of a ``google.cloud.storage.Blob``, with up to ``n_retries`` attempts.
 
-    Random generators are left as they were, so that a retry does not change what is trained.
+    Random generators stay unchanged, so that a retry does not influence training.
 
     Args:
         blob: the blob.
         n_retries: number of attempts.
-        max_backoff: longest pause between two attempts, in seconds. The first pause is one second, and each is twice as
-            long as the previous one.
+        max_backoff: longest pause between two attempts, in seconds. The first pause is a second; each pause doubles.
 
     Raises:
         TypeError: ``blob`` cannot be downloaded.
-        StorageError: there is no such blob or permission is denied, which is not retried; or all attempts have failed.
+        StorageError: there is no blob or no permission, without a retry; or all attempts have failed.
 
     Example:
         >>> from det_lightning.util import download_gcs_blob_with_backoff
@@ -80,7 +78,7 @@ def merge_dicts(base_dict: dict[Any, Any], source_dict: dict[Any, Any]) -> dict[
 
 
 def is_overridden(full_method: Any, parent_class: type) -> bool:
-    """Return whether a method is defined elsewhere than in ``parent_class``; False if it is not callable.
+    """Return whether a method is defined elsewhere than in ``parent_class``; False unless callable.
 
     Example:
         >>> from det_lightning.pytorch import PyTorchTrial
@@ -93,7 +91,7 @@ def is_overridden(full_method: Any, parent_class: type) -> bool:
 
 
 def has_param(fn: Callable[..., Any], name: str, pos: int | None = None) -> bool:
-    """Return whether a function has an argument with this name, or one at this position, counted from 0.
+    """Return whether a function has an argument with this name, or at this position, counted from 0.
 
     Example:
         >>> from det_lightning.util import has_param
@@ -105,7 +103,7 @@ def has_param(fn: Callable[..., Any], name: str, pos: int | None = None) -> bool
 
 
 def filter_duplicates(in_list: Iterable[Any], sorter: Callable[[Any], list[Any]] = sorted) -> set[Any]:
-    """Return the values that occur in ``in_list`` more than once; ``sorter`` must put equal ones next to each other.
+    """Return all values that occur in ``in_list`` more than once; ``sorter`` must make equal values neighbours.
 
     Example:
         >>> from det_lightning.util import filter_duplicates

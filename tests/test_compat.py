@@ -26,7 +26,7 @@ def printed(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_modules_of_that_name_are_ours_and_the_same_objects() -> None:
+def test_determined_modules_are_ours() -> None:
     assert printed(
         """
 compat.install()
@@ -45,7 +45,7 @@ print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
     ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
 
 
-def test_the_version_is_that_of_the_release_whose_interface_there_is() -> None:
+def test_version_of_determined() -> None:
     assert printed(
         """
 compat.install()
@@ -59,7 +59,7 @@ print(set(dir(det_lightning)) <= set(dir(det)), det.__doc__ == det_lightning.__d
 
 
 @pytest.mark.slow
-def test_modules_run_as_scripts_by_their_names_in_determined() -> None:
+def test_modules_run_under_determineds_names() -> None:
     code = """
 import runpy
 compat.install()
@@ -71,7 +71,7 @@ runpy._run_module_as_main("determined.launch.torch_distributed")
 
 
 @pytest.mark.slow
-def test_the_internal_modules_of_determineds_pytorch_api_are_there_with_their_names() -> None:
+def test_internal_pytorch_modules_exist() -> None:
     assert printed(
         """
 compat.install()
@@ -118,7 +118,7 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
 
 
 @pytest.mark.slow
-def test_model_hub_is_ours_unless_a_project_has_a_package_of_that_name() -> None:
+def test_model_hub_of_a_project_wins() -> None:
     assert printed(
         """
 compat.install()
@@ -140,20 +140,20 @@ except ImportError as e:
     ]
 
 
-def test_before_installing_the_name_is_not_ours() -> None:
+def test_no_alias_before_install() -> None:
     assert printed("print('determined' in sys.modules)") == ["False"]
 
 
 @pytest.mark.slow
 @pytest.mark.determined
-def test_the_real_one_is_not_replaced_once_it_is_imported() -> None:
+def test_imported_determined_is_not_replaced() -> None:
     done = run_code("import determined\ncompat.install()")
     assert done.returncode == 1
     assert "RuntimeError: The real determined is imported already, from " in done.stderr
     assert "Call det_lightning.compat.install() before the first import of determined" in done.stderr
 
 
-def test_a_script_runs_unmodified_with_its_arguments_and_its_neighbours() -> None:
+def test_script_runs_unmodified() -> None:
     Path("project").mkdir()
     Path("project/neighbour.py").write_text("HERE = 'beside the script'\n")
     Path("project/train.py").write_text(
@@ -165,7 +165,7 @@ def test_a_script_runs_unmodified_with_its_arguments_and_its_neighbours() -> Non
     assert done.stdout == "det_lightning ['project/train.py', '--lr', '0.1'] beside the script\n", done.stderr
 
 
-def test_a_module_runs_unmodified_with_its_arguments_from_the_working_directory() -> None:
+def test_module_runs_unmodified() -> None:
     Path("package").mkdir()
     Path("package/train.py").write_text(
         "import sys, determined\nfrom . import neighbour\n"
@@ -179,7 +179,7 @@ def test_a_module_runs_unmodified_with_its_arguments_from_the_working_directory(
 
 
 @pytest.mark.slow
-def test_determineds_launcher_runs_scripts_that_import_determined() -> None:
+def test_determineds_launcher_runs_scripts() -> None:
     Path("train.py").write_text("import determined\nprint(determined.__name__)\n")
     launcher = ["-m", "determined.launch.torch_distributed", "--nproc-per-node", "2", "--", "python", "train.py"]
     done = run("-m", "det_lightning", *launcher)
@@ -238,7 +238,7 @@ def test_worker_processes_have_the_alias_too(start: str, method: str, output: st
     assert done.stdout == f"{output}\n", done.stderr
 
 
-def test_a_temporary_alias_leaves_the_search_path_as_it_was() -> None:
+def test_temporary_alias_restores_the_path() -> None:
     assert printed(
         """
 before = list(sys.path)
@@ -278,9 +278,7 @@ def test_the_exit_status_is_the_scripts() -> None:
 
 
 @pytest.mark.parametrize(("packages", "printed"), [([], "det_lightning.model_hub"), (["own"], "model_hub")])
-def test_a_process_with_the_alias_on_its_search_path_finds_model_hub(
-    packages: list[str], printed: str, tmp_path: Path
-) -> None:
+def test_alias_directory_finds_model_hub(packages: list[str], printed: str, tmp_path: Path) -> None:
     (tmp_path / "own" / "model_hub").mkdir(parents=True)
     (tmp_path / "own" / "model_hub" / "__init__.py").write_text("")
     root = str(Path(compat.__file__).parents[1])

@@ -32,11 +32,11 @@ def test_names_are_those_of_horovod_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
-def test_without_horovod_an_error_says_what_to_do() -> None:
+def test_missing_horovod_gives_advice() -> None:
     with pytest.raises(ImportError, match=r"hvd\.rank needs Horovod.*context\.distributed has rank, size"):
         hvd.rank()
 
 
-def test_the_horovod_of_other_frameworks_is_refused() -> None:
+def test_other_horovods_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'tensorflow\.keras' is required here: a callback needs it"):
         hvd.require_horovod_type("tensorflow.keras", "a callback needs it")

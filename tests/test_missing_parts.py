@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import UnsupportedPart
-from det_lightning.parts_of_determined import MISSING_PARTS, missing_part, topic_of
+from det_lightning.parts_of_determined import MISSING_PARTS, find_topic, missing_part
 from det_lightning.porting.python_files import port_python
 from tests.launching import ROOT
 
@@ -23,7 +23,7 @@ IMPORTS = {
     "from determined.experimental import client": "determined.experimental.client",
     "from determined.experimental.client import create_experiment": "determined.experimental.client",
     "from determined.common import check": "determined.common",
-    "from determined._trial_controller import TrialController": "determined._trial_controller.TrialController",
+    "from determined._trial_controller import TrialController": "determined._trial_controller",
     "from determined.pytorch import dsat": "determined.pytorch.dsat",
     "from determined.pytorch.deepspeed import DeepSpeedTrial": "determined.pytorch.deepspeed",
     "from determined.pytorch.lightning import LightningAdapter": "determined.pytorch.lightning",
@@ -80,7 +80,7 @@ print(json.dumps(raised))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["determined", "det_lightning"])
-def test_each_part_that_is_missing_raises_the_error_that_says_so(name: str) -> None:
+def test_missing_parts_raise_errors(name: str) -> None:
     parts = {**IMPORTS, **{f"import determined as det; {use}": path for use, path in USES.items()}}
     if name == "determined":  # of ours, this is the command line, and a name that nobody knows stays one
         parts |= {"import determined.cli.cli": "determined.cli", "import determined.foo": "determined.foo"}
@@ -95,7 +95,7 @@ def test_each_part_that_is_missing_raises_the_error_that_says_so(name: str) -> N
 @pytest.mark.parametrize(("line", "path"), IMPORTS.items())
 def test_port_says_the_same(line: str, path: str) -> None:
     _, (finding,) = port_python(f"{line}\n")
-    reason, advice = MISSING_PARTS[topic_of(path)]
+    reason, advice = MISSING_PARTS[find_topic(path)]
     assert finding.reason.startswith(path)
     assert finding.reason.endswith(f": {reason}")
     assert finding.advice == advice
@@ -113,7 +113,7 @@ def test_what_is_said_is_about_the_part_itself(path: str, said: str) -> None:
     assert said in str(missing_part(path))
 
 
-def test_what_is_missing_is_no_attribute_and_what_nobody_has_is_a_plain_error() -> None:
+def test_missing_attributes() -> None:
     det = importlib.import_module("det_lightning")
     assert not hasattr(det, "keras")
     with pytest.raises(UnsupportedPart, match=r"^determined\.keras: it is for TensorFlow and Keras\. What to do: "):

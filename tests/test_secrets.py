@@ -27,8 +27,7 @@ from det_lightning.checkpoint.safe_load import read_state
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
-from det_lightning.masking import MASK, leave_out_masked, mark_left_out, mask, mask_text, mask_url
-from det_lightning.secret_names import is_secret_name
+from det_lightning.masking import MASK, is_secret_name, leave_out_masked, mark_left_out, mask, mask_text, mask_url
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -62,11 +61,11 @@ SECRET_NAMES = _SECRET.split()
 ORDINARY_NAMES = _ORDINARY.split()
 
 
-def test_names_of_secrets_and_nearly_such_names_are_known() -> None:
+def test_names_of_secrets() -> None:
     assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
 
 
-def test_ordinary_names_are_not_taken_for_those_of_secrets() -> None:
+def test_ordinary_names() -> None:
     assert [name for name in ORDINARY_NAMES if is_secret_name(name)] == []
 
 
@@ -80,7 +79,7 @@ SETTINGS = st.recursive(
 
 
 @hypothesis.given(SETTINGS)
-def test_settings_without_secrets_stay_as_they_are(settings: Any) -> None:
+def test_settings_without_secrets_stay(settings: Any) -> None:
     assert mask(settings) == settings
     assert leave_out_masked(settings, "settings") is settings
 
@@ -109,7 +108,7 @@ PASSWORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min
 
 
 @hypothesis.given(password=PASSWORDS.filter(lambda text: not re.match(r"\d{1,5}([/?#]|$)", text)))
-def test_whatever_the_password_of_a_url_it_is_masked(password: str) -> None:
+def test_any_password_of_a_url_is_masked(password: str) -> None:
     assert mask_url(f"sftp://me:{password}@host/path") == f"sftp://me:{MASK}@host/path"
 
 
@@ -143,7 +142,7 @@ def test_secrets_in_a_text_are_masked(text: str) -> None:
 @pytest.mark.parametrize(
     "part", ["a", "a://b:", "sk-", "eyJ-", "bearer ", "'a':'", "k=", "--k ", ",a: ", "{ ", "http://", "-", "\n-", "@"]
 )
-def test_no_text_is_so_long_that_it_cannot_be_masked(part: str) -> None:
+def test_long_texts_are_masked(part: str) -> None:
     text = part * (200_000 // len(part))
     assert mask_text(text) == mask(text) == text
 
@@ -182,7 +181,7 @@ def files_that_hold(secret: str, directory: Path) -> list[str]:
     ]
 
 
-def test_a_run_reads_its_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_reads_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = copy.deepcopy(CONFIG)
     with caplog.at_level(logging.DEBUG):
         trial = train(tmp_path, given)
@@ -198,7 +197,7 @@ def test_a_run_reads_its_secrets_and_writes_none(tmp_path: Path, caplog: pytest.
     assert written["experiment_config"]["checkpoint_storage"]["bucket"] == "b"
 
 
-def test_lightnings_files_and_loggers_get_no_secrets(tmp_path: Path) -> None:
+def test_lightnings_files_get_no_secrets(tmp_path: Path) -> None:
     module = TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG)
     trainer = pl.Trainer(
         max_steps=2, logger=CSVLogger(tmp_path), accelerator="cpu", enable_progress_bar=False, default_root_dir=tmp_path
@@ -212,7 +211,7 @@ def test_lightnings_files_and_loggers_get_no_secrets(tmp_path: Path) -> None:
     assert (written["hparams_name"], written["hyper_parameters"]) == ("hparams", {**HPARAMS, "hf_token": MASK})
 
 
-def test_lightning_logs_where_it_resumes_from_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
@@ -229,7 +228,7 @@ def test_lightning_logs_where_it_resumes_from_without_the_password(caplog: pytes
     assert SECRET not in f"{caplog.text} {raised.value}"
 
 
-def test_the_fall_back_to_an_earlier_checkpoint_is_logged_without_the_password(
+def test_fall_back_logs_no_password(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = f"memory://me:{SECRET}@host/fall-back"
@@ -242,7 +241,7 @@ def test_the_fall_back_to_an_earlier_checkpoint_is_logged_without_the_password(
     assert SECRET not in caplog.text
 
 
-def test_settings_that_json_does_not_know_are_left_out_with_their_secrets(tmp_path: Path) -> None:
+def test_objects_are_left_out_with_secrets(tmp_path: Path) -> None:
     train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
     assert files_that_hold(SECRET, tmp_path) == []
     assert (
@@ -252,14 +251,14 @@ def test_settings_that_json_does_not_know_are_left_out_with_their_secrets(tmp_pa
     )
 
 
-def test_what_resumes_takes_its_secrets_from_the_call(tmp_path: Path) -> None:
+def test_resume_takes_secrets_from_the_call(tmp_path: Path) -> None:
     train(tmp_path)
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
     assert trial.hparams["hf_token"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
 
 
-def test_what_was_left_out_is_known_beside_a_nested_secret() -> None:
+def test_left_out_beside_a_nested_secret() -> None:
     settings = mark_left_out({"db": {"password": MASK}}, "hparams", {"hparams": {"act": "function"}})
     hparams = leave_out_masked(settings, "hparams")
     with pytest.raises(KeyError, match=r"hparams\['act'\] was left out .* it was a function"):
@@ -289,7 +288,7 @@ def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
         trial.context.get_hparam("other")
 
 
-def test_a_trial_is_loaded_with_the_secrets_of_the_call(tmp_path: Path) -> None:
+def test_load_takes_secrets_from_the_call(tmp_path: Path) -> None:
     train(tmp_path)
     path = CheckpointStorage(tmp_path).newest()
     assert path is not None
@@ -297,7 +296,7 @@ def test_a_trial_is_loaded_with_the_secrets_of_the_call(tmp_path: Path) -> None:
     assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
 
-def test_settings_without_their_secrets_are_copied_and_masked_again() -> None:
+def test_copies_stay_masked() -> None:
     left = leave_out_masked(mask(CONFIG), "exp_conf")["checkpoint_storage"]
     for again in (copy.deepcopy(left), pickle.loads(pickle.dumps(left))):
         assert again == left == {"type": "s3", "bucket": "b"}
@@ -306,7 +305,7 @@ def test_settings_without_their_secrets_are_copied_and_masked_again() -> None:
         assert mask(again) == {**left, "access_key": MASK, "secret_key": MASK}
 
 
-def test_an_error_about_a_configuration_shows_no_secret() -> None:
+def test_config_error_shows_no_secret() -> None:
     assert SECRET not in str(errors.InvalidConfigurationException(CONFIG, "wrong"))
 
 
@@ -323,7 +322,7 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [f"password: {SECRET}", {"hparams": [1], "experiment_config": CONFIG}, [HPARAMS]])
-def test_an_error_about_damaged_settings_shows_no_secret(settings: Any, tmp_path: Path) -> None:
+def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     forget_checksums(checkpoint)
     resume = read_state(checkpoint / "resume.pth")
@@ -333,7 +332,7 @@ def test_an_error_about_damaged_settings_shows_no_secret(settings: Any, tmp_path
     assert SECRET not in str(raised.value)
 
 
-def test_names_in_the_metadata_of_others_are_printed_without_secrets(tmp_path: Path) -> None:
+def test_printed_metadata_show_no_secret(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     metadata = json.loads((checkpoint / "metadata.json").read_text())
     named = {
@@ -347,7 +346,7 @@ def test_names_in_the_metadata_of_others_are_printed_without_secrets(tmp_path: P
 
 
 @pytest.mark.slow
-def test_what_is_exported_and_imported_has_no_secrets(tmp_path: Path) -> None:
+def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
     load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
     checkpoint, file = write_checkpoint(tmp_path / "from", load_data=load_data), tmp_path / "one.ckpt"
     assert files_that_hold(SECRET, checkpoint) == ["load_data.json"]  # by hand, as Determined writes it
@@ -375,7 +374,7 @@ def test_what_is_exported_and_imported_has_no_secrets(tmp_path: Path) -> None:
         ({"type": f"s3://me:{SECRET}@host"}, ["type must be one of"]),
     ],
 )
-def test_what_is_wrong_with_a_section_names_keys_and_no_secret(section: dict[str, Any], named: list[str]) -> None:
+def test_section_errors_show_no_secret(section: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(ValueError, match="checkpoint_storage") as raised:
         CheckpointStorage(section)
     assert [part for part in named if part not in str(raised.value)] == []
@@ -385,19 +384,19 @@ def test_what_is_wrong_with_a_section_names_keys_and_no_secret(section: dict[str
 MASKED_S3 = {"type": "s3", "bucket": "b", "access_key": MASK, "secret_key": MASK}
 
 
-def test_a_masked_secret_of_a_section_comes_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_secret_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     options = {"key": "k", "secret": "s"}
     assert storage_from_config(MASKED_S3, options) == ("s3://b", options)
 
 
-def test_a_masked_secret_of_a_section_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     assert storage_from_config(MASKED_S3) == ("s3://b", {"key": "k", "secret": "s"})
 
 
-def test_a_masked_secret_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_masked_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
     with pytest.raises(
@@ -408,25 +407,25 @@ def test_a_masked_secret_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("url", [f"nosuch://me:{SECRET}@host/x", f"sftp://me:{SECRET}@127.0.0.1:1/x"])
-def test_a_url_that_cannot_be_opened_is_named_without_its_password(url: str) -> None:
+def test_unusable_url_shows_no_password(url: str) -> None:
     with pytest.raises(errors.StorageError, match=re.escape(f"://me:{MASK}@")) as raised:
         CheckpointStorage(url)
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_password_among_the_options_is_not_shown() -> None:
+def test_options_show_no_password() -> None:
     with pytest.raises(errors.StorageError) as raised:
         CheckpointStorage("sftp://127.0.0.1:1/x", options={"username": "me", "password": SECRET, "timeout": SECRET})
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_what_a_file_system_says_is_shown_without_passwords() -> None:
+def test_file_system_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError, match="Failed while looking") as raised, explain_errors("looking"):
         raise ConnectionError(f"no answer from https://me:{SECRET}@host")
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_location_is_shown_without_its_password_and_still_works() -> None:
+def test_location_hides_its_password() -> None:
     place = Location.parse(f"memory://me:{SECRET}@host/storage")
     assert SECRET not in f"{place} {place!r} {place / 'x'}"
     assert (place / "x").url == f"memory://me:{SECRET}@host/storage/x"
@@ -434,7 +433,7 @@ def test_a_location_is_shown_without_its_password_and_still_works() -> None:
     assert Location.parse((place / "x").url).list_names() == ["file"]
 
 
-def test_the_path_of_a_checkpoint_opens_it_again_and_is_shown_without_the_password(
+def test_checkpoint_path_hides_its_password(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url = f"memory://me:{SECRET}@host/run"
@@ -451,13 +450,13 @@ def test_the_path_of_a_checkpoint_opens_it_again_and_is_shown_without_the_passwo
     assert SECRET not in f"{storage} {raised.value} {caplog.text} {shown.out} {shown.err}"
 
 
-def test_a_masked_url_needs_its_password_from_the_call() -> None:
+def test_masked_url_needs_a_password() -> None:
     with pytest.raises(errors.StorageError, match="is masked: write it into the URL, or give it as the option"):
         CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize("option", [f"secret-key={SECRET}", f"secret={{{SECRET}", f"token=[{SECRET}"])
-def test_a_wrong_option_of_the_command_line_is_named_without_its_value(option: str, tmp_path: Path) -> None:
+def test_wrong_option_shows_no_value(option: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["checkpoint", "ls", str(tmp_path), "--option", option])
     assert result.exit_code == 2
     assert SECRET not in result.output

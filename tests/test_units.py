@@ -34,7 +34,7 @@ def test_any_container_is_a_schedule(container: Any) -> None:
     assert [step for step in range(100) if Epoch(container).should_stop(step)] == [5, 30]
 
 
-def test_before_the_first_step_no_period_is_over() -> None:
+def test_no_period_ends_before_a_step() -> None:
     assert not Batch(3).should_stop(0)
 
 

@@ -52,7 +52,7 @@ def failing(bucket: Any, name: str, failures: int) -> Any:
     return Failing(name, bucket)
 
 
-def test_a_download_is_tried_again_and_draws_no_random_numbers(bucket: Any) -> None:
+def test_download_retries_without_random_draws(bucket: Any) -> None:
     bucket.blob("images/1").upload_from_string(b"content")
     state = random.getstate()
     blob = failing(bucket, "images/1", failures=3)
@@ -61,7 +61,7 @@ def test_a_download_is_tried_again_and_draws_no_random_numbers(bucket: Any) -> N
     assert random.getstate() == state
 
 
-def test_a_download_that_fails_for_good_names_the_blob(bucket: Any) -> None:
+def test_failed_download_names_the_blob(bucket: Any) -> None:
     blob = failing(bucket, "images/1", failures=3)
     with pytest.raises(errors.StorageError, match=r"downloading images/1: ConnectionResetError: the conn"):
         util.download_gcs_blob_with_backoff(blob, n_retries=3, max_backoff=0)

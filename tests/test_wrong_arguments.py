@@ -121,9 +121,7 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), ON_A_CONTEXT)
-def test_a_call_with_a_context_names_what_it_got(
-    context: pytorch.PyTorchTrialContext, call: Call, message: str
-) -> None:
+def test_call_with_a_context(context: pytorch.PyTorchTrialContext, call: Call, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         call(context)
 
@@ -139,9 +137,7 @@ def test_a_call_with_a_context_names_what_it_got(
         (pytorch.Reducer, "takes a function, a MetricReducer or a torchmetrics metric; got <enum 'Reducer'>"),
     ],
 )
-def test_a_reducer_is_an_object_unless_its_class_reduces_a_list(
-    context: pytorch.PyTorchTrialContext, reducer: Any, message: str
-) -> None:
+def test_reducer_is_an_object(context: pytorch.PyTorchTrialContext, reducer: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         context.wrap_reducer(reducer, name="m")
     assert context.wrap_reducer(list, name="values").fn is list
@@ -171,7 +167,7 @@ def test_a_number_may_be_one_of_numpy() -> None:
         assert context.aggregation_frequency == 2
 
 
-def test_the_default_strategy_may_be_written_as_none() -> None:
+def test_strategy_may_be_none() -> None:
     with pytorch.init(strategy=None) as context:
         assert context.distributed.size == 1
 
@@ -185,7 +181,7 @@ def test_the_default_strategy_may_be_written_as_none() -> None:
         (
             lambda: core_api.init().checkpoint.restore_path("x") / "y",
             TypeError,
-            "Used as a path without a with statement",
+            "used as a path, without a with statement",
         ),
         (
             lambda: [*core_api.init().checkpoint.store_path({})],
@@ -282,7 +278,7 @@ def test_a_length_is_not_negative(context: pytorch.PyTorchTrialContext) -> None:
         fit(context, max_length=pytorch.Batch(-3))
 
 
-def test_the_arguments_of_a_trial_go_into_trial_kwargs(tmp_path: Path) -> None:
+def test_trial_arguments_go_into_trial_kwargs(tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
     ):
@@ -299,7 +295,7 @@ def predict(trial: Any, **arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
-def test_a_hyperparameter_that_is_a_text_is_named_if_torch_refuses_it(build: str) -> None:
+def test_text_hyperparameter_is_named(build: str) -> None:
     hparams = {"lr": "0.1", "name": "small", "password": "12345"}
     with pytest.raises(
         TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Give numbers without quotes"
@@ -310,7 +306,7 @@ def test_a_hyperparameter_that_is_a_text_is_named_if_torch_refuses_it(build: str
             LearnsAtItsRate(context)
 
 
-def test_an_error_that_names_hyperparameters_is_explained_once() -> None:
+def test_error_is_explained_once() -> None:
     error = TypeError("unsupported operand type(s) for *: 'str' and 'float'")
     for _ in range(2):
         explain_texts(error, {"lr": "0.1"})
@@ -320,7 +316,7 @@ def test_an_error_that_names_hyperparameters_is_explained_once() -> None:
     assert str(other).endswith("'stride'")
 
 
-def test_an_error_about_something_else_stays_as_it_is() -> None:
+def test_other_errors_stay() -> None:
     with pytest.raises(TypeError) as raised, pytorch.init(hparams={"lr": "0.1"}):
         raise TypeError("a number is too large")
     assert str(raised.value) == "a number is too large"
@@ -334,7 +330,7 @@ def test_a_trial_class_is_one(tmp_path: Path) -> None:
             api.load_trial_from_checkpoint_path(tmp_path, trial_class=wrong)
 
 
-def test_apex_levels_and_torch_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
+def test_apex_and_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
     context.experimental.use_amp()
     with pytest.raises(
         errors.InvalidExperimentException, match=r"after experimental.use_amp\(\).*leave the other call"

@@ -13,7 +13,7 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
-from det_lightning.distributed.processes import connect_horovod, horovod_context
+from det_lightning.distributed.processes import connect_horovod, connect_horovod_ranks
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import topology_from_horovod
 
@@ -82,7 +82,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
-        return horovod_context()
+        return connect_horovod_ranks()
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm`` or a module without a trial."""

@@ -16,13 +16,13 @@ from det_lightning.arguments import describe, require
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import (
+    choose_device,
     connect_horovod,
-    device_of,
-    horovod_context,
+    connect_horovod_ranks,
+    connect_torchrun_ranks,
     horovod_is_wanted,
     is_one_of_several,
     refuse_horovod,
-    torchrun_context,
 )
 from det_lightning.ranks.distributed_context import DistributedContext
 
@@ -51,7 +51,7 @@ class TrainingProcesses:
             return _of_horovod(distributed)
         chosen = _chosen(strategy)
         if distributed is None:
-            distributed = torchrun_context() if is_one_of_several() else DistributedContext()
+            distributed = connect_torchrun_ranks() if is_one_of_several() else DistributedContext()
         if distributed.size == 1:
             return cls(distributed, LocalBackend())
         if not dist.is_initialized():
@@ -59,7 +59,7 @@ class TrainingProcesses:
                 f"init(distributed=...) has {distributed.size} processes, and torch.distributed does not connect them. "
                 "Call torch.distributed.init_process_group('gloo') (or 'nccl') before init()."
             )
-        return cls(distributed, chosen.make_backend(device_of(distributed.local_rank)))
+        return cls(distributed, chosen.make_backend(choose_device(distributed.local_rank)))
 
     @classmethod
     def of_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
@@ -82,14 +82,14 @@ class TrainingProcesses:
 
 
 def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
-    distributed = horovod_context() if distributed is None else distributed
+    distributed = connect_horovod_ranks() if distributed is None else distributed
     size = connect_horovod().size()
     if size != distributed.size:
         raise ValueError(
             f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave it out, or "
             "pass DistributedContext.from_horovod(horovod.torch)."
         )
-    backend = LocalBackend() if size == 1 else HorovodBackend(device_of(distributed.local_rank))
+    backend = LocalBackend() if size == 1 else HorovodBackend(choose_device(distributed.local_rank))
     return TrainingProcesses(distributed, backend)
 
 

@@ -1,1 +1,1 @@
-"""A directory for the search path of Python, where ``determined`` is found in the place of the real one."""
+"""On ``PYTHONPATH`` in trial processes, so that ``import determined`` imports det_lightning."""

@@ -1,11 +1,11 @@
-"""What ``import determined`` finds in a process that has the directory of this file on its search path."""
+"""``import determined`` with this directory on the search path: imports det_lightning."""
 
 import sys
 
 if __name__ == "determined":
     from det_lightning import compat
 
-    # The import system gives whoever imports this module what is in its place when it has run.
+    # An import returns the module found under this name after this file has run.
     del sys.modules[__name__]
     compat.install()
     import determined  # noqa: F401

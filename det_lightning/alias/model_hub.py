@@ -1,4 +1,4 @@
-"""What ``import model_hub`` finds in a process that has the directory of this file on its search path."""
+"""``import model_hub`` with this directory on the search path: det_lightning's, or another package of this name."""
 
 import importlib
 import sys
@@ -6,8 +6,8 @@ import sys
 if __name__ == "model_hub":
     from det_lightning import compat
 
-    # The import system gives whoever imports this module what is in its place when it has run: a package of that name
-    # which comes later on the search path, otherwise det_lightning's.
+    # An import returns the module found under this name after this file has run: another package of the name later on
+    # the search path, otherwise det_lightning's.
     del sys.modules[__name__]
     compat.install()
     position = sys.path.index(str(compat.ALIAS_DIRECTORY))

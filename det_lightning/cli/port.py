@@ -17,8 +17,8 @@ import typer
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
-from det_lightning.extras import how_to_install
 from det_lightning.files.file_kinds import require_file
+from det_lightning.missing_parts import how_to_install
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort, ProjectPort

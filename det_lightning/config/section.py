@@ -21,8 +21,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.document import KeyPath
 from det_lightning.hyperparameters import as_passed_on
-from det_lightning.masking import mask
-from det_lightning.secret_names import is_secret_name
+from det_lightning.masking import is_secret_name, mask
 
 _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"

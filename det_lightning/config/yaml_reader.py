@@ -19,8 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.hyperparameters import as_passed_on
-from det_lightning.masking import MASK, mask_text
-from det_lightning.secret_names import is_secret_name
+from det_lightning.masking import MASK, is_secret_name, mask_text
 
 #: Longer texts are not read at all.
 MOST_CHARACTERS = 1024 * 1024

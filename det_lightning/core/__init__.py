@@ -38,7 +38,7 @@ __all__ = [
     "init",
 ]
 
-# Imported on first use, so that their dependencies cost nothing if they are not used.
+# Imported on first use: a script does not pay for unused dependencies.
 _MODULES = {
     **dict.fromkeys(("CheckpointContext", "DownloadMode"), "_checkpoint"),
     **dict.fromkeys(("Context", "ExperimentalCoreContext", "init"), "_context"),

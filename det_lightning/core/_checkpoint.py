@@ -1,4 +1,4 @@
-"""Checkpoints of a script: directories of arbitrary files, in a storage, with metadata."""
+"""Checkpoints of a script: directories of arbitrary files in a storage, with metadata."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from det_lightning.checkpoint.storage.staging import StagingDirectory, abandonin
 from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
-    all_or_none,
+    choose_share,
+    fail_together,
     fetch,
     list_stored,
     merge_metadata,
-    on_local_chief,
-    own_share,
     put,
-    shared_directory,
+    run_on_local_chief,
+    share_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 
+_AN_ID = "the id, path or URL of a checkpoint"
+
 
 class DownloadMode(enum.Enum):
-    """Whether the ranks of a machine share one copy of a checkpoint, which all must ask for, or each gets its own.
+    """Whether the ranks of a machine share a copy of a checkpoint, all asking together, or each downloads alone.
 
     Example:
         >>> import pathlib
@@ -57,12 +59,12 @@ class DownloadMode(enum.Enum):
 
 
 class CheckpointContext:
-    """Uploads and downloads checkpoints, each a directory of arbitrary files, named by its id.
+    """Uploads and downloads checkpoints: directories of arbitrary files, named by checkpoint ids.
 
-    A checkpoint is complete once it has its ``metadata.json``, which is written last.
+    A checkpoint is complete once ``metadata.json`` is written, the last file.
 
     Attributes:
-        storage: where the checkpoints are.
+        storage: the storage of the checkpoints.
 
     Example:
         >>> import det_lightning as det
@@ -83,10 +85,9 @@ class CheckpointContext:
         self._job: str | None = None
 
     def continue_job(self, job: str) -> str | None:
-        """Note ``job`` in the metadata of each checkpoint from now on; return the id of the newest that already has it.
+        """Record ``job`` in the metadata of new checkpoints; return the id of the job's newest checkpoint, or None.
 
-        All ranks call this. The job's name tells its checkpoints from others in the storage; None is returned if there
-        are none yet. Raises a StorageError if the storage cannot be read.
+        All ranks call this. Raise a StorageError if the storage cannot be read.
         """
         self._job = job
         newest = next(self.storage.newest_first(job), None) if self._distributed.rank == 0 else None
@@ -101,34 +102,32 @@ class CheckpointContext:
         shard: bool = False,
         selector: Selector | None = None,
     ) -> str:
-        """Copy the files of a directory into a new checkpoint, and return its id.
+        """Copy the files of a directory into a new checkpoint, and return the checkpoint's id.
 
         Args:
             ckpt_dir: the directory; with ``shard``, None on ranks without files.
-            metadata: facts about the checkpoint, which JSON can hold. In a trial of an experiment they must include
+            metadata: facts about the checkpoint, as JSON can hold. A trial of an experiment must include
                 ``steps_completed``.
-            shard: all ranks call this, and contribute their files. Otherwise only the chief may.
-            selector: called with each path in the directory, returns whether to copy it; paths of directories end in
-                ``/``.
+            shard: all ranks call this, each with its files. Otherwise only the chief may.
+            selector: called with each path in the directory, returns whether to copy; directories end in ``/``.
 
         Raises:
-            RuntimeError: a rank other than the chief calls it without ``shard``, there is no directory, or the ranks
+            RuntimeError: a rank other than the chief calls this without ``shard``, there is no directory, or the ranks
                 contribute different files of the same name or different metadata.
-            ValueError: in a trial of an experiment, the metadata lack ``steps_completed``, or it is not a whole number
-                from 0 on.
+            ValueError: in a trial of an experiment, ``steps_completed`` is missing, or no whole number from 0 on.
             TypeError: JSON cannot hold the metadata.
             StorageError: the storage refuses.
         """
         expected = "the path of a directory and the metadata, in this order"
         require(ckpt_dir is None or is_path(ckpt_dir), "checkpoint.upload()", expected, ckpt_dir)
-        ranks = self._contributing("upload", shard)
+        ranks = self._require_contributors("upload", shard)
         if ckpt_dir is None and not shard:
             raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on at least one rank.")
         if ckpt_dir is None and selector is not None:
             raise RuntimeError("upload(ckpt_dir=None) has no files for a selector.")
         directory = None if ckpt_dir is None else pathlib.Path(ckpt_dir)
-        names = own_share(ranks, directory, selector)
-        merged = self._merged(ranks, metadata)
+        names = choose_share(ranks, directory, selector)
+        merged = self._merge_metadata(ranks, metadata)
         staging, target = self._begin(ranks)
         with abandoning(staging):
             if directory is not None:
@@ -141,28 +140,26 @@ class CheckpointContext:
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[pathlib.Path, str]]:
-        """Write a checkpoint in a ``with`` block: the files saved in the directory become the checkpoint.
-
-        If the block raises, there is no checkpoint.
+        """Write a checkpoint in a ``with`` block: the files in the directory, unless the block raises.
 
         Args:
             metadata: see :meth:`upload`.
             shard: all ranks enter the block. Otherwise only the chief may.
 
         Yields:
-            The directory, which ranks on one machine share, and the id.
+            The directory, shared by the ranks on a machine, and the id.
 
         Raises:
             RuntimeError, ValueError, TypeError, StorageError: see :meth:`upload`.
         """
-        ranks = self._contributing("store_path", shard)
+        ranks = self._require_contributors("store_path", shard)
         staging, target = self._begin(ranks)
-        with abandoning(staging), shared_directory(ranks, staging, target) as directory:
-            with all_or_none(ranks):
+        with abandoning(staging), share_directory(ranks, staging, target) as directory:
+            with fail_together(ranks):
                 yield directory, target.name
-            merged = self._merged(ranks, metadata)
+            merged = self._merge_metadata(ranks, metadata)
             if not target.is_local:
-                put(directory, own_share(ranks, directory, None), target, self.storage)
+                put(directory, choose_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
         self._complete(staging, target, merged)
 
@@ -174,24 +171,23 @@ class CheckpointContext:
         *,
         selector: Selector | None = None,
     ) -> None:
-        """Copy a checkpoint into a directory, which is created if needed.
+        """Copy a checkpoint into a directory, created if missing.
 
         Args:
-            storage_id: its id, or the path or URL of any checkpoint.
+            storage_id: the checkpoint's id, or the path or URL of any checkpoint.
             ckpt_dir: the directory.
-            download_mode: whether the first rank of each machine copies it for all of them.
-            selector: called with each path in the checkpoint, returns whether to copy it; paths of directories end in
-                ``/``. Ranks that share a copy get what any of them selects.
+            download_mode: whether the first rank of each machine copies the checkpoint for all.
+            selector: called with each path in the checkpoint, returns whether to copy the path; directories end in
+                ``/``. Ranks with a shared copy get the paths that any rank selects.
 
         Raises:
             CheckpointNotFound: there is no checkpoint with this id.
             StorageError: the storage cannot be read.
-            RuntimeError: the rank that copies for this one has failed.
+            RuntimeError: the rank that copies the checkpoint has failed.
         """
-        _require_id("download", storage_id)
-        ranks = self._sharing(download_mode)
-        names = self._selected(ranks, storage_id, selector)
-        on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
+        ranks = self._share("download", storage_id, download_mode)
+        names = self._select(ranks, storage_id, selector)
+        run_on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
 
     @for_with_statement("with core_context.checkpoint.restore_path(...) as directory")
     def restore_path(
@@ -204,42 +200,41 @@ class CheckpointContext:
         """Provide a checkpoint as a directory during a ``with`` block; a remote one is copied.
 
         Args:
-            storage_id: its id, or the path or URL of any checkpoint.
-            download_mode, selector: see :meth:`download`. In local storage it is the directory itself, with all files.
+            storage_id: the checkpoint's id, or the path or URL of any checkpoint.
+            download_mode, selector: see :meth:`download`. A local checkpoint is the directory itself, with all files.
 
         Yields:
-            The directory. It must not be changed.
+            The directory, not to be changed.
 
         Raises:
             CheckpointNotFound, StorageError, RuntimeError: see :meth:`download`.
         """
-        _require_id("restore_path", storage_id)
-        ranks = self._sharing(download_mode)
+        ranks = self._share("restore_path", storage_id, download_mode)
         with contextlib.ExitStack() as stack:
-            location = on_local_chief(ranks, lambda: self._find(storage_id))
+            location = run_on_local_chief(ranks, lambda: self._find(storage_id))
             if location.is_local:
                 if selector is not None:
                     logger.warning("%s is on a disk, and is shown with all its files.", location)
                 directory = location.local_path
             else:
-                copy = on_local_chief(ranks, lambda: stack.enter_context(tempfile.TemporaryDirectory()))
+                copy = run_on_local_chief(ranks, lambda: stack.enter_context(tempfile.TemporaryDirectory()))
                 directory = pathlib.Path(copy)
                 self.download(storage_id, directory, download_mode, selector=selector)
             stack.callback(ranks.gather_local, None)  # waits until nobody uses the copy any more
             yield directory
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Return the metadata of a checkpoint, empty if it has none; errors are those of :meth:`download`."""
+        """Return the metadata of a checkpoint, empty if there are none; for errors see :meth:`download`."""
         return read_metadata(self._find(storage_id))
 
     def delete(self, storage_id: str) -> None:
         """Remove a checkpoint; do nothing if there is none.
 
         Raises:
-            CheckpointNotFound: the directory with this id is not a checkpoint; nothing was removed.
+            CheckpointNotFound: the directory with this id is not a checkpoint and stays.
             StorageError: the storage refuses.
         """
-        _require_id("delete", storage_id)
+        require(is_path(storage_id), "checkpoint.delete()", _AN_ID, storage_id)
         if not self.storage.root.checkpoint(storage_id).is_dir():
             logger.info("There is no checkpoint %s in %s.", storage_id, self.storage)
             return
@@ -248,7 +243,7 @@ class CheckpointContext:
         if self._task is not None:
             self._task.report("checkpoint_deleted", None, {"checkpoint_id": storage_id})
 
-    def _contributing(self, method: str, shard: bool) -> DistributedContext:
+    def _require_contributors(self, method: str, shard: bool) -> DistributedContext:
         if not shard and self._distributed.rank != 0:
             raise RuntimeError(
                 f"{method}(shard=False) was called by rank {self._distributed.rank}; only the chief, rank 0, may. With "
@@ -256,17 +251,18 @@ class CheckpointContext:
             )
         return self._distributed if shard else DistributedContext()
 
-    def _sharing(self, mode: DownloadMode) -> DistributedContext:
+    def _share(self, method: str, storage_id: str, mode: DownloadMode) -> DistributedContext:
+        require(is_path(storage_id), f"checkpoint.{method}()", _AN_ID, storage_id)
         shares = find_member("download_mode=", DownloadMode, mode) is DownloadMode.LocalWorkersShareDownload
         return self._distributed if shares else DistributedContext()
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
-        """Return where a new checkpoint is written, on the chief only, and where it will be."""
+        """Return the staging directory of a new checkpoint, on the chief only, and the checkpoint's location."""
         staging = self.storage.begin() if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
         return staging, self.storage.root.checkpoint(checkpoint_id)
 
-    def _merged(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
+    def _merge_metadata(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
         require(metadata is None or isinstance(metadata, dict), "metadata=", "a dict", metadata)
         merged = merge_metadata(ranks.allgather(metadata or {}))
         if self._task is not None and "steps_completed" not in merged:
@@ -276,8 +272,8 @@ class CheckpointContext:
             )
         # Raises a TypeError before anything is written.
         plain: dict[str, Any] = spell_numbers(as_plain(merged, "metadata"))
-        if mistakes := [] if self._task is None else [*find_mistakes_in_steps(plain["steps_completed"])]:
-            raise ValueError(f"In the metadata of a checkpoint {mistakes[0]}.")
+        for mistake in [] if self._task is None else find_mistakes_in_steps(plain["steps_completed"]):
+            raise ValueError(f"In the metadata of a checkpoint {mistake}.")
         return plain if self._job is None else {**plain, "job": self._job}
 
     def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
@@ -291,13 +287,9 @@ class CheckpointContext:
     def _find(self, storage_id: str) -> Location:
         return Location.parse(self.storage.find(storage_id), self.storage.options)
 
-    def _selected(self, ranks: DistributedContext, storage_id: str, selector: Selector | None) -> list[str]:
+    def _select(self, ranks: DistributedContext, storage_id: str, selector: Selector | None) -> list[str]:
         """Return the files that any rank of this machine selects."""
-        names: list[str] = on_local_chief(ranks, lambda: list_stored(self._find(storage_id)))
+        names: list[str] = run_on_local_chief(ranks, lambda: list_stored(self._find(storage_id)))
         wanted = None if selector is None else [name for name in names if selector(name)]
         of_ranks = ranks.allgather_local(wanted)
         return names if None in of_ranks else sorted({name for chosen in of_ranks for name in chosen})
-
-
-def _require_id(method: str, storage_id: Any) -> None:
-    require(is_path(storage_id), f"checkpoint.{method}()", "the id, path or URL of a checkpoint", storage_id)

@@ -1,4 +1,4 @@
-"""What Determined tells a script about the task that it runs in."""
+"""The task of a process as Determined describes a task to scripts: ``ClusterInfo`` and ``TrialInfo``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from det_lightning.core._task import TrialTask, current_task
 
 
 class TrialInfo:
-    """The trial that the process belongs to, with the fields of Determined 0.38.1.
+    """The trial of this process, with the fields of Determined 0.38.1.
 
     Attributes:
-        trial_id: number of the trial in its experiment, from 1.
+        trial_id: number of the trial in the experiment, from 1.
         experiment_id: number of the experiment.
         trial_seed: the seed of the trial's random generators.
         hparams: the values of the hyperparameters.
@@ -62,7 +62,7 @@ class RendezvousInfo:
 
     Attributes:
         container_addrs: the address of each machine.
-        container_rank: index of this machine among them.
+        container_rank: index of this machine.
         container_slot_counts: number of slots on each machine.
 
     Example:
@@ -96,14 +96,14 @@ class ResourcesInfo:
 
 
 class ClusterInfo:
-    """The task that the process belongs to, with the fields of Determined 0.38.1.
+    """The task of this process, with the fields of Determined 0.38.1.
 
     Since ``det-lightning run`` stands in for a cluster, the master's URL and the session token are empty, and the
     cluster and agent have fixed names.
 
     Attributes:
         slot_ids: the slots of the task on this machine.
-        task_id, allocation_id: names of the task and of this run of it.
+        task_id, allocation_id: names of the task and of this run.
         task_type: ``"TRIAL"``; there are no other tasks here.
 
     Example:
@@ -148,7 +148,7 @@ class ClusterInfo:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The checkpoint that the trial resumes from; None if it starts from scratch."""
+        """The checkpoint to resume the trial from; None for a start from scratch."""
         return self._latest_checkpoint if self.task_type == "TRIAL" else None
 
     @property
@@ -169,22 +169,22 @@ class ClusterInfo:
 
     @property
     def container_addrs(self) -> list[str]:
-        """The addresses of the machines of the task; raises a ``RuntimeError`` if they are not known."""
+        """The addresses of the task's machines; raises a ``RuntimeError`` if unknown."""
         return self._rendezvous.container_addrs
 
     @property
     def container_rank(self) -> int:
-        """The index of this machine among those of the task; raises a ``RuntimeError`` if it is not known."""
+        """The index of this machine in the task; raises a ``RuntimeError`` if unknown."""
         return self._rendezvous.container_rank
 
     @property
     def container_slot_counts(self) -> list[int]:
-        """The number of slots on each machine of the task; raises a ``RuntimeError`` if it is not known."""
+        """The number of slots on each machine of the task; raises a ``RuntimeError`` if unknown."""
         return self._rendezvous.container_slot_counts
 
     @property
     def gpu_uuids(self) -> list[str]:
-        """The identifiers of the GPUs of the task; raises a ``RuntimeError`` if they are not known."""
+        """The identifiers of the GPUs of the task; raises a ``RuntimeError`` if unknown."""
         if self._resources_info is None:
             raise RuntimeError("The devices of this task are not known.")
         return self._resources_info.gpu_uuids
@@ -199,9 +199,9 @@ class ClusterInfo:
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Return the trial that this process belongs to under ``det-lightning run``; None anywhere else.
+    """Return the trial of this process under ``det-lightning run``; None anywhere else.
 
-    Scripts check ``get_cluster_info() is None`` to choose their local branch.
+    A script chooses the local branch if ``get_cluster_info()`` is None.
 
     Example:
         >>> import det_lightning as det
@@ -212,11 +212,11 @@ def get_cluster_info() -> ClusterInfo | None:
     if task is None:
         return None
     machines = RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(task.slots)])
-    return info_of(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
+    return describe_task(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
 
 
-def info_of(task: TrialTask, **resources: Any) -> ClusterInfo:
-    """Return what a script sees of a trial, with what is known of its ``resources``."""
+def describe_task(task: TrialTask, **resources: Any) -> ClusterInfo:
+    """Return the description of a trial for scripts, with the known ``resources``."""
     trial = TrialInfo(
         trial_id=task.trial_id,
         experiment_id=task.experiment_id,

@@ -1,4 +1,4 @@
-"""The Core API: Determined's API for scripts without a trial class."""
+"""``core.init()`` and the context with all parts of the Core API, for scripts without a trial class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING
 
 
 class ExperimentalCoreContext:
-    """Notes about what a script uses. Determined's master stored them; here they are logged.
+    """Logs the checkpoints and models that a script uses, in place of Determined's master.
 
     Example:
         >>> import det_lightning as det
@@ -57,8 +57,8 @@ class Context:
         train: reports metrics, progress and status.
         searcher: tells how long to train.
         profiler: samples metrics of the machine.
-        experimental: notes about what the script uses.
-        info: the trial of an experiment that the process belongs to; None outside of experiments.
+        experimental: logs the checkpoints and models in use.
+        info: the trial of this process; None outside of experiments.
 
     Example:
         >>> import det_lightning as det
@@ -91,10 +91,10 @@ class Context:
         description: str | None = None,
         level: Literal["warn", "info", "debug", "error"] | None = "info",
     ) -> None:
-        """Log a message; Determined sent it to webhooks.
+        """Log a message, in place of Determined's webhooks.
 
         Raises:
-            ValueError: there is no such level.
+            ValueError: the level is unknown.
         """
         if level not in (None, *_LEVELS):
             raise ValueError(f"The level of an alert must be one of {', '.join(_LEVELS)}; got {level!r}.")
@@ -106,7 +106,7 @@ class Context:
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """End; a ``with`` statement does this. After an error, ``exc_val``, the other ranks are notified of it."""
+        """End; a ``with`` statement does this. The other ranks are notified of an error, ``exc_val``."""
         self.preempt.close()
         self.profiler.off()
         if exc_val is None:
@@ -138,15 +138,14 @@ def init(
 ) -> Context:
     """Return the Core API, to be used in a ``with`` statement.
 
-    In a trial of ``det-lightning run`` it reports to the experiment. Anywhere else it works on its own: metrics become
-    TensorBoard files below ``runs/``, and checkpoints go to ``checkpoint_storage``.
+    In a trial of ``det-lightning run`` the experiment gets the reports. Anywhere else metrics become TensorBoard files
+    below ``runs/``, and checkpoints go to ``checkpoint_storage``.
 
     Args:
         distributed: the other processes; needed if there are any.
-        checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
-            configuration. By default the experiment's storage, or outside of one the directory that Determined uses
-            for local runs.
-        preempt_mode: which ranks call ``preempt.should_preempt()``.
+        checkpoint_storage: a directory, a URL (``s3://bucket/prefix``), or the section of an experiment configuration.
+            Defaults to the experiment's storage, or outside of experiments to Determined's directory for local runs.
+        preempt_mode: the ranks that call ``preempt.should_preempt()``.
         tensorboard_mode: whether reported metrics are written as TensorBoard files.
 
     Raises:
@@ -190,7 +189,7 @@ def init(
 
 
 def _print_stacks_on_signal() -> None:
-    """Let ``SIGUSR1``, unless something handles it, print the stacks of all threads, as in Determined."""
+    """Let an unhandled ``SIGUSR1`` print the stacks of all threads, as in Determined."""
     if not hasattr(signal, "SIGUSR1") or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL or not sys.__stderr__:
         return
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)

@@ -1,4 +1,4 @@
-"""Metrics that are single numbers."""
+"""Scalar metrics: selecting and converting single numbers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _NUMBER_KINDS = "iufcm"
 _REAL_KINDS = "iuf"
 
 
-def scalars_of(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics that are single real numbers, which loggers can show, as floats; names become strings."""
+def select_scalars(metrics: dict[str, Any], leave_out: Iterable[str] = ()) -> dict[str, float]:
+    """Return all real scalar metrics, for loggers, as floats; names become strings."""
     numbers = ((name, as_float(value)) for name, value in metrics.items() if name not in leave_out)
     return {str(name): number for name, number in numbers if number is not None}
 
 
 def as_float(value: Any) -> float | None:
-    """Return a number, or an array of shape ``()`` that holds one, as a float.
+    """Return a number, or an array of shape ``()`` with a number, as a float; None for any other value.
 
-    Return None for anything else, including complex numbers, durations, and integers too large for a float.
+    Complex numbers, durations and integers too large for a float give None.
     """
     if type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in _REAL_KINDS:
         return float(value)  # the case of nearly all metrics
@@ -34,7 +34,7 @@ def as_float(value: Any) -> float | None:
 
 
 def is_numerical_scalar(value: Any) -> bool:
-    """Return whether ``value`` is a number, or a numpy array of shape ``()`` that holds one."""
+    """Return whether ``value`` is a number, or a numpy array of shape ``()`` with a number."""
     if type(value) is np.ndarray or isinstance(value, np.ndarray):
         return value.ndim == 0 and value.dtype.kind in _NUMBER_KINDS
     return type(value) is float or isinstance(value, int | float | np.number)

@@ -1,4 +1,4 @@
-"""Whether a script should save and end."""
+"""Preemption of scripts: ``should_preempt()``, and the handling of SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class PreemptMode(enum.Enum):
-    """Which ranks call ``should_preempt()``, and whether they agree.
+    """The ranks that call ``should_preempt()``.
 
-    ``WorkersAskChief``: all of them together; if any was asked to end, all get True. ``ChiefOnly``: only the chief; the
-    script informs the others. ``WorkersAskMaster``: each on its own.
+    ``WorkersAskChief``: all ranks together; if any rank was asked to end, all get True. ``ChiefOnly``: the chief; the
+    script informs the other ranks. ``WorkersAskMaster``: each rank independently.
 
     Example:
         >>> import det_lightning as det
@@ -36,8 +36,8 @@ class PreemptMode(enum.Enum):
 class PreemptContext:
     """Whether this process was asked to end, by a ``SIGTERM`` from the runner of an experiment or any scheduler.
 
-    The signal is handled from the first call of :meth:`should_preempt` on; it simply ends a script that never asks. A
-    second signal ends the process at once.
+    The signal is handled from the first call of :meth:`should_preempt` on, and simply ends other scripts. A second
+    signal ends the process at once.
 
     Example:
         >>> import det_lightning as det
@@ -67,7 +67,7 @@ class PreemptContext:
         """Allow calls of :meth:`should_preempt`; ``with core.init()`` does this.
 
         Raises:
-            RuntimeError: it was started before.
+            RuntimeError: :meth:`start` was called before.
         """
         if self._started:
             raise RuntimeError("PreemptContext.start() was called twice; `with core.init()` calls it.")
@@ -88,7 +88,7 @@ class PreemptContext:
         """Return whether the script should save and end, to continue later.
 
         Args:
-            auto_ack: acknowledge it at the first True; see :meth:`acknowledge_preemption_signal`.
+            auto_ack: acknowledge the first True; see :meth:`acknowledge_preemption_signal`.
 
         Raises:
             RuntimeError: :meth:`start` was not called, or this is not the chief and the mode is ``ChiefOnly``.
@@ -111,11 +111,11 @@ class PreemptContext:
         return asked
 
     def acknowledge_preemption_signal(self) -> None:
-        """Confirm that the script ends now although it is not done; the runner will start it again."""
+        """Confirm that the script ends now, before it is done; the runner will start the trial again."""
         if self._task is not None and not self._acknowledged:
             self._task.report("preempted", None, {})
         self._acknowledged = True
 
     def request(self) -> None:
-        """Ask this process to end, for notices that are not signals."""
+        """Ask this process to end, for notices other than signals."""
         self._requested = True

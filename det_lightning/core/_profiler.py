@@ -46,7 +46,7 @@ class ProfilerContext:
 
         Args:
             sampling_interval: seconds between two samples, at least 0.1.
-            samples_per_report: number of samples that are averaged for each report.
+            samples_per_report: number of samples to average for each report.
 
         Raises:
             ValueError: an argument is too small, in a trial of an experiment.
@@ -77,16 +77,16 @@ class ProfilerContext:
             self._thread = None
 
     def _sample(self, psutil: Any, task: TrialTask, interval_s: float, samples_per_report: int) -> None:
-        before = _counters(psutil)
+        before = _read_counters(psutil)
         since = time.monotonic()
         samples: list[dict[str, dict[str, float]]] = []
         while not self._ends.wait(interval_s):
-            counters = _counters(psutil)
+            counters = _read_counters(psutil)
             now = time.monotonic()
             rates = {name: (counters[name] - before[name]) / (now - since) for name in counters}
             before = counters
             since = now
-            samples.append(_sample_of(psutil, rates))
+            samples.append(_make_sample(psutil, rates))
             if len(samples) == samples_per_report:
                 for group, first in samples[0].items():
                     averages = {name: statistics.fmean(sample[group][name] for sample in samples) for name in first}
@@ -94,12 +94,12 @@ class ProfilerContext:
                 samples.clear()
 
 
-def _counters(psutil: Any) -> dict[str, int]:
+def _read_counters(psutil: Any) -> dict[str, int]:
     # On a machine without disks a function returns None.
     return {name: getattr(getattr(psutil, function)(), field, 0) for name, (function, field) in _BYTES.items()}
 
 
-def _sample_of(psutil: Any, rates: dict[str, float]) -> dict[str, dict[str, float]]:
+def _make_sample(psutil: Any, rates: dict[str, float]) -> dict[str, dict[str, float]]:
     return {
         "cpu": {"cpu_util_simple": psutil.cpu_percent()},
         "memory": {"memory_free": float(psutil.virtual_memory().available)},

@@ -1,4 +1,4 @@
-"""Checks of what a script reports, as Determined's master makes them: steps, epochs, and one value for a step."""
+"""Checks of reported metrics as in Determined's master: steps, epochs, and a single value for a step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from det_lightning.masking import short_text
 
 
 class Reports:
-    """The names of the metrics that a run has reported so far, by group and step.
+    """The names of the reported metrics of a run, by group and step.
 
-    In a trial of an experiment these include the reports that an earlier ``core.init()`` of the same run made.
+    In a trial of an experiment these include the reports of an earlier ``core.init()`` of the same run.
     """
 
     def __init__(self, task: TrialTask | None = None) -> None:
         self._task = task
         self._names: dict[str, dict[Any, frozenset[str]]] | None = None
 
-    def _of_group(self, group: str) -> dict[Any, frozenset[str]]:
-        """Return the names of a group by step; earlier reports are read on the rank that reports, before its first."""
+    def _find_names(self, group: str) -> dict[Any, frozenset[str]]:
+        """Return the names of a group by step; earlier reports are read before a rank's first report."""
         if self._names is None:
             self._names = defaultdict(dict)
             for record in [] if self._task is None else self._task.read_reports():
@@ -33,10 +33,10 @@ class Reports:
         return self._names[group]
 
     def add(self, group: str, steps_completed: Any, metrics: Mapping[str, Any]) -> int | float:
-        """Return the steps as a number; raise a ValueError that names all mistakes if a report cannot be made."""
+        """Record a report and return the steps as a number; a ValueError names all mistakes."""
         steps = read_report(steps_completed)
         mistakes = [*find_mistakes_in_steps(steps, self._task is not None), *_find_mistakes_in_epoch(metrics)]
-        names = self._of_group(group)
+        names = self._find_names(group)
         before = frozenset() if mistakes else names.get(steps, frozenset())
         known = sorted(before.intersection(map(str, metrics)))
         if known:
@@ -51,7 +51,7 @@ class Reports:
 
 
 def read_report(value: Any) -> Any:
-    """Return a reported value as JSON has it: numpy's numbers as plain ones, NaN as text; others unchanged."""
+    """Return a reported value as in JSON: numpy's numbers become plain, NaN becomes text."""
     try:
         return spell_numbers(as_plain(value))
     except TypeError:
@@ -59,7 +59,7 @@ def read_report(value: Any) -> Any:
 
 
 def find_mistakes_in_steps(steps: Any, whole: bool = True) -> Iterable[str]:
-    """Yield what is wrong with a value of ``steps_completed``."""
+    """Yield the mistakes in a value of ``steps_completed``."""
     is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
     if not is_number or steps < 0 or (whole and steps != int(steps)):
         yield f"steps_completed must be a {'whole ' if whole else ''}number, at least 0; got {short_text(steps)}"

@@ -1,4 +1,4 @@
-"""Where runs outside of experiments put their files, and the run that this process began last."""
+"""The directory of a run outside of experiments, and the latest run of this process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import datetime
 import socket
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
-if TYPE_CHECKING:
-    from det_lightning.core._tensorboard import TensorBoardOutput
+# Weak references, so that the run can be freed.
+_latest: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def default_directory() -> Path:
@@ -18,22 +18,11 @@ def default_directory() -> Path:
     return Path(f"runs/{started}_{socket.gethostname()}")
 
 
-class Run(Protocol):
-    """Anything that has TensorBoard files."""
-
-    @property
-    def tensorboard(self) -> TensorBoardOutput: ...
-
-
-# Weak references, so that the run can be freed.
-_latest: weakref.WeakValueDictionary[str, Run] = weakref.WeakValueDictionary()
-
-
-def remember_run(run: Run) -> None:
-    """Make this the run that :func:`latest_run` returns, for objects that trials create without a context."""
+def remember_run(run: Any) -> None:
+    """Remember the latest run, with its ``tensorboard``, for objects that trials create without a context."""
     _latest["run"] = run
 
 
-def latest_run() -> Run | None:
-    """Return the run that was begun last; None if there is none, or it was freed."""
+def latest_run() -> Any:
+    """Return the latest run; None before the first run and after the run was freed."""
     return _latest.get("run")

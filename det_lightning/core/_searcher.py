@@ -1,4 +1,4 @@
-"""How long a script should train: the operations of a search, of which there is only one since Determined 0.38."""
+"""The length of a script's training: the operations of a search, a single operation since Determined 0.38."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unit(enum.Enum):
-    """The unit that the length of an operation is counted in.
+    """The unit of an operation's length.
 
     Example:
         >>> import det_lightning as det
@@ -30,7 +30,7 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Which ranks call ``operations()``: all of them together (``WorkersAskChief``), or the chief (``ChiefOnly``).
+    """The ranks that call ``operations()``: all together (``WorkersAskChief``), or the chief (``ChiefOnly``).
 
     Example:
         >>> import det_lightning as det
@@ -48,7 +48,7 @@ class SearcherOperation:
     """A request to train up to a length, and then validate.
 
     Attributes:
-        completed: whether its completion was reported.
+        completed: whether the completion was reported.
 
     Example:
         >>> import det_lightning as det
@@ -86,7 +86,7 @@ class SearcherOperation:
             self._task.report("progress", None, {"progress": min(1.0, max(0.0, length / self.length))})
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Report that the operation is done; the search itself uses the metrics of reported validations.
+        """Report the end of the operation; the search only uses the metrics of reported validations.
 
         Raises:
             RuntimeError: this is not the chief, or completion was reported before.
@@ -103,9 +103,9 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """The operations of the trial: one of length ``searcher.max_length``, or outside of experiments one of length 1.
+    """The operation of the trial, of length ``searcher.max_length``, or outside of experiments of length 1.
 
-    Asking for operations is deprecated since Determined 0.38, and warns: let the script decide how long it trains.
+    Asking for operations is deprecated since Determined 0.38 and warns: let the script choose the length.
 
     Example:
         >>> import det_lightning as det
@@ -120,7 +120,7 @@ class SearcherContext:
         self._distributed = distributed
         self._task = task
         searcher = {"max_length": {"epochs": 1}} if task is None else task.config.get("searcher") or {}
-        self._length, self._units = _length_in(searcher)
+        self._length, self._units = _read_length(searcher)
 
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
@@ -128,46 +128,40 @@ class SearcherContext:
         """Yield the operation.
 
         Args:
-            searcher_mode: which ranks call this.
+            searcher_mode: the ranks that call this.
             auto_ack: accepted for compatibility.
 
         Raises:
             ValueError: the configuration has no ``searcher.max_length``.
-            RuntimeError: the chief asks for another operation before it has reported this one as completed, or another
-                rank asks in the mode ``ChiefOnly``.
+            RuntimeError: the chief asks for an operation before reporting the completion of the last, or another rank
+                asks in the mode ``ChiefOnly``.
         """
         length = self._require_length()
         warnings.warn(
-            "SearcherContext.operations() is deprecated since Determined 0.38: let the script say how long it trains.",
+            "SearcherContext.operations() is deprecated since Determined 0.38: let the script choose the length.",
             FutureWarning,
             stacklevel=2,
         )
-        mode = find_member("searcher_mode=", SearcherMode, searcher_mode)
-        in_step = mode is SearcherMode.WorkersAskChief
-        if self._distributed.rank == 0:
-            operation = SearcherOperation(length, True, self._task)
-            if in_step:
-                self._distributed.broadcast(length)
-            yield operation
-            if not operation.completed:
-                raise RuntimeError("op.report_completed() must be called on each operation before the next one.")
-            if in_step:
-                self._distributed.broadcast(None)
-            return
-        if not in_step:
-            raise RuntimeError(
-                f"operations(ChiefOnly) was called by rank {self._distributed.rank}. Only rank 0 may in this mode; "
-                "WorkersAskChief is the mode for all."
-            )
-        while (length_of_chief := self._distributed.broadcast(None)) is not None:
-            yield SearcherOperation(length_of_chief, False)
+        ranks = self._distributed
+        if find_member("searcher_mode=", SearcherMode, searcher_mode) is SearcherMode.ChiefOnly:
+            if ranks.rank != 0:
+                raise RuntimeError(
+                    f"operations(ChiefOnly) was called by rank {ranks.rank}. Only rank 0 may in this mode; "
+                    "WorkersAskChief is the mode for all."
+                )
+            ranks = DistributedContext()
+        operation = SearcherOperation(ranks.broadcast(length), ranks.rank == 0, self._task)
+        yield operation
+        if ranks.rank == 0 and not operation.completed:
+            raise RuntimeError("op.report_completed() must be called on each operation before the next one.")
+        ranks.broadcast(None)  # the other ranks end with the chief
 
     def acknowledge_out_of_ops(self) -> None:
-        """Do nothing, as since Determined 0.38; errors are those of :meth:`get_configured_units`."""
+        """Do nothing, as since Determined 0.38; for errors see :meth:`get_configured_units`."""
         self._require_length()
 
     def get_configured_units(self) -> Unit | None:
-        """Return the unit of ``searcher.max_length``; None if it has none.
+        """Return the unit of ``searcher.max_length``, if any.
 
         Raises:
             ValueError: the configuration has no ``searcher.max_length``.
@@ -178,14 +172,14 @@ class SearcherContext:
     def _require_length(self) -> int:
         if self._length is None:
             raise ValueError(
-                "core_context.searcher has no operations, because the configuration has no searcher.max_length. Give "
-                "it, or let the script say how long it trains and do without core_context.searcher."
+                "core_context.searcher has no operations, because the configuration has no searcher.max_length. Add a "
+                "length, or let the script choose a length without core_context.searcher."
             )
         return self._length
 
 
-def _length_in(searcher: dict[str, Any]) -> tuple[int | None, Unit | None]:
-    """Return the length in a section of a configuration, and its unit, each None if there is none."""
+def _read_length(searcher: dict[str, Any]) -> tuple[int | None, Unit | None]:
+    """Return the length and the unit in a section of a configuration, None where missing."""
     length = searcher.get("max_length")
     unit = searcher.get("unit")
     if isinstance(length, dict):

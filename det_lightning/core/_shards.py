@@ -1,4 +1,4 @@
-"""What several ranks contribute to one checkpoint: their files and metadata, and conflicts between them."""
+"""The contributions of several ranks to a checkpoint: files and metadata, and conflicts between ranks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Selector = Callable[[str], bool]
 
 
 def list_files(directory: pathlib.Path, selector: Selector | None = None) -> list[str]:
-    """Return the sorted paths of files and directories in a directory, relative to it; directories end in ``/``.
+    """Return the sorted relative paths of files and directories in a directory; directories end in ``/``.
 
-    Links are followed. With ``selector``, those for which it returns true. Raise a NotADirectoryError or
-    FileNotFoundError if it is none.
+    Links are followed. A ``selector`` returns whether to keep a path. Raise a NotADirectoryError or FileNotFoundError
+    if there is no directory.
     """
     if not directory.is_dir():
         if directory.exists():
             raise NotADirectoryError(f"{directory} is not a directory.")
         raise FileNotFoundError(f"There is no directory {directory}.")
-    return sorted(name for name in _names_in(directory, ()) if selector is None or selector(name))
+    return sorted(name for name in _yield_names(directory, ()) if selector is None or selector(name))
 
 
-def _names_in(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Iterator[str]:
-    """Yield the paths in a directory; of a link to a directory ``above``, which contains it, only its own path."""
+def _yield_names(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Iterator[str]:
+    """Yield the paths in a directory; a link back to a directory ``above`` is yielded but not followed."""
     chain = (*above, directory.resolve())
     for path in directory.iterdir():
         if not path.is_dir():
@@ -49,17 +49,17 @@ def _names_in(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Itera
             continue
         yield f"{path.name}/"
         if path.resolve() not in chain:
-            yield from (f"{path.name}/{name}" for name in _names_in(path, chain))
+            yield from (f"{path.name}/{name}" for name in _yield_names(path, chain))
 
 
-def only_files(names: Iterable[str]) -> list[str]:
+def select_files(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.endswith("/")]
 
 
 def list_stored(checkpoint: Location) -> list[str]:
-    """Return the paths of a checkpoint's files and of their directories, which end in ``/``.
+    """Return the paths of a checkpoint's files and directories; directories end in ``/``.
 
-    Links to directories, which may lead anywhere, count as empty ones.
+    A link to a directory may lead anywhere, and counts as an empty directory.
     """
     if checkpoint.is_local:
         root = checkpoint.local_path
@@ -70,27 +70,20 @@ def list_stored(checkpoint: Location) -> list[str]:
     return sorted(found)
 
 
-def _conflicting_files(of_ranks: list[list[str]]) -> dict[str, list[int]]:
-    """Return the files that several ranks have, or that are directories on another rank, with those ranks."""
+def _find_conflicts(of_ranks: list[list[str]]) -> dict[str, list[int]]:
+    """Return the files that several ranks have, with the ranks; a directory of the same name counts."""
     having: dict[str, list[int]] = {}
     for rank, names in enumerate(of_ranks):
         for name in names:
             having.setdefault(name.rstrip("/"), []).append(rank)
-    files = {name for names in of_ranks for name in only_files(names)}
+    files = {name for names in of_ranks for name in select_files(names)}
     return {name: ranks for name, ranks in having.items() if name in files and len(ranks) > 1}
 
 
-def _digest_of(path: pathlib.Path) -> str:
-    """Return a digest of a file's content; the same text for all directories."""
-    if path.is_dir():
-        return "directory"
-    return digest_file(path)
-
-
 def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the metadata of all ranks as one dict.
+    """Merge the metadata of all ranks; a RuntimeError names keys with different values, and the ranks.
 
-    Dicts under one key are merged; other values must be equal, or a RuntimeError names the keys and the ranks.
+    Dicts under the same key are merged.
     """
     having: dict[str, list[int]] = {}
     conflicts: dict[str, list[int]] = {}
@@ -116,11 +109,11 @@ def merge_metadata(of_ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _describe_conflicts(what: str, conflicts: Mapping[str, list[int]]) -> str:
     lines = [f"    {name}: ranks {', '.join(map(str, ranks))}" for name, ranks in sorted(conflicts.items())]
-    return "\n".join([f"The ranks contribute different {what} to one checkpoint, which is not written:", *lines])
+    return "\n".join([f"The ranks contribute different {what} to a checkpoint, so no checkpoint is written:", *lines])
 
 
-def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selector: Selector | None) -> list[str]:
-    """Return the files of a directory that this rank contributes to a checkpoint; no two ranks contribute the same."""
+def choose_share(ranks: DistributedContext, directory: pathlib.Path | None, selector: Selector | None) -> list[str]:
+    """Return this rank's share of the files in a directory; no two ranks contribute the same file."""
     identity = None
     if directory is not None:
         found = directory.stat()
@@ -129,12 +122,12 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
     if set(identities) == {None}:
         raise RuntimeError("upload(ckpt_dir=None, shard=True) was called by all ranks; at least one needs a directory.")
     names: list[str] = []
-    # Ranks may share a directory. The first of them contributes it; with a selector, each contributes what it selects.
+    # Ranks may share a directory. The first rank contributes all files, or with a selector each rank a part.
     if directory is not None and (selector is not None or identities.index(identity) == ranks.rank):
         names = [name for name in list_files(directory, selector) if name != METADATA_FILE]
-    conflicts = _conflicting_files(ranks.allgather(names))
-    own = [name for name, having in conflicts.items() if ranks.rank in having]
-    digests = ranks.allgather({} if directory is None else {name: _digest_of(directory / name) for name in own})
+    conflicts = _find_conflicts(ranks.allgather(names))
+    own = {} if directory is None else {name: directory / name for name in conflicts if ranks.rank in conflicts[name]}
+    digests = ranks.allgather({name: "directory" if path.is_dir() else digest_file(path) for name, path in own.items()})
     different = {name: having for name, having in conflicts.items() if len({digests[r][name] for r in having}) > 1}
     if different:
         raise RuntimeError(_describe_conflicts("files", different))
@@ -142,15 +135,15 @@ def own_share(ranks: DistributedContext, directory: pathlib.Path | None, selecto
 
 
 def put(directory: pathlib.Path, names: list[str], target: Location, storage: CheckpointStorage) -> None:
-    """Copy files of a directory into a checkpoint that is being written."""
+    """Copy files of a directory into a new checkpoint."""
     if target.is_local:
         _copy(directory, names, target.local_path)
     else:
-        upload(directory, only_files(names), target, storage.retry)
+        upload(directory, select_files(names), target, storage.retry)
 
 
 def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
-    """Copy files and directories of a checkpoint into a directory, which is created if needed."""
+    """Copy files and directories of a checkpoint into a directory, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     if source.is_local:
         storage.retry.call("reading", functools.partial(_copy, source.local_path, names, directory), where=source)
@@ -159,7 +152,7 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
 
 
 def _copy(source: pathlib.Path, names: list[str], target: pathlib.Path) -> None:
-    """Copy files, with their permissions and times, and create directories, whose names end in ``/``."""
+    """Copy files with permissions and times, and create directories; names of directories end in ``/``."""
     for name in names:
         copy = target / name
         if leads_out(source, source / name):
@@ -172,10 +165,10 @@ def _copy(source: pathlib.Path, names: list[str], target: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def shared_directory(
+def share_directory(
     ranks: DistributedContext, staging: StagingDirectory | None, target: Location
 ) -> Iterator[pathlib.Path]:
-    """Yield the directory that the ranks of a machine write a checkpoint into."""
+    """Yield the directory of a new checkpoint, shared by the ranks of a machine."""
     if target.is_local:
         target.local_path.mkdir(parents=True, exist_ok=True)
         yield target.local_path
@@ -187,8 +180,8 @@ def shared_directory(
         yield ranks.broadcast_local(own)
 
 
-def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
-    """Return on every rank of a machine what ``action`` returns on its first one; raise its errors on all of them."""
+def run_on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
+    """Run ``action`` on the first rank of a machine; return the result, or raise the error, on every rank there."""
     outcome = None
     if ranks.local_rank == 0:
         try:
@@ -202,7 +195,7 @@ def on_local_chief(ranks: DistributedContext, action: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def all_or_none(ranks: DistributedContext) -> Iterator[None]:
+def fail_together(ranks: DistributedContext) -> Iterator[None]:
     """Raise on every rank if the block raises on any."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the runner of an experiment passes to the processes of a trial, and what they report back, as plain files."""
+"""The task of a trial's processes, written by the runner of the experiment, and the reports of the processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRY_BATCHES = 4
 
 @dataclasses.dataclass(frozen=True)
 class TrialTask:
-    """One run of one trial of an experiment."""
+    """A run of a trial of an experiment."""
 
     directory: Path  # the trial's directory, for its reports
     experiment_id: int  # from 1
@@ -39,44 +39,43 @@ class TrialTask:
     config: dict[str, Any]  # the experiment configuration with all defaults
     slots: list[int]  # indices of the devices, or of processes on the CPU
     checkpoint_storage: str | dict[str, Any]  # a directory, or a section of a configuration
-    latest_checkpoint: str | None = None  # where the run starts: the trial's newest checkpoint, or that of a warm start
-    steps_completed: int = 0  # number of batches that the trial's newest checkpoint has been trained for
+    latest_checkpoint: str | None = None  # the start of the run: the trial's newest checkpoint, or a warm start
+    steps_completed: int = 0  # number of batches trained for the trial's newest checkpoint
     validate_at: list[int] = dataclasses.field(default_factory=list)  # lengths, in units of the search
     best_validation: float | None = None  # the experiment's best value of the searcher's metric when the run began
     gpu_uuids: list[str] = dataclasses.field(default_factory=list)  # identifiers of the devices; empty on the CPU
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
-    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of its newest checkpoint
-    trusted: bool = False  # whether it may resume from a checkpoint that holds objects, whoever wrote that
+    recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of the newest checkpoint
+    trusted: bool = False  # whether to resume from any checkpoint with objects, by any author
 
     @property
     def file(self) -> Path:
-        """The file that the task is written to."""
+        """The file of the task."""
         return self.directory / "task.json"
 
     @property
     def metrics_file(self) -> Path:
-        """The file that the trial writes its metrics to."""
+        """The file of the trial's metrics."""
         return self.directory / "metrics.jsonl"
 
     @property
     def tensorboard_path(self) -> Path:
-        """The directory of the trial's TensorBoard files, unless its code names another one."""
+        """The directory of the trial's TensorBoard files, unless the code names another."""
         return self.directory / "tensorboard"
 
     @property
     def best_file(self) -> Path:
-        """The file that the runner writes each trial's best value of the searcher's metric to."""
+        """The runner's file with each trial's best value of the searcher's metric."""
         return self.directory.with_name("best.json")
 
     def best_of_others(self) -> float | None:
-        """Return the best value of the searcher's metric in the other trials so far; None if there is none."""
+        """Return the best value of the searcher's metric in the other trials so far, if any."""
         return self.best_of_experiment(leave_out=self.trial_id)
 
     def best_of_experiment(self, leave_out: int | None = None) -> float | None:
-        """Return the best value of the searcher's metric in all trials so far, but one; None if there is none.
+        """Return the best value of the searcher's metric in all trials so far, if any, without the trial ``leave_out``.
 
-        If the runner's file does not exist, as on a machine without the experiment's directory, it is the experiment's
-        best value from when the run began.
+        On a machine without the runner's file, return the experiment's best value at the start of the run.
         """
         try:
             best = json.loads(self.best_file.read_text(encoding="utf-8"))
@@ -88,27 +87,31 @@ class TrialTask:
         return choose(values, default=None)
 
     def write(self) -> None:
-        """Write the task to :attr:`file`, where the processes of the trial look for it."""
+        """Write the task to :attr:`file`, for the processes of the trial."""
         content = {**dataclasses.asdict(self), "directory": str(self.directory)}
         write_private(self.file, to_json(content))
 
     @classmethod
     def read(cls, file: Path) -> TrialTask:
-        """Read what :meth:`write` wrote; raises an OSError if the file cannot be read."""
+        """Read the file of a task; raise an OSError if that fails."""
         content = json.loads(file.read_text(encoding="utf-8"))
         return cls(**{**content, "directory": Path(content["directory"])})
 
     def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk.
 
-        ``group`` is ``"training"``, ``"validation"``, or another name. Values that JSON cannot hold are left out, and a
-        warning names them once.
+        ``group`` is ``"training"``, ``"validation"``, or another name. A value that JSON cannot hold is left out with a
+        warning.
         """
+        losses = Losses()
+        plain = as_plain(metrics, f"{group} metrics", losses)
+        for note in losses.notes:
+            _warn_once(note)
         record = {
             "group": group,
             "run": self.run_id,
             "steps_completed": steps_completed,
-            "metrics": _as_reported(metrics, f"{group} metrics"),
+            "metrics": plain,
             "time": time.time(),
         }
         with self.metrics_file.open("a+b") as file:
@@ -121,7 +124,7 @@ class TrialTask:
             os.fsync(file.fileno())
 
     def read_reports(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of this run so far; lines that were cut off, as by a full disk, are left out."""
+        """Yield the records of this run so far, without cut lines, as from a full disk."""
         if not self.metrics_file.exists():
             return
         with self.metrics_file.open("rb") as file:
@@ -135,17 +138,9 @@ class TrialTask:
 
 
 def current_task() -> TrialTask | None:
-    """Return the task of this process; None if no experiment started it. Errors are those of :meth:`TrialTask.read`."""
+    """Return the task of this process, None outside of experiments; for errors see :meth:`TrialTask.read`."""
     file = os.environ.get(TASK_VARIABLE)
     return TrialTask.read(Path(file)) if file else None
-
-
-def _as_reported(metrics: dict[str, Any], where: str) -> Any:
-    losses = Losses()
-    plain = as_plain(metrics, where, losses)
-    for note in losses.notes:
-        _warn_once(note)
-    return plain
 
 
 @functools.cache

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from fastcrc.crc32 import iscsi as compute_crc32c
 
-from det_lightning.core._metrics import as_float, scalars_of
+from det_lightning.core._metrics import as_float, select_scalars
 
 if TYPE_CHECKING:  # slow to import, and not every run writes
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class TensorBoardOutput:
-    """The directory of a run's TensorBoard files, which ``locate`` returns, and their writer, created on first use.
+    """The TensorBoard files of a run, in a directory from ``locate``, created on first use.
 
     The tags of metrics are Determined's: ``Determined/<metric>`` for each training batch, counted from 0, and
-    ``Determined/val_<metric>`` for each validation, at the number of batches trained before it. A name that already
-    begins with ``val`` gets no ``val_``.
+    ``Determined/val_<metric>`` for each validation, at the number of batches trained. A name that begins with ``val``
+    gets no further ``val_``.
     """
 
     def __init__(self, enabled: bool, locate: Callable[[], pathlib.Path]) -> None:
@@ -59,26 +59,26 @@ class TensorBoardOutput:
     def add_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Write the metrics of each batch, and those averages that no batch has, such as the metrics of reducers."""
+        """Write the metrics of each batch, and averages without a batch metric, as from reducers."""
         scalars = [
             (f"Determined/{name}", number, step)
             for step, metrics in enumerate(batch_metrics, start=steps_completed - len(batch_metrics))
             for name, value in metrics.items()
             if (number := as_float(value)) is not None
         ]
-        reduced = scalars_of(avg_metrics, leave_out=set().union(*batch_metrics))
+        reduced = select_scalars(avg_metrics, leave_out=set().union(*batch_metrics))
         scalars += [(f"Determined/{name}", number, steps_completed) for name, number in reduced.items()]
         self.add_scalars(scalars)
 
     def add_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        scalars = scalars_of(metrics).items()
-        self.add_scalars([(validation_tag(name), value, steps_completed) for name, value in scalars])
+        scalars = select_scalars(metrics).items()
+        self.add_scalars([(make_validation_tag(name), value, steps_completed) for name, value in scalars])
 
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
-        """Write ``(tag, value, step)`` triples and flush them.
+        """Write and flush ``(tag, value, step)`` triples.
 
-        Until :attr:`writer` is used, they go to a separate file in one write: a ``SummaryWriter`` reopens its file for
-        each value. From then on the writer is used, because TensorBoard follows only the latest file of a directory.
+        Until :attr:`writer` is used, the triples go to a separate file in a single write: a ``SummaryWriter`` reopens
+        the file for each value. Later the writer is used, because TensorBoard follows a directory's latest file only.
         """
         if not scalars:
             return
@@ -90,7 +90,7 @@ class TensorBoardOutput:
             self._event_file.write(scalars)
 
     def add_summary(self, summary: Summary) -> None:
-        """Write a summary of any kind, such as a plugin's."""
+        """Write a summary of any kind, for example of a plugin."""
         if "writer" in vars(self):
             self.writer.file_writer.add_summary(summary)
             self.writer.flush()
@@ -103,7 +103,7 @@ class TensorBoardOutput:
 
 
 class EventFile:
-    """A new TensorBoard file in a directory, which takes many scalars at once."""
+    """A new TensorBoard file in a directory, for many scalars at a time."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event  # slow to import, and not every run writes
@@ -123,16 +123,16 @@ class EventFile:
         self._append([self._new_event(wall_time=time.time(), summary=summary).SerializeToString()])
 
     def _append(self, events: list[bytes]) -> None:
-        """Append TFRecords: the length of an event, its masked checksum, the event, its masked checksum."""
+        """Append TFRecords: an event's length and event, each followed by a masked checksum."""
         # In a single write; tensorboard's own writer would spend most of its time on checksums, in Python.
         lengths = list({len(event) for event in events})
-        headers = dict(zip(lengths, _with_checksums([struct.pack("<Q", length) for length in lengths]), strict=True))
-        records = [headers[len(event)] + body for event, body in zip(events, _with_checksums(events), strict=True)]
+        headers = dict(zip(lengths, _append_checksums([struct.pack("<Q", length) for length in lengths]), strict=True))
+        records = [headers[len(event)] + body for event, body in zip(events, _append_checksums(events), strict=True)]
         with self.path.open("ab") as file:
             file.write(b"".join(records))
 
 
-def _with_checksums(pieces: list[bytes]) -> list[bytes]:
+def _append_checksums(pieces: list[bytes]) -> list[bytes]:
     extended = []
     for piece in pieces:
         checksum = compute_crc32c(piece)
@@ -141,5 +141,5 @@ def _with_checksums(pieces: list[bytes]) -> list[bytes]:
     return extended
 
 
-def validation_tag(metric: str) -> str:
+def make_validation_tag(metric: str) -> str:
     return f"Determined/{metric}" if metric.startswith("val") else f"Determined/val_{metric}"

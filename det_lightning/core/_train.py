@@ -43,7 +43,7 @@ class TensorboardMode(enum.Enum):
 
 
 class EarlyExitReason(enum.Enum):
-    """Why a script ends before it is done: its hyperparameters are invalid, or it was asked to stop.
+    """Why a script ends early: invalid hyperparameters, or a request to stop.
 
     Example:
         >>> import det_lightning as det
@@ -56,7 +56,7 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics to the experiment, and on the chief writes them as TensorBoard files.
+    """Reports metrics to the experiment, and on the chief writes TensorBoard files.
 
     Example:
         >>> import det_lightning as det
@@ -88,7 +88,7 @@ class TrainContext:
 
         Args:
             steps_completed: number of batches trained.
-            metrics: the metrics, such as averages since the last report.
+            metrics: the metrics, for example averages since the last report.
             batch_metrics: the metrics of each batch since the last report, for the TensorBoard files.
 
         Raises:
@@ -98,36 +98,36 @@ class TrainContext:
         steps = self._reports.add("training", steps_completed, {**metrics, **of_batches})
         logger.info("Training metrics after %d batches: %s", steps, metrics)
         self._report("training", steps, metrics)
-        if (output := self._output()) is not None:
+        if (output := self._find_output()) is not None:
             output.add_training(int(steps), metrics, batch_metrics or [])
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        """Report the metrics of a validation, on which a search bases its decisions.
+        """Report the metrics of a validation, the basis of a search's decisions.
 
         Args:
-            steps_completed: number of batches trained before it.
+            steps_completed: number of batches trained before the validation.
             metrics: the metrics; ``bytes`` values are not reported.
 
         Raises:
             ValueError: see :meth:`report_metrics`.
             RuntimeError: a metric is None, in a trial of an experiment.
         """
-        reported = metrics if self._task is None else _checked(metrics)
+        reported = metrics if self._task is None else _select_reportable(metrics)
         steps = self._reports.add("validation", steps_completed, reported)
         logger.info("Validation metrics after %d batches: %s", steps, metrics)
         # A search may compare trials by how far training has come.
         self._report("validation", steps, {"batches": steps, **reported})
-        if (output := self._output()) is not None:
+        if (output := self._find_output()) is not None:
             output.add_validation(int(steps), metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of any group.
 
         Args:
-            group: name of the group, without ``.``; ``"training"`` and ``"validation"`` mean those metrics.
+            group: name of the group, without ``.``; ``"training"`` and ``"validation"`` are training and validation.
             steps_completed: number of batches trained.
-            metrics: the metrics. A run reports one value of a metric for each step; a restarted trial may report its
-                steps again.
+            metrics: the metrics. A run reports a single value of a metric for each step; a restarted trial may report
+                the same steps again.
 
         Raises:
             ValueError: ``steps_completed`` is negative, or not a whole number in a trial of an experiment; the metric
@@ -140,19 +140,20 @@ class TrainContext:
         elif group == "validation":
             self.report_validation_metrics(steps_completed, metrics)
         else:
-            group = _checked_group(group) if self._task is not None else group
+            if self._task is not None:
+                _require_group_name(group)
             steps = self._reports.add(group, steps_completed, metrics)
             logger.info("Metrics %s after %d batches: %s", group, steps, metrics)
             self._report(group, steps, metrics)
 
     def report_progress(self, progress: float) -> None:
-        """Report how much of the training is done.
+        """Report the fraction of the training that is done.
 
         Args:
             progress: from 0 to 1.
 
         Raises:
-            ValueError: it is not from 0 to 1, in a trial of an experiment.
+            ValueError: ``progress`` is not from 0 to 1, in a trial of an experiment.
         """
         logger.info("Progress: %s.", progress)
         if self._task is not None:
@@ -162,17 +163,13 @@ class TrainContext:
             self._task.report("progress", None, {"progress": fraction})
 
     def set_status(self, status: str) -> None:
-        """Report in a few words what the script is doing."""
+        """Report the script's current activity in a few words."""
         logger.info("Status: %s.", status)
         if self._task is not None:
             self._write("status.json", {"status": status})
 
     def set_metadata(self, metadata: dict[str, Any]) -> dict[str, Any] | None:
-        """Replace the metadata of the run, which are stored in ``metadata.json`` in its directory.
-
-        Returns:
-            The metadata, as they are stored.
-        """
+        """Replace the metadata of the run, stored as ``metadata.json`` in the run's directory; return the metadata."""
         logger.info("The metadata are in %s.", self._write("metadata.json", metadata))
         return self.get_metadata()
 
@@ -193,10 +190,10 @@ class TrainContext:
         selector: Callable[[pathlib.Path], bool] = lambda _: True,
         mangler: Callable[[pathlib.Path, int], pathlib.Path] = lambda path, _: path,
     ) -> None:
-        """Upload the TensorBoard files of this rank to a remote checkpoint storage; with a local one they stay.
+        """Upload the TensorBoard files of this rank to the checkpoint storage, if remote.
 
         Args:
-            selector: called with the path of each file, returns whether to upload it.
+            selector: called with the path of each file, returns whether to upload.
             mangler: called with the path of a file in the directory and the rank, returns the path of the copy.
 
         Raises:
@@ -222,7 +219,7 @@ class TrainContext:
             self._storage.retry.call("writing", write, where=copy)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report that the script ends before it is done; ``with core.init()`` does this for ``InvalidHP``."""
+        """Report an early end of the script; ``with core.init()`` does this for ``InvalidHP``."""
         reason = EarlyExitReason(reason)
         logger.info("Early exit: %s.", reason.name)
         if self._task is not None:
@@ -234,7 +231,7 @@ class TrainContext:
 
     @functools.cached_property
     def _directory(self) -> pathlib.Path:
-        """The trial's directory; outside of experiments a new one, which is created when something is written."""
+        """The trial's directory; outside of experiments a new directory, created by the first write."""
         return default_directory() if self._task is None else self._task.directory
 
     def _write(self, name: str, content: dict[str, Any]) -> pathlib.Path:
@@ -248,7 +245,7 @@ class TrainContext:
         if self._task is not None:
             self._task.report(group, steps_completed, metrics)
 
-    def _output(self) -> TensorBoardOutput | None:
+    def _find_output(self) -> TensorBoardOutput | None:
         if self._tensorboard_mode is TensorboardMode.MANUAL or self._distributed.rank != 0:
             return None
         return self.tensorboard
@@ -261,7 +258,7 @@ class TrainContext:
         return TensorBoardOutput(enabled=True, locate=self.get_tensorboard_path)
 
 
-def _checked(metrics: dict[str, Any]) -> dict[str, Any]:
+def _select_reportable(metrics: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name, value in metrics.items() if value is None]
     if missing:
         raise RuntimeError(f"Validation metrics must have values; these are None: {', '.join(missing)}.")
@@ -271,10 +268,9 @@ def _checked(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if name not in binary}
 
 
-def _checked_group(group: str) -> str:
+def _require_group_name(group: str) -> None:
     reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress", "startup_hook")
     if not group or "." in group or group in reserved:
         raise ValueError(
             f"A group of metrics must have a name without '.', and none of {', '.join(reserved)}; got {group!r}."
         )
-    return group

@@ -1,1 +1,1 @@
-"""Training one trial in several processes: setting them up, and keeping models equal with DDP, FSDP2 or Horovod."""
+"""Training a trial in several processes: process setup, and equal models with DDP, FSDP2 or Horovod."""

@@ -1,4 +1,4 @@
-"""The backends that train a trial's models: the base and one device here, several processes in sibling modules."""
+"""The interface of backends, which train a trial's models, and the backend for a single process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ModelPlacement:
         self.device = device
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move ``model`` to the device and prepare it for training."""
+        """Move ``model`` to the device and prepare the model for training."""
         return model.to(self.device)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """Prepare ``optimizer`` for training. ``options`` are those of ``context.wrap_optimizer``."""
+        """Prepare ``optimizer`` for training. For ``options`` see ``context.wrap_optimizer``."""
         return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
@@ -41,14 +41,14 @@ class ModelPlacement:
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Make an optimizer update ``others`` in place of its own parameters."""
+        """Make an optimizer update ``others`` in place of the present parameters."""
         replace_parameters(optimizer, others)
 
     def begin_training(self) -> None:
         """Begin a run, once everything is wrapped and loaded."""
 
     def begin_validation(self, in_step: bool) -> None:
-        """Begin a validation; ``in_step`` if all ranks run the models equally often in it."""
+        """Begin a validation; ``in_step`` if all ranks run the models equally often."""
 
     def end_validation(self) -> None:
         """End a validation."""
@@ -57,7 +57,7 @@ class ModelPlacement:
 class GradientExchange:
     """Exchanges gradients among ranks; this base class is for a single process, with nothing to exchange.
 
-    :meth:`begin_batch` and :meth:`synchronize` need to be called only if it ``exchanges``.
+    :meth:`begin_batch` and :meth:`synchronize` need to be called only if ``exchanges`` is true.
     """
 
     exchanges = False
@@ -72,10 +72,10 @@ class GradientExchange:
         loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange the gradients of ``optimizer`` over all ranks, before anything looks at them."""
+        """Exchange the gradients of ``optimizer`` over all ranks, before any use."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, through ``scaler`` if there is one."""
+        """Run a step of ``optimizer``, through ``scaler`` unless None."""
         if scaler is None:
             optimizer.step()
         else:
@@ -85,23 +85,23 @@ class GradientExchange:
         """Average over ranks the gradients of wrapped models' ``parameters`` that no backward pass averages."""
 
     def agree(self, flag: torch.Tensor) -> None:
-        """Set a scalar on the device, of shape ``()``, so that it is nonzero everywhere if it is on any rank."""
+        """Make ``flag``, a scalar of shape ``()`` on the device, nonzero everywhere if nonzero on any rank."""
 
 
 class ModelStates:
-    """Reads and loads the whole states of wrapped models and of optimizers; in this base class every rank holds them.
+    """Reads and loads whole states of wrapped models and of optimizers; in this base class every rank holds all states.
 
     If ``is_sharded`` is true, the ranks hold different parts. Then all ranks must ask for a state or gradients
-    together; the chief gets them whole, and the others an empty dict. Gradients are averaged over the ranks.
+    together; the chief gets the whole, other ranks an empty dict. Gradients are averaged over the ranks.
     """
 
     is_sharded = False
-    #: Whether checkpoints are sharded: each rank writes what it holds.
+    #: Whether checkpoints are sharded: each rank writes its part.
     writes_shards = False
 
     @contextlib.contextmanager
     def in_shards(self) -> Iterator[None]:
-        """If it ``writes_shards``, gather nothing inside the block: every rank gets sharded tensors as they are."""
+        """Gather nothing inside the block if ``writes_shards``: every rank gets sharded tensors."""
         yield
 
     def model_state(self, model: torch.nn.Module) -> dict[str, Any]:
@@ -121,12 +121,12 @@ class ModelStates:
         optimizer.load_state_dict(state)
 
     def gradients(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return the gradients that a wrapped model holds, by parameter, each in the shape of the whole parameter."""
+        """Return the gradients of a wrapped model by parameter, in the shapes of whole parameters."""
         prefix = DDP_PREFIX if isinstance(model, DistributedDataParallel) else ""
         return {name.removeprefix(prefix): p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     def load_gradients(self, model: torch.nn.Module, saved: dict[str, torch.Tensor]) -> None:
-        """Restore what :meth:`gradients` returned, and remove all other gradients."""
+        """Restore gradients from :meth:`gradients`, and remove all other gradients."""
         is_ddp = isinstance(model, DistributedDataParallel)
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
@@ -137,17 +137,17 @@ class ModelStates:
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Return the tensors, with whole ones in place of those that are sharded like parameters."""
+        """Return the tensors, gathered where sharded like parameters."""
         return tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
-        """Return a whole tensor on the device of ``parameter``, sharded like it; both have the same whole shape."""
+        """Return ``whole`` on the device of ``parameter``, and sharded likewise; both have the same whole shape."""
         return whole.to(parameter.device)
 
 
 @dataclasses.dataclass(eq=False)
 class Backend:
-    """What a context trains through: the device of this process, and one object for each purpose."""
+    """The device of this process, and the objects that place models, exchange gradients and read states."""
 
     device: torch.device
     placement: ModelPlacement
@@ -156,7 +156,7 @@ class Backend:
 
 
 class LocalBackend(Backend):
-    """One process on one device: by default the first CUDA device if there is one, else the CPU."""
+    """A single process on a device, by default the first CUDA device, else the CPU."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -164,7 +164,7 @@ class LocalBackend(Backend):
 
 
 def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:
-    """Run ``exchange`` in place on all values of ``tensors``, as one flat tensor per type."""
+    """Run ``exchange`` in place on all values of ``tensors``, as a flat tensor per type."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_type.setdefault(tensor.dtype, []).append(tensor)
@@ -176,13 +176,13 @@ def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Ten
 
 
 def watch_gradient(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> None:
-    """Call ``hook`` when the gradient of ``parameter``, which may be frozen for now, has changed."""
+    """Call ``hook`` after each change of the gradient of ``parameter``; the parameter may be frozen for now."""
     frozen = not parameter.requires_grad
     parameter.requires_grad_(True)
     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     parameter.requires_grad_(not frozen)
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return the parameters that an optimizer updates, in its order."""
+def list_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return the parameters of an optimizer, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

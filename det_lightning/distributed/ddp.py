@@ -1,4 +1,4 @@
-"""One wrapped model of a trial, replicated over ranks, and the exchange of its gradients."""
+"""DDP: the wrapped models of a trial, replicated over ranks, and the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from det_lightning.distributed.backend import (
     ModelPlacement,
     ModelStates,
     exchange_flat,
-    parameters_of,
+    list_parameters,
     watch_gradient,
 )
 from det_lightning.distributed.weight_cast import WeightCast
 
-# How torch ends its message when a backward pass has left parameters out.
+# The end of torch's message when a backward pass has left parameters out.
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -45,11 +45,11 @@ class DDPOptions:
 
 
 class ModelDDP(DistributedDataParallel):
-    """A model whose gradients are averaged over ranks during the backward pass; it has the attributes of the model.
+    """A model with gradients averaged over ranks during the backward pass; has the attributes of the model.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
-    after each forward pass, and silently ignores what further backward passes add; this class notices that, and
-    :meth:`average_rest` makes up for it. Unless it ``communicates``, gradients are kept for an aggregation.
+    after each forward pass, and silently ignores further backward passes; this class notices further passes, and
+    :meth:`average_rest` averages the rest. While ``communicates`` is false, an aggregation keeps gradients.
     """
 
     def __init__(self, module: torch.nn.Module, options: DDPOptions) -> None:
@@ -80,7 +80,7 @@ class ModelDDP(DistributedDataParallel):
         return module[key]
 
     def _note_gradient(self, changed: torch.nn.Parameter, averaged_by_ddp: bool) -> None:
-        """Record whether a gradient that has changed now differs between ranks."""
+        """Record whether a changed gradient differs between ranks."""
         if averaged_by_ddp and self._will_average:
             self._was_averaged = True
             self._local_only.discard(changed)
@@ -88,17 +88,17 @@ class ModelDDP(DistributedDataParallel):
             self._local_only.add(changed)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; its next backward pass averages the gradients, if any are wanted."""
+        """Run the model; the next backward pass averages the gradients, if any are wanted."""
         if self._evaluates:
             return self.module(*inputs, **kwargs)
         if self.static_graph and not self.communicates:
             raise errors.InvalidExperimentException(
-                "static_graph=True exchanges gradients in every batch, which an aggregation does not. Leave it out, or "
-                "train with aggregation_frequency=1."
+                "static_graph=True exchanges gradients in every batch, and an aggregation does not. Leave out "
+                "static_graph, or train with aggregation_frequency=1."
             )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
-        # If no gradients are averaged, DDP must not expect any either: it would wait for them.
+        # If no gradients are averaged, DDP must not wait for gradients either.
         self.require_backward_grad_sync = self._will_average
         self.require_forward_param_sync = self.communicates
         try:
@@ -112,15 +112,15 @@ class ModelDDP(DistributedDataParallel):
         names = ", ".join(self._reduced[index] for index in unused[:5]) + (", ..." if len(unused) > 5 else "")
         return (
             f"{len(unused)} parameters of a {type(self.module).__name__} got no gradient in a batch, and all ranks "
-            f"wait for them: {names}. Freeze what is never used (requires_grad_(False) before wrap_model()), or choose "
-            "strategy='trial_ddp_find_unused_parameters_true', which looks for them in every batch."
+            f"wait for them: {names}. Freeze unused parameters (requires_grad_(False) before wrap_model()), or choose "
+            "strategy='trial_ddp_find_unused_parameters_true' to look for unused parameters in every batch."
         )
 
     def begin_evaluation(self) -> None:
         """Give all ranks the chief's buffers; from now on no forward pass waits for another rank.
 
-        Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would exchange the buffers,
-        such as the statistics of batch norms, in each forward pass.
+        Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would exchange the buffers
+        (statistics of batch norms) in each forward pass.
         """
         self.require_forward_param_sync = True  # even in the middle of an aggregation
         if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
@@ -131,7 +131,7 @@ class ModelDDP(DistributedDataParallel):
         self._evaluates = False
 
     def end_backward(self) -> None:
-        """Record that a backward pass is over, and whether it averaged this model's gradients."""
+        """Record the end of a backward pass that may have averaged this model's gradients."""
         if self._was_averaged:
             self._will_average = self._was_averaged = False
 
@@ -143,7 +143,7 @@ class ModelDDP(DistributedDataParallel):
 
 
 class ReplicatedPlacement(ModelPlacement):
-    """Wraps each model that has gradients to average in a :class:`ModelDDP`, listed in ``models``."""
+    """Wraps each model with gradients to average in a :class:`ModelDDP`, listed in ``models``."""
 
     def __init__(self, device: torch.device, options: DDPOptions) -> None:
         super().__init__(device)
@@ -159,7 +159,7 @@ class ReplicatedPlacement(ModelPlacement):
         return wrapped
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Cast the model inside its :class:`ModelDDP`, which is replaced because it has the former parameters."""
+        """Cast the model, and wrap the new parameters in a new :class:`ModelDDP`."""
         if not isinstance(model, ModelDDP):
             return super().cast_weights(model, casting)
         casting.renew(model.module)
@@ -177,7 +177,7 @@ class ReplicatedPlacement(ModelPlacement):
 
 
 class ReplicatedGradients(GradientExchange):
-    """Averages over ranks the gradients that the backward passes of :class:`ModelDDP` leave."""
+    """Averages over ranks the gradients left by backward passes of :class:`ModelDDP`."""
 
     exchanges = True
 
@@ -196,7 +196,7 @@ class ReplicatedGradients(GradientExchange):
             model.end_backward()
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        self.average_rest(parameters_of(optimizer))
+        self.average_rest(list_parameters(optimizer))
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         parameters = list(parameters)

@@ -1,4 +1,4 @@
-"""The wrapped models of a trial, sharded over ranks by FSDP2, and the exchange of their gradients."""
+"""FSDP2: the wrapped models of a trial, sharded over ranks, and the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from det_lightning.distributed.backend import (
     ModelPlacement,
     ModelStates,
     exchange_flat,
-    parameters_of,
+    list_parameters,
 )
 from det_lightning.distributed.sharded_states import (
     gather_optimizer,
@@ -30,17 +30,17 @@ from det_lightning.distributed.sharded_states import (
     shard_like,
 )
 from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
-from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, units_of
+from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, find_units
 
-#: Which modules of a model are sharded as separate units: instances of the classes, or those it returns true for.
+#: The modules of a model to shard as separate units: instances of the classes, or chosen by the function.
 Policy = Iterable[type[torch.nn.Module]] | Callable[[torch.nn.Module], bool]
 
 
 class ShardedPlacement(ModelPlacement):
     """Shards each wrapped model with ``fully_shard``, in place.
 
-    The parameters of a unit are whole only while it runs; by default a model is one unit. All ranks must run the same
-    units in the same order.
+    The parameters of a unit are whole only while the unit runs; by default a model is a single unit. All ranks must run
+    the same units in the same order.
     """
 
     def __init__(self, device: torch.device, policy: Policy | None, mixed_precision: MixedPrecisionPolicy) -> None:
@@ -52,15 +52,15 @@ class ShardedPlacement(ModelPlacement):
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.whole = WholeParameters()
-        # The parameters that sharded ones replaced, by id, for as long as something else still holds them.
+        # The original parameters of sharded models, by id, while anything else still refers to the parameter.
         self._replaced: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard ``model``, with the weights that it has on the chief."""
+        """Shard ``model``, with the chief's weights."""
         for parameter in model.parameters():
             if isinstance(parameter, DTensor) or self._replaced.get(id(parameter)) is parameter:
                 raise errors.InvalidExperimentException(
-                    f"wrap_model() got a {type(model).__name__} with parameters of a model that is sharded already. "
+                    f"wrap_model() got a {type(model).__name__} with parameters of an already sharded model. "
                     "Sharded models cannot share parameters: wrap one module that holds both models."
                 )
             self._replaced[id(parameter)] = parameter
@@ -72,7 +72,7 @@ class ShardedPlacement(ModelPlacement):
             return model  # there is nothing to shard
         units = [module for module in model.modules() if module is not model and self._is_unit(module)]
         for module in (*reversed(units), model):  # the inner ones first
-            # So outside of its passes the trial always sees the same, sharded parameters of a model.
+            # Between passes the trial always sees the same, sharded parameters of a model.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._mixed_precision)
         cast(FSDPModule, model).set_reduce_scatter_unused_params(True)
         self.whole.add(model)
@@ -80,33 +80,33 @@ class ShardedPlacement(ModelPlacement):
         return model
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        parameters = parameters_of(optimizer)
+        parameters = list_parameters(optimizer)
         sharded = {parameter for model in self.models for parameter in model.parameters()}
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
         if strange:
             raise errors.InvalidExperimentException(
                 f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
                 f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
-                "wrap_model() first, and make the optimizer from the parameters of what it returned."
+                "wrap_model() first, and make the optimizer from the parameters of the wrapped model."
             )
-        clear_first(optimizer, lambda: self.whole.clear(parameters_of(optimizer)))
+        clear_first(optimizer, lambda: self.whole.clear(list_parameters(optimizer)))
         self.optimizers.append(optimizer)
         return optimizer
 
     def cast_weights(self, model: torch.nn.Module, casting: WeightCast) -> torch.nn.Module:
-        """Cast the shards of ``model``, and give its optimizers new float32 shards."""
+        """Cast the shards of ``model``, and give the optimizers new float32 shards."""
         joint = [type(m).__name__ for m in model.modules() if casting.keeps(m) and not isinstance(m, FSDPModule)]
         if joint:
             kinds = ", ".join(sorted(set(joint)))
             raise errors.InvalidExperimentException(
-                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), and FSDP2 holds "
-                "them together with parameters that are cast. Make them units of their own with strategy="
+                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), but share units "
+                "of FSDP2 with parameters to cast. Make separate units with strategy="
                 f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
         if not self.whole.can_be_cast(model):
             raise errors.InvalidExperimentException(
-                f"A {type(model).__name__} ran before its weights were cast, and FSDP2 keeps the type that they had "
-                "then. Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
+                f"A {type(model).__name__} ran before the weights were cast, and FSDP2 keeps the first type. "
+                "Call configure_apex_amp() right after wrap_model() and wrap_optimizer()."
             )
         former = casting.convert(model)
         self.whole.find()
@@ -118,9 +118,9 @@ class ShardedPlacement(ModelPlacement):
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        before = parameters_of(optimizer)
+        before = list_parameters(optimizer)
         super().replace_parameters(optimizer, others)
-        held = {parameter for wrapped in self.optimizers for parameter in parameters_of(wrapped)}
+        held = {parameter for wrapped in self.optimizers for parameter in list_parameters(wrapped)}
         self.whole.forget(parameter for parameter in before if parameter not in held)
 
     def begin_training(self) -> None:
@@ -128,7 +128,7 @@ class ShardedPlacement(ModelPlacement):
         self.whole.find()
 
     def begin_validation(self, in_step: bool) -> None:
-        """Share the buffers; make the models whole if the ranks may not run them equally often."""
+        """Share the buffers; make the models whole unless all ranks run the models equally often."""
         self.whole.find()
         share_buffers(self.models)
         if not in_step:
@@ -139,7 +139,7 @@ class ShardedPlacement(ModelPlacement):
 
     def _set_whole(self, whole: bool) -> None:
         for model in self.models:
-            for unit in units_of(model):
+            for unit in find_units(model):
                 unit.set_reshard_after_forward(not whole, recurse=False)
                 if whole:
                     unit.unshard()
@@ -148,9 +148,9 @@ class ShardedPlacement(ModelPlacement):
 
 
 class ShardedGradients(GradientExchange):
-    """Exchanges what FSDP2 leaves to its user: gradients kept over several batches, and those of unused parameters.
+    """Exchanges the gradients that FSDP2 does not: of aggregations over several batches, and of unused parameters.
 
-    FSDP2 averages everything that a backward pass adds, in whatever order passes come.
+    FSDP2 averages all gradients of a backward pass, in any order of passes.
     """
 
     exchanges = True
@@ -177,12 +177,12 @@ class ShardedGradients(GradientExchange):
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange kept gradients; remove the gradients of parameters that no rank has used."""
-        parameters = parameters_of(optimizer)
+        parameters = list_parameters(optimizer)
         here = self._placed.whole.take_used(parameters)
         kept = self._placed.whole.hold_gradients(parameters)
         anywhere = torch.tensor([here, kept], dtype=torch.int32, device=self._placed.device)
         dist.all_reduce(anywhere)
-        # Reading it waits for the GPU, which is not needed for parameters that this rank has used.
+        # Reading the result waits for the GPU; not needed if this rank has used all parameters.
         if not self.keeps_gradients and all(here):
             return
         for parameter, used, is_kept in zip(parameters, *anywhere.tolist(), strict=True):
@@ -194,7 +194,7 @@ class ShardedGradients(GradientExchange):
                 parameter.grad = None
 
     def with_kept(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Return the gradient of a sharded parameter with what the ranks keep of it, averaged over them."""
+        """Return the gradient of a sharded parameter, with the average of the gradients that ranks keep."""
         whole = self._placed.whole[parameter]
         average = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self._placed.device)
         if whole.grad is not None:
@@ -214,7 +214,7 @@ def share_buffers(models: list[torch.nn.Module]) -> None:
 
 
 class ShardedStates(ModelStates):
-    """The states of sharded models and optimizers: gathered on the chief or left as they are, and loaded."""
+    """The states of sharded models and optimizers: gathered on the chief or left in shards, and loaded."""
 
     is_sharded = True
 

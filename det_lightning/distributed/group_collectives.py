@@ -1,8 +1,8 @@
-"""Collectives of numpy arrays over the process group; they wait for other ranks as exchanges of objects do.
+"""Collectives of numpy arrays over the process group, with the errors of exchanges of objects.
 
-Reductions equal, bit for bit, reducing the values gathered on one rank, while an all-reduce adds in its own order. Each
-rank gets the values of all ranks for its share of the rows, reduces them in rank order, and sends the results to all:
-for ``n`` bytes each rank sends and receives ``2 n`` in two rounds, however many ranks there are.
+Reductions equal, bit for bit, a reduction of the gathered values on a single rank; the order of an all-reduce differs.
+Each rank gets the values of all ranks for a share of the rows, reduces the rows in rank order, and sends the results to
+all ranks: for ``n`` bytes each rank sends and receives ``2 n`` in two rounds, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Array = np.ndarray[Any, Any]
 
 # Gloo's all-gather passes data around a ring; sending a copy to each rank takes one round, but more memory.
 _LARGEST_COPIES_BYTES = 1 << 20
-# Of a reduction, before its rows: their signature, and flags.
+# Before the rows of a reduction: the signature, and flags.
 _HEADER_ROWS = 2
 
 
-def device_of_group(distributed: DistributedContext) -> torch.device | None:
-    """Return the device of the tensors that the process group exchanges; None if these ranks have no usable group."""
+def find_group_device(distributed: DistributedContext) -> torch.device | None:
+    """Return the device of the process group's tensors; None if these ranks have no usable group."""
     if not dist.is_available() or not dist.is_initialized():
         return None
     if (dist.get_rank(), dist.get_world_size()) != (distributed.rank, distributed.size):
@@ -38,9 +38,9 @@ def device_of_group(distributed: DistributedContext) -> torch.device | None:
 
 
 class GroupCollectives:
-    """Collectives that all ranks of a process group call in the same order, with arrays of the same size and type.
+    """Collectives of a process group, in the same order on all ranks, with arrays of equal size and type.
 
-    ``device`` is that of :func:`device_of_group`.
+    ``device`` comes from :func:`find_group_device`.
     """
 
     def __init__(self, distributed: DistributedContext, device: torch.device) -> None:
@@ -50,14 +50,14 @@ class GroupCollectives:
         self._device = device
 
     def all_to_all(self, outgoing: Array, operation: str) -> Array:
-        """Send each rank its part of ``outgoing``, in parts of equal length; return the parts from all ranks."""
+        """Send each rank a part of ``outgoing``, all of equal length; return the parts from all ranks."""
         sent = torch.from_numpy(outgoing).to(self._device)
         received = torch.empty_like(sent)
         self._distributed.wait_for(dist.all_to_all_single(received, sent, async_op=True), operation)
         return received.cpu().numpy()
 
     def all_gather(self, own: Array, operation: str) -> Array:
-        """Return the vectors of all ranks, as one array of shape ``(ranks, n)``."""
+        """Return the vectors of all ranks as an array of shape ``(ranks, n)``."""
         if own.nbytes * self.size <= _LARGEST_COPIES_BYTES:
             return self.all_to_all(np.tile(own, self.size), operation).reshape(self.size, -1)
         sent = torch.from_numpy(own).to(self._device)
@@ -73,14 +73,13 @@ class GroupCollectives:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What one rank contributes to a reduction.
+    """The contribution of a rank to a reduction.
 
     Attributes:
-        bits: int64 of shape ``(n, width)``, which may hold the bits of any numbers.
-        signature: a nonzero int64, equal on two ranks if they have the same number of rows with the same meaning.
+        bits: int64 of shape ``(n, width)``, with the bits of any numbers.
+        signature: a nonzero int64, equal on two ranks with the same number of rows and the same meaning.
         reduce: returns the results of some rows, int64 of shape ``(k,)``, given the index of the first row and the bits
-            of all ranks, of shape ``(ranks, k, width)``. If another rank has a different signature, the results are not
-            used.
+            of all ranks, of shape ``(ranks, k, width)``. Not used if signatures differ.
     """
 
     bits: Array
@@ -90,9 +89,9 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Reduced:
-    """The flags that any rank has set, and the result of each row, int64 of shape ``(n,)``.
+    """The flags of all ranks, and the result of each row, int64 of shape ``(n,)``.
 
-    The results are None if a rank has no rows, or different ones from this rank.
+    The results are None if a rank has no rows, or different rows.
     """
 
     flags: int
@@ -100,7 +99,7 @@ class Reduced:
 
 
 class RowReduction:
-    """Reduces rows over the ranks, again and again; all ranks call it, with or without rows.
+    """Reduces rows over the ranks, again and again; all ranks take part, with or without rows.
 
     Each call takes two collectives, or four if there are more rows than in any call before. All ranks send the same
     number of rows, so shorter lists are padded to the longest so far.

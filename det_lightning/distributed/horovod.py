@@ -1,4 +1,4 @@
-"""A trial's optimizers on ranks that Horovod connects, and the exchange of their gradients."""
+"""Horovod: the optimizers of a trial on Horovod's ranks, and the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, GradientExchange, ModelPlacement, ModelStates, parameters_of
+from det_lightning.distributed.backend import Backend, GradientExchange, ModelPlacement, ModelStates, list_parameters
 from det_lightning.distributed.horovod_optimizer import HorovodOptimizer
 from det_lightning.distributed.processes import connect_horovod
 
-# More backward passes than there will ever be, so that none of them exchanges gradients.
+# More backward passes than ever, so that no pass exchanges gradients.
 _NEVER = sys.maxsize
-# Part of the message that Horovod raises if there were more passes than it was told.
+# Part of Horovod's message about too many passes.
 _TOO_MANY_PASSES = "backward_passes_per_step"
 
 
 class HorovodPlacement(ModelPlacement):
-    """Turns each wrapped optimizer into one of Horovod's."""
+    """Turns each wrapped optimizer into a Horovod optimizer."""
 
     def __init__(self, device: torch.device, hvd: Any) -> None:
         super().__init__(device)
@@ -47,7 +47,7 @@ class HorovodPlacement(ModelPlacement):
         return found
 
     def _name_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-        """Name parameters in the same way on all ranks, by model if they belong to one."""
+        """Name parameters in the same way on all ranks, by model if possible."""
         taken = {parameter for wrapped in self.optimizers for parameter in wrapped.parameters}
         of_models = {
             parameter: f"model{index}.{name}"
@@ -55,12 +55,12 @@ class HorovodPlacement(ModelPlacement):
             for name, parameter in model.named_parameters()
         }
         named = {}
-        for number, parameter in enumerate(parameters_of(optimizer)):
+        for number, parameter in enumerate(list_parameters(optimizer)):
             name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
             if parameter in taken:
                 raise errors.InvalidExperimentException(
-                    f"{name} belongs to two wrapped optimizers, which Horovod cannot train; give all of its updates "
-                    "to one of them."
+                    f"{name} belongs to two wrapped optimizers, and Horovod cannot train both; leave all updates "
+                    "of the parameter to one optimizer."
                 )
             named[name] = parameter
         return named
@@ -68,10 +68,11 @@ class HorovodPlacement(ModelPlacement):
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Raise an error: Horovod exchanges only the gradients of the parameters that it was given."""
+        """Raise an error: Horovod exchanges only the gradients of the original parameters."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
-            "exchange the gradients of others. Use opt_level='O2', which keeps them as masters, or master_weights=True."
+            "exchange the gradients of new parameters. Use opt_level='O2', which keeps the parameters as masters, or "
+            "master_weights=True."
         )
 
     def begin_training(self) -> None:
@@ -105,7 +106,7 @@ class HorovodGradients(GradientExchange):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``; raise an InvalidExperimentException for gradients whose exchange has begun already."""
+        """Run ``loss.backward``; raise an InvalidExperimentException if an exchange of the gradients has begun."""
         try:
             super().backward(loss, gradient, retain_graph, create_graph)
         except AssertionError as e:
@@ -114,10 +115,10 @@ class HorovodGradients(GradientExchange):
             found = [wrapped.describe_passes() for wrapped in self._placed.optimizers if wrapped.is_exchanging()]
             raise errors.InvalidExperimentException(
                 f"context.backward() came to parameters whose gradients Horovod exchanges already: {'; '.join(found)}. "
-                "If the gradients of all these backward passes are to be added up, say how many there are before each "
-                "step: context.wrap_optimizer(optimizer, backward_passes_per_step=N). If those of another loss are "
-                "not wanted, as a GAN's critic does not want those of its generator, call optimizer.zero_grad() first, "
-                "or freeze the parameters in the other pass with model.requires_grad_(False)."
+                "To add up the gradients of N backward passes before each step, call "
+                "context.wrap_optimizer(optimizer, backward_passes_per_step=N). To drop the gradients of another loss, "
+                "for example of a GAN's generator in the critic, call optimizer.zero_grad() first, or freeze the "
+                "parameters in the other pass with model.requires_grad_(False)."
             ) from e
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
@@ -136,7 +137,7 @@ class HorovodGradients(GradientExchange):
 
 
 class HorovodStates(ModelStates):
-    """The states of models and optimizers, which every rank holds; gradients are read when no exchange is under way."""
+    """The states of models and optimizers on every rank; gradients are read between exchanges."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed
@@ -148,7 +149,7 @@ class HorovodStates(ModelStates):
 
 
 class HorovodBackend(Backend):
-    """Trains with Horovod's own ``DistributedOptimizer``, which averages gradients while a backward pass runs.
+    """Trains with Horovod's ``DistributedOptimizer``, which averages gradients while a backward pass runs.
 
     A parameter may get gradients from ``backward_passes_per_step`` backward passes before each step; more are an error.
     """
@@ -166,7 +167,7 @@ class HorovodBackend(Backend):
 
 @dataclasses.dataclass(frozen=True)
 class _Outline:
-    """Shape, type and device of a tensor, without its values."""
+    """Shape, type and device of a tensor, without values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -181,7 +182,7 @@ class _Outline:
 
 
 def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
-    """Overwrite tensors of any shape and type, which all ranks pass in the same order, with the chief's."""
+    """Overwrite tensors of any shape and type, in the same order on all ranks, with the chief's."""
     under_way = []
     for number, tensor in enumerate(tensors):
         if tensor.numel() == 0:
@@ -199,8 +200,8 @@ def _share_tensors(hvd: Any, tensors: list[torch.Tensor], name: str) -> None:
 def _share_state(hvd: Any, optimizer: torch.optim.Optimizer, device: torch.device, name: str) -> None:
     """Give an optimizer the chief's state and options.
 
-    Horovod's own function creates a missing state by a step with zero gradients, in which weight decay changes the
-    weights. Here a new optimizer stays new.
+    Horovod's function creates a missing state by a step with zero gradients, in which weight decay changes the weights.
+    Here a new optimizer stays new.
     """
     state = optimizer.state_dict()
     outlined = tree_map_only(torch.Tensor, _Outline.of, state["state"])

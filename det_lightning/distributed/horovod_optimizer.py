@@ -1,4 +1,4 @@
-"""A Horovod optimizer, corrected where it differs from the torch optimizer that it is made from."""
+"""A Horovod optimizer that behaves like the original torch optimizer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from det_lightning import errors
 
 
 class HorovodOptimizer:
-    """A Horovod optimizer, made from one of torch's and corrected where it differs from that.
+    """A Horovod optimizer made from a torch optimizer, and corrected where the two differ.
 
     Attributes:
-        passes: number of backward passes that add to a gradient before it is exchanged.
+        passes: number of backward passes that add to a gradient before an exchange.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class HorovodOptimizer:
                     f"{name} is of type bfloat16, which Horovod cannot exchange. Train in float32 with "
                     "context.experimental.use_amp(), or call wrap_optimizer(..., fp16_compression=True)."
                 )
-        # Horovod would skip what is frozen now for good, and the ranks would diverge if it is trained later.
+        # Horovod would skip frozen parameters for good, and the ranks would diverge if these are trained later.
         frozen = [p for p in self.parameters if not p.requires_grad and p.is_floating_point()]
         for parameter in frozen:
             parameter.requires_grad_(True)
@@ -49,7 +49,7 @@ class HorovodOptimizer:
         except TypeError as e:
             raise errors.InvalidExperimentException(
                 f"Horovod cannot wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
-                f"alone ({e}). Give the other arguments of its __init__ default values."
+                f"alone ({e}). Give the other arguments of __init__ default values."
             ) from e
         finally:
             for parameter in frozen:
@@ -62,13 +62,13 @@ class HorovodOptimizer:
         """Correct methods of the class that Horovod creates for each optimizer."""
         wrapped = self.optimizer
         kind: Any = type(wrapped)
-        # Hooks around a step would run twice: around Horovod's, and around the one that it calls.
+        # Hooks around a step would run twice: around Horovod's step, and around the inner step.
         step_of_horovod = getattr(kind.step, "__wrapped__", kind.step)
 
         def step(_: Any, closure: Any = None) -> Any:
             if closure is not None:
                 raise errors.InvalidExperimentException(
-                    f"{kind.__name__}.step() got a closure: gradients that it computes would stay those of each rank. "
+                    f"{kind.__name__}.step() got a closure: no rank would get the gradients of other ranks. "
                     "Call context.backward() and context.step_optimizer()."
                 )
             return step_of_horovod(wrapped)
@@ -88,7 +88,7 @@ class HorovodOptimizer:
         # Lightning's optimizers derive from this class. Horovod's methods call super() of the class of self, so they
         # would call themselves endlessly, and set their flags on the wrong object.
         for name in ("load_state_dict", "synchronize", "skip_synchronize"):
-            setattr(kind, name, getattr(wrapped, name))  # already bound, so that it acts on this object
+            setattr(kind, name, getattr(wrapped, name))  # already bound to this object
 
     def is_exchanging(self) -> bool:
         """Return whether the exchange of some gradient is under way."""
@@ -96,13 +96,13 @@ class HorovodOptimizer:
 
     @property
     def _handles(self) -> Any:
-        """The exchanges of gradients that are under way, by parameter; Horovod has no public name for them."""
+        """The running exchanges of gradients, by parameter, for which Horovod has no public name."""
         return self.optimizer._handles
 
     def describe_passes(self) -> str:
-        """Return the class of the optimizer, its first parameters, and how many backward passes they may get."""
+        """Return the optimizer's class, first parameters, and allowed number of backward passes."""
         names = ", ".join(list(self._named)[:3]) + (", ..." if len(self._named) > 3 else "")
-        # Horovod's class has the name of the class that it is made from.
+        # Horovod's class has the name of the original class.
         return f"{type(self.optimizer).__name__} of {names}, with backward_passes_per_step={self.passes}"
 
     def finish(self) -> None:
@@ -112,12 +112,12 @@ class HorovodOptimizer:
     def synchronize(self) -> None:
         """Average all gradients; remove the gradients of parameters that no rank has used.
 
-        Horovod fills in zeros for those, with which weight decay and momentum would still act.
+        Horovod fills in zeros, with which weight decay and momentum would still act.
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(
-                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), which Horovod does "
-                "not know. Give it all of them before; freeze those that are to be trained later until then."
+                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), unknown to Horovod. "
+                "Add all parameters before; freeze parameters that are to be trained later."
             )
         if self._hvd.size() == 1:
             return

@@ -1,4 +1,4 @@
-"""The processes of a run that a script leaves to ``init()``: those that torchrun started, or that Horovod connects."""
+"""The processes of a run that ``init()`` sets up: started by torchrun, or connected by Horovod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from det_lightning.extras import how_to_build_horovod
+from det_lightning.missing_parts import how_to_build_horovod
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port, topology_from_horovod
 
@@ -25,7 +25,7 @@ _OF_LAUNCHERS = (_OF_HOROVODRUN, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 def horovod_is_wanted() -> bool:
     """Return whether the environment asks for Horovod: ``USE_HOROVOD`` is set, or ``horovodrun`` started the process.
 
-    A process of ``horovodrun`` that has connected ``torch.distributed`` itself does not count.
+    After ``torch.distributed`` was connected, a process of ``horovodrun`` does not count.
     """
     return bool(os.environ.get(_WANTED)) or (_OF_HOROVODRUN in os.environ and not dist.is_initialized())
 
@@ -33,13 +33,14 @@ def horovod_is_wanted() -> bool:
 def connect_horovod() -> Any:
     """Return ``horovod.torch``, connected to the other processes of the run.
 
-    Raise an ImportError if it is not installed or lacks torch, a ValueError if the environment asks for something else.
+    Raise an ImportError if Horovod is not installed or lacks torch, a ValueError if the environment asks for something
+    else.
     """
     others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
     if others:
         raise ValueError(
-            f"This run is to train with Horovod, and {', '.join(others)} in its environment ask for something else. "
-            "Start it either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
+            f"This run is to train with Horovod, and {', '.join(others)} in the environment ask for something else. "
+            "Start the script either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
             "det_lightning.launch.torch_distributed and without USE_HOROVOD."
         )
     try:
@@ -68,36 +69,36 @@ def refuse_horovod(strategy: str) -> None:
         )
 
 
-def horovod_context() -> DistributedContext:
-    """Return the context of the processes that Horovod connects, all of which must call this."""
+def connect_horovod_ranks() -> DistributedContext:
+    """Return the context of Horovod's processes; all processes must call this."""
     hvd = connect_horovod()
     topology = topology_from_horovod(hvd)
     if topology.size == 1:
         return DistributedContext()
     port = hvd.broadcast_object(free_port(), 0, name="det_lightning.port")
-    # The address where horovodrun was started, which is the first of its nodes.
+    # The address of the first node, where horovodrun was started.
     chief_ip = os.environ.get("DET_CHIEF_IP") or os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     return DistributedContext(**vars(topology), chief_ip=chief_ip, pub_port=port)
 
 
 def is_one_of_several() -> bool:
-    """Return whether torchrun, or a launcher based on it, started this process and others."""
+    """Return whether torchrun, or a launcher based on torchrun, started several processes."""
     return all(name in os.environ for name in _OF_TORCHRUN) and os.environ["WORLD_SIZE"] != "1"
 
 
-def torchrun_context() -> DistributedContext:
-    """Return the processes of torchrun, with ``torch.distributed`` between them; all of them must call this.
+def connect_torchrun_ranks() -> DistributedContext:
+    """Return the context of torchrun's processes, connected by ``torch.distributed``; all processes must call this.
 
-    A process group that the script has created is used. One that is created here stays for the next ``init()``.
+    A process group of the script is used. A new process group stays for the next ``init()``.
     """
     if not dist.is_initialized():
-        on_gpu = device_of(int(os.environ["LOCAL_RANK"])).type == "cuda"
+        on_gpu = choose_device(int(os.environ["LOCAL_RANK"])).type == "cuda"
         dist.init_process_group("nccl" if on_gpu else "gloo")
     return DistributedContext.from_torch_distributed()
 
 
-def device_of(local_rank: int) -> torch.device:
-    """Return the device of a process, and make it torch's current one; raise a ValueError if there are too few GPUs."""
+def choose_device(local_rank: int) -> torch.device:
+    """Return the device of a process, and select the device in torch; raise a ValueError if there are too few GPUs."""
     count = torch.cuda.device_count()
     if count == 0:
         return torch.device("cpu")

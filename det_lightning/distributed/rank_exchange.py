@@ -1,4 +1,4 @@
-"""Exchanges among the ranks of a run at its boundaries, by tensor collectives if they have a process group."""
+"""Exchanges among ranks at the boundaries of a run, by tensor collectives if there is a process group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from det_lightning.distributed.group_collectives import (
     Reduced,
     RowReduction,
     Rows,
-    device_of_group,
+    find_group_device,
 )
 from det_lightning.ranks.distributed_context import DistributedContext
 
@@ -24,10 +24,10 @@ _LENGTH_BYTES = 8
 
 
 class RankExchange:
-    """Exchanges among the ranks of a run, which all ranks must call in the same order.
+    """Exchanges among the ranks of a run; all ranks must call the same methods in the same order.
 
-    They use the process group if all ranks have one, which they find out at the first exchange; otherwise objects go
-    through the store of ``distributed``.
+    The first exchange finds out whether all ranks have a process group. Without a group, objects go through the store
+    of ``distributed``.
     """
 
     def __init__(self, distributed: DistributedContext) -> None:
@@ -36,14 +36,14 @@ class RankExchange:
         self._reductions: dict[str, RowReduction] = {}
         self._asked = self.is_alone
         self._found_group: GroupCollectives | None = None
-        # From the previous exchange, so that one of about as many bytes takes a single collective.
+        # From the previous exchange: an exchange of about as many bytes takes a single collective.
         self._object_bytes = 1024
 
     def _group(self) -> GroupCollectives | None:
-        """Return the collectives of the process group, if all of several ranks have one; the first call asks them."""
-        # Not a cached property, whose lock in older Pythons would let ranks that are threads in only one at a time.
+        """Return the collectives of the process group, if all ranks have a group; the first call asks all ranks."""
+        # Not a cached property: the lock in older Pythons would let ranks in threads in only one after another.
         if not self._asked:
-            device = device_of_group(self.distributed)
+            device = find_group_device(self.distributed)
             if all(self.distributed.allgather(device is not None)) and device is not None:
                 self._found_group = GroupCollectives(self.distributed, device)
             self._asked = True
@@ -53,10 +53,10 @@ class RankExchange:
         """Return the flags of all ranks, and the results of the rows if all ranks have some and a process group.
 
         Args:
-            rows: what this rank contributes, each row with ``width`` numbers; None for nothing.
-            flags: bits; those that any rank has set are returned.
+            rows: the contribution of this rank, each row with ``width`` numbers; None for nothing.
+            flags: bits; the union over all ranks is returned.
             width: the same in all calls with this operation.
-            operation: what is done, for messages.
+            operation: a name for messages.
         """
         group = self._group()
         if group is None:
@@ -73,7 +73,7 @@ class RankExchange:
         pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL)
         frames = self._exchange_whole(pickled, lambda frame: [*group.all_gather(frame, "allgather")])
         own = [stuff] if self.distributed.rank == 0 else []
-        return [*own, *(pickle.loads(_content_of(frame)) for frame in frames[len(own) :])]
+        return [*own, *(pickle.loads(_read_content(frame)) for frame in frames[len(own) :])]
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
@@ -82,12 +82,12 @@ class RankExchange:
             return self.distributed.broadcast(stuff)
         pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""
         (frame,) = self._exchange_whole(pickled, lambda frame: [group.broadcast(frame, "broadcast")])
-        return stuff if self.distributed.rank == 0 else pickle.loads(_content_of(frame))
+        return stuff if self.distributed.rank == 0 else pickle.loads(_read_content(frame))
 
     def _exchange_whole(self, pickled: bytes, exchange: Callable[[Array], list[Array]]) -> list[Array]:
         """Exchange frames with room for the longest pickle: a second time, if the first had not enough."""
         frames = exchange(self._frame(pickled))
-        longest = max(map(_length_in, frames))
+        longest = max(map(_read_length, frames))
         if longest > self._object_bytes:
             self._object_bytes = longest
             frames = exchange(self._frame(pickled))
@@ -96,7 +96,7 @@ class RankExchange:
         return frames
 
     def _frame(self, pickled: bytes) -> Array:
-        """Return a vector of the size that all ranks send, with the pickle's length and, if it fits, the pickle."""
+        """Return a vector, of the same size on all ranks, with the pickle's length and, if small enough, the pickle."""
         frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
         frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
         if len(pickled) <= self._object_bytes:
@@ -104,9 +104,9 @@ class RankExchange:
         return frame
 
 
-def _length_in(frame: Array) -> int:
+def _read_length(frame: Array) -> int:
     return int(frame[:_LENGTH_BYTES].view(np.int64)[0])
 
 
-def _content_of(frame: Array) -> bytes:
-    return bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + _length_in(frame)].data)
+def _read_content(frame: Array) -> bytes:
+    return bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + _read_length(frame)].data)

@@ -1,4 +1,4 @@
-"""States of sharded models and optimizers: gathered on the chief or written by all ranks, and distributed again."""
+"""States of sharded models and optimizers: gathered on the chief or written by all ranks, and sharded again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from det_lightning.checkpoint.format.shards import StoredPart, index_file, map_t
 
 
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dict with whole tensors in main memory on the chief, and an empty one elsewhere; all ranks call it.
+    """Return a dict with whole tensors in main memory on the chief, an empty dict elsewhere; all ranks call this.
 
-    Tensors are gathered one at a time, so other ranks never hold more than one whole tensor. The returned tensors share
-    no memory with those that are trained.
+    Tensors are gathered in turn, so other ranks hold a single whole tensor at most. The tensors share no memory with
+    the model.
     """
     chief = dist.get_rank() == 0
     gathered = {}
@@ -28,13 +28,13 @@ def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
         if isinstance(value, DTensor):
             whole = value.full_tensor().detach()
             if chief:
-                gathered[key] = _own(whole, value.to_local())
+                gathered[key] = _copy_whole(whole, value.to_local())
         elif chief:
             gathered[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
     return gathered
 
 
-def _own(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+def _copy_whole(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
     # The only shard of a single rank may be the whole itself.
     same = whole.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
     return whole.cpu().clone() if same else whole.cpu()
@@ -43,13 +43,13 @@ def _own(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of an optimizer, with whole tensors on the chief, and an empty dict elsewhere."""
     state = optimizer.state_dict()
-    # Parameters are in the order of their first step, which is the same on all ranks, as their gradients are.
+    # Parameters are in the order of the first step, the same on all ranks, since gradients are the same.
     gathered = {index: gather_tensors(values) for index, values in state["state"].items()}
     return {**state, "state": gathered} if dist.get_rank() == 0 else {}
 
 
 def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Tensor) -> DTensor:
-    """Return a copy of this rank's part of a tensor that every rank holds or can read, sharded like ``parameter``."""
+    """Return a copy of this rank's part of a whole tensor, sharded like ``parameter``."""
     assert isinstance(parameter, DTensor)
     if isinstance(whole, safe_load.StoredTensor):
         return read_shard(whole, parameter)
@@ -59,39 +59,32 @@ def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Te
     return cast(DTensor, sharded.clone())
 
 
-def _is_tensor(value: Any) -> bool:
-    """Return whether a value of a loaded state stands for a tensor, which may be sharded."""
-    return isinstance(value, torch.Tensor | safe_load.StoredTensor)
+def shard_if_alike(value: Any, target: Any, any_shape: bool = False) -> Any:
+    """Return a whole tensor sharded like ``target``, if sharded and of the same shape; otherwise ``value``.
 
-
-def shard_if_alike(value: Any, target: Any) -> Any:
-    """Return a whole tensor sharded like ``target`` if that is sharded and of the same shape; otherwise ``value``."""
-    if isinstance(target, DTensor) and _is_tensor(value) and value.shape == target.shape:
+    With ``any_shape``, everything but a scalar is sharded.
+    """
+    is_tensor = isinstance(value, torch.Tensor | safe_load.StoredTensor)
+    if is_tensor and isinstance(target, DTensor) and (value.dim() > 0 if any_shape else value.shape == target.shape):
         return shard_like(value, target)
     return value.read() if isinstance(value, safe_load.StoredTensor) else value
 
 
 def load_into_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load the whole state of an optimizer whose parameters may be sharded."""
+    """Load the whole state of an optimizer with parameters that may be sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
-    # If their numbers differ, the optimizer itself says so.
+    # If the numbers differ, the optimizer raises an error.
     by_index = dict(zip(indices, parameters, strict=False))
     fitted = {
-        index: {key: _fit(value, by_index.get(index)) for key, value in values.items()}
+        index: {key: shard_if_alike(value, by_index.get(index), any_shape=True) for key, value in values.items()}
         for index, values in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": fitted})
 
 
-def _fit(value: Any, parameter: Any) -> Any:
-    if _is_tensor(value) and value.dim() > 0 and isinstance(parameter, DTensor):
-        return shard_like(value, parameter)
-    return value.read() if isinstance(value, safe_load.StoredTensor) else value
-
-
 def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
-    """Return ``values`` with a tensor on the meta device in place of each sharded one, which is added to ``shards``.
+    """Move sharded tensors from ``values`` to ``shards``; return ``values`` with tensors on the meta device instead.
 
     Other tensors are moved to main memory. ``name`` is the name of ``values``, and a part of all names in ``shards``.
     """
@@ -99,7 +92,7 @@ def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
     def take(path: str, value: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, DTensor):
             return value.detach().cpu()
-        if _divided_dim(value) is None:
+        if _find_divided_dim(value) is None:
             return value.full_tensor().detach().cpu()
         shards[path] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -108,12 +101,12 @@ def take_shards(values: Any, name: str, shards: dict[str, torch.Tensor]) -> Any:
 
 
 def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, rank: int) -> list[str]:
-    """Write what this rank holds of ``shards`` into a checkpoint's directory; return the paths of the files there.
+    """Write this rank's part of ``shards`` into a checkpoint's directory; return the paths of the files there.
 
-    All ranks call it, each with its own directory or all with the same. Raise a ``CheckpointError`` on a rank that
-    cannot write; the others then return an empty list.
+    All ranks call this, with different directories or the same. Raise a ``CheckpointError`` on a rank that cannot
+    write; other ranks then return an empty list.
     """
-    # Importing takes a tenth of a second, which a run that writes no shards need not wait for.
+    # Importing takes a tenth of a second, not needed in a run without shards.
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -130,7 +123,7 @@ def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, ran
     for where, stored in written.storage_data.items():
         tensor = shards[where.fqn]
         assert isinstance(tensor, DTensor)
-        dim = _divided_dim(tensor)
+        dim = _find_divided_dim(tensor)
         assert dim is not None
         size = tensor.to_local().shape[dim]
         if size and stored.relative_path.startswith(f"__{rank}_"):
@@ -142,9 +135,9 @@ def write_parts(shards: Mapping[str, torch.Tensor], directory: pathlib.Path, ran
 
 
 def read_shard(stored: safe_load.StoredTensor, parameter: DTensor) -> DTensor:
-    """Return a stored tensor sharded like ``parameter``, reading only what this rank holds of it."""
+    """Return a stored tensor sharded like ``parameter``, reading only this rank's part."""
     mesh = parameter.device_mesh
-    dim = _divided_dim(parameter) if stored.shape == parameter.shape else None
+    dim = _find_divided_dim(parameter) if stored.shape == parameter.shape else None
     if dim is None:
         # Every rank needs the whole of what an optimizer keeps in another shape.
         return DTensor.from_local(stored.read().to(parameter.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -158,12 +151,10 @@ def read_shard(stored: safe_load.StoredTensor, parameter: DTensor) -> DTensor:
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def _divided_dim(tensor: DTensor) -> int | None:
-    """Return the dimension along which the ranks divide a tensor; None if every rank holds all of it."""
+def _find_divided_dim(tensor: DTensor) -> int | None:
+    """Return the dimension along which the ranks divide a tensor; None if every rank holds the whole."""
     if all(isinstance(placement, Replicate) for placement in tensor.placements):
         return None
     if len(tensor.placements) == 1 and isinstance(tensor.placements[0], Shard):
         return tensor.placements[0].dim
-    raise NotImplementedError(
-        f"A sharded checkpoint holds tensors that are divided in one dimension; got {tensor.placements}."
-    )
+    raise NotImplementedError(f"A sharded checkpoint holds tensors divided in one dimension; got {tensor.placements}.")

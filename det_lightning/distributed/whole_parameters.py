@@ -1,4 +1,4 @@
-"""The whole parameters that FSDP2 puts in place of sharded ones while their unit runs."""
+"""The whole parameters of FSDP2: substitutes for sharded parameters while a unit runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from det_lightning.distributed.backend import watch_gradient
 
 
 class WholeParameters:
-    """Finds the whole parameter of each sharded one; the whole parameter holds gradients that are not exchanged yet."""
+    """Finds the whole parameter of each sharded parameter; a whole parameter holds gradients before an exchange."""
 
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -25,11 +25,11 @@ class WholeParameters:
     def add(self, model: torch.nn.Module) -> None:
         """Add a sharded model.
 
-        Its parameters are looked up when they are first needed: once one has been whole, its type can no longer change.
+        The parameters are looked up on first use: once a parameter has been whole, the type can no longer change.
         """
         self._unseen[model] = [
             unit.register_forward_pre_hook(lambda *_: self._ran.add(model))  # type: ignore[attr-defined]
-            for unit in units_of(model)
+            for unit in find_units(model)
         ]
 
     def can_be_cast(self, model: torch.nn.Module) -> bool:
@@ -37,15 +37,15 @@ class WholeParameters:
         return model in self._unseen and model not in self._ran
 
     def find(self) -> None:
-        """Find the parameters of all models that are new; all ranks call it."""
+        """Find the parameters of all new models; all ranks call this."""
         for model, hooks in self._unseen.items():
             for hook in hooks:
                 hook.remove()
-            for unit in units_of(model):
-                self._find_in(model, unit)
+            for unit in find_units(model):
+                self._find_whole(model, unit)
         self._unseen.clear()
 
-    def _find_in(self, model: torch.nn.Module, unit: FSDPModule) -> None:
+    def _find_whole(self, model: torch.nn.Module, unit: FSDPModule) -> None:
         sharded = dict(model.named_parameters())
         unit.unshard()
         for name, parameter in model.named_parameters():
@@ -58,33 +58,33 @@ class WholeParameters:
         return self._whole[sharded]
 
     def add_replacements(self, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-        """Add what an optimizer has in place of sharded parameters, with the same whole parameters."""
+        """Add an optimizer's substitutes for sharded parameters, with the same whole parameters."""
         self._whole.update({other: self._whole[sharded] for sharded, other in others.items()})
 
     def forget(self, others: Iterable[torch.nn.Parameter]) -> None:
-        """Remove what :meth:`add_replacements` added, once no optimizer has it any more."""
+        """Remove substitutes from :meth:`add_replacements` that no optimizer has any more."""
         for other in others:
             del self._whole[other]
 
     def take_used(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return which parameters got gradients on this rank, and clear the record."""
+        """Return for each parameter whether this rank has computed a gradient, and clear the record."""
         used = [self._whole[parameter] in self._used for parameter in sharded]
         self._used.difference_update(self._whole[parameter] for parameter in sharded)
         return used
 
     def hold_gradients(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return which parameters have gradients on this rank that are not exchanged yet."""
+        """Return for each parameter whether this rank has gradients before an exchange."""
         return [self._whole[parameter].grad is not None for parameter in sharded]
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Remove gradients that are not exchanged yet; parameters now whole, as in a validation, are skipped."""
+        """Remove gradients before an exchange; parameters now whole, as in a validation, are skipped."""
         for parameter in parameters:
             if parameter in self._whole:
                 self._whole[parameter].grad = None
 
 
-def units_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
-    """Return the modules of ``model`` that are sharded as separate units."""
+def find_units(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    """Yield the separately sharded modules of ``model``."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.distributed.backend import parameters_of
+from det_lightning.distributed.backend import list_parameters
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
@@ -93,4 +93,4 @@ class TrialEvents:
 
 
 def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.Optimizer) -> None:
-    method(parameters_of(optimizer))
+    method(list_parameters(optimizer))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import select_scalars
 from det_lightning.engine.events import overrides
 from det_lightning.pytorch._data import data_length
 from det_lightning.pytorch._legacy_trial import original_trial
@@ -118,5 +118,5 @@ def _length_if_known(batch: Any) -> int | None:
 
 
 def _describe(metrics: dict[str, Any]) -> str:
-    scalars = scalars_of(metrics, leave_out=("batches", "epochs"))
+    scalars = select_scalars(metrics, leave_out=("batches", "epochs"))
     return ", ".join(f"{name}={value:.6g}" for name, value in scalars.items()) or "no metrics that are numbers"

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from det_lightning.distributed.backend import parameters_of
+from det_lightning.distributed.backend import list_parameters
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
@@ -33,7 +33,7 @@ class WeightSums:
     @classmethod
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
         """Return the sums of this rank's parameters as they are now."""
-        found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in parameters_of(o))])
+        found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in list_parameters(o))])
         whole = [_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
         return cls(
@@ -66,7 +66,7 @@ def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> I
     known = {*_of_models(context), *context.precision.scaling.masters}
     names = dict(_name_parameters(trial))
     for index, optimizer in enumerate(context.optimizers):
-        unknown = [parameter for parameter in parameters_of(optimizer) if parameter not in known]
+        unknown = [parameter for parameter in list_parameters(optimizer) if parameter not in known]
         if not unknown:
             continue
         shown = [names.get(parameter, f"one of shape {tuple(parameter.shape)}") for parameter in unknown[:_MOST_NAMES]]

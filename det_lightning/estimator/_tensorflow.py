@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from det_lightning.extras import how_to_install
+from det_lightning.missing_parts import how_to_install
 
 try:
     import tensorflow as tf

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.arguments import require
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.estimator._adapter import adapter_of
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch import _trainer
-from det_lightning.with_statement import for_with_statement
 
 
 @for_with_statement("with estimator.init(...) as context")

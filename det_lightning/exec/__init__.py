@@ -1,1 +1,1 @@
-"""What Determined starts inside of a trial's container, at its paths."""
+"""Commands that Determined starts in a trial's container, at Determined's paths."""

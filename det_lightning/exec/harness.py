@@ -1,4 +1,4 @@
-"""``python -m det_lightning.exec.harness module:Class``: train a trial class as an experiment's configuration says."""
+"""``python -m det_lightning.exec.harness module:Class``: train a trial class with an experiment's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_clas
 
 
 def main(entrypoint: str) -> int:
-    """Train the class that ``entrypoint`` names, in a process of a trial of an experiment.
+    """Train the class named by ``entrypoint``, in a process of a trial of an experiment.
 
     Raises:
         RuntimeError: the process belongs to no experiment.
@@ -27,16 +27,16 @@ def main(entrypoint: str) -> int:
     logging.basicConfig(level=level, format=det_lightning.LOG_FORMAT)
     compat.install()
     trial_class = load_class(entrypoint)
-    api = _api_of(trial_class)
+    api = _choose_api(trial_class)
     with api.init() as context:
         trainer = api.Trainer(build_trial(trial_class, context), context, enable_progress_bar=False)
         trainer.fit(latest_checkpoint=task.latest_checkpoint)
     return 0
 
 
-def _api_of(trial_class: type) -> Any:
+def _choose_api(trial_class: type) -> Any:
     """Return the module with ``init`` and ``Trainer`` for a kind of trials."""
-    # TensorFlow is slow to import, and only the class itself shows that it is needed.
+    # TensorFlow is slow to import; the class shows whether TensorFlow is needed.
     estimator = sys.modules.get("det_lightning.estimator")
     if estimator is not None and isinstance(trial_class, type) and issubclass(trial_class, estimator.EstimatorTrial):
         return estimator

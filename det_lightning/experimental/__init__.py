@@ -1,4 +1,4 @@
-"""Trying out a trial, at the path that this has in Determined."""
+"""``test_one_batch``: a quick try of a trial, at Determined's path."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str, Any] | None = None) -> None:
-    """Build a trial, train it on one batch, validate it on one, and save it, all of which leaves nothing behind.
+    """Build a trial, train on a batch, validate on a batch, and save a checkpoint; nothing is left behind.
 
     Args:
         trial_class: the trial's class.
-        config: an experiment configuration. Of a range among its ``hyperparameters`` the middle is taken, of
-            ``categorical`` the first value.
+        config: an experiment configuration. Ranges among the ``hyperparameters`` take the middle value, ``categorical``
+            the first.
 
     Raises:
-        ValueError: a hyperparameter is of an unknown type, or lacks its values.
+        ValueError: a hyperparameter is of an unknown type, or lacks values.
         Exception: the error of the trial.
 
     Example:
@@ -57,7 +57,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
     logger.info("%s trains, validates and saves.", trial_class.__name__)
 
 
-# The name makes pytest take it for a test of whoever imports it.
+# pytest must not collect the function as a test, in spite of the name.
 test_one_batch.__test__ = False  # type: ignore[attr-defined]
 
 

@@ -1,8 +1,4 @@
-"""The Core API without a ``with`` block: its parts are attributes of this module between ``init`` and ``close``.
-
-``train``, ``checkpoint``, ``distributed``, ``preempt``, ``searcher`` and ``info`` are those of the context that
-:func:`init` opened, and None where none is open.
-"""
+"""The Core API without a ``with`` block: attributes of this module, None except between ``init`` and ``close``."""
 
 from __future__ import annotations
 
@@ -16,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning import core
-from det_lightning.core import ClusterInfo, DistributedContext, PreemptMode, TensorboardMode
-from det_lightning.core._cluster import info_of
+from det_lightning.core import DistributedContext, PreemptMode, TensorboardMode
+from det_lightning.core._cluster import describe_task
 from det_lightning.core._task import TrialTask
 from det_lightning.missing_parts import attribute_error
 
@@ -42,31 +38,29 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Found by __getattr__, in the context that is open.
+# __getattr__ finds these in the open context.
 checkpoint: Any
 distributed: Any
 info: Any
 preempt: Any
 searcher: Any
 train: Any
-_PARTS = ("checkpoint", "distributed", "info", "preempt", "searcher", "train")
-# The context that init() opened last, if it is still open.
 _opened: core.Context | None = None
 
 
 @dataclasses.dataclass
 class Config:
-    """What a script that runs alone says of itself; in a trial of ``det-lightning run`` its configuration counts.
+    """The settings of a script that runs alone; in a trial of ``det-lightning run`` the experiment's count.
 
     Args:
-        name, description, labels, workspace, project: of the experiment; kept in ``info.trial``, without effect.
-        hparams: what ``info.trial.hparams`` is.
-        data: what ``info.user_data`` is.
+        name, description, labels, workspace, project: kept in ``info.trial``, without effect.
+        hparams: the hyperparameters, ``info.trial.hparams``.
+        data: the user's data, ``info.user_data``.
         checkpoint_storage: a directory, a URL, or the section of an experiment configuration.
         searcher: the section of an experiment configuration; without effect.
         external_experiment_id: a name of the experiment.
-        external_trial_id: a name of the trial in the experiment. A script that is started again with both names goes on
-            from the newest checkpoint that it has saved under them in the same storage: ``info.latest_checkpoint``.
+        external_trial_id: a name of the trial in the experiment. A restarted script with both names continues from
+            ``info.latest_checkpoint``, the newest checkpoint in the storage under these names.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -88,8 +82,7 @@ class Config:
     external_trial_id: str | None = None
 
 
-# The older names, for ``defaults`` and ``unmanaged``.
-DefaultConfig = UnmanagedConfig = Config
+DefaultConfig = UnmanagedConfig = Config  # the older names, for ``defaults`` and ``unmanaged``
 
 
 def init_context(
@@ -103,18 +96,17 @@ def init_context(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> core.Context:
-    """Return the Core API, to be used in a ``with`` block, as :func:`det_lightning.core.init` does.
+    """Return the Core API for a ``with`` block, as :func:`det_lightning.core.init` does.
 
     Args:
-        config: what is known of the script; ignored in a trial of ``det-lightning run``.
+        config: the settings of the script; ignored in a trial of ``det-lightning run``.
         defaults, unmanaged: older forms of ``config``.
         client: accepted for compatibility; there is no master to talk to.
         distributed, checkpoint_storage, preempt_mode, tensorboard_mode: as in :func:`det_lightning.core.init`.
 
     Raises:
-        ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``, or an
-            ``external_trial_id`` without an ``external_experiment_id``; or as in :func:`det_lightning.core.init`.
-        TypeError: one of these names is not a string.
+        ValueError: the script runs alone, with neither ``config`` nor ``defaults``, or with an ``external_trial_id``
+            but no ``external_experiment_id``; or as in :func:`det_lightning.core.init`.
         StorageError: the storage cannot be opened.
 
     Example:
@@ -124,28 +116,32 @@ def init_context(
         ...     context.info.trial.hparams["scale"]
         0.5
     """
-    known = _merged(config, defaults, unmanaged)
-    job = None
-    if core.get_cluster_info() is None:
-        if known is None:
-            raise ValueError("Outside of det-lightning run, core_v2 needs config=core_v2.Config(...); got none.")
-        job = _job_of(known)
-        checkpoint_storage = checkpoint_storage or known.checkpoint_storage
+    settings = _merge(config, defaults, unmanaged)
+    is_alone = core.get_cluster_info() is None
+    if is_alone and settings is None:
+        raise ValueError("Outside of det-lightning run, core_v2 needs config=core_v2.Config(...); got none.")
+    if is_alone and settings is not None:
+        if settings.external_trial_id is not None and settings.external_experiment_id is None:
+            raise ValueError(
+                f"core_v2.Config(external_trial_id={settings.external_trial_id!r}) names a trial of no experiment; "
+                "give external_experiment_id= too."
+            )
+        checkpoint_storage = checkpoint_storage or settings.checkpoint_storage
     context = core.init(
         distributed=distributed,
         checkpoint_storage=checkpoint_storage,
         preempt_mode=preempt_mode,
         tensorboard_mode=tensorboard_mode,
     )
-    if context.info is None and known is not None:
-        context.info = _info_alone(known, *_continued(context, job))
+    if context.info is None and settings is not None:
+        context.info = describe_task(_make_task(context, settings))
     return context
 
 
 def init(**arguments: Any) -> None:
-    """Open the Core API for this module, until :func:`close` or the end of the process; one that is open is closed.
+    """Open the Core API for this module, until :func:`close` or the end of the process; an open one is closed first.
 
-    The arguments and errors are those of :func:`init_context`.
+    The arguments and errors are the same as for :func:`init_context`.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -164,7 +160,7 @@ def init(**arguments: Any) -> None:
 
 
 def close() -> None:
-    """Close what :func:`init` opened; calling it again changes nothing.
+    """Close the Core API that :func:`init` opened; calling it again changes nothing.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -181,7 +177,7 @@ def close() -> None:
 
 
 def url_reverse_webui_exp_view() -> str:
-    """Return the directory of the TensorBoard files, which stands in for the page of the experiment.
+    """Return the directory of the TensorBoard files, a substitute for the experiment's page.
 
     Raises:
         RuntimeError: :func:`init` was not called.
@@ -198,7 +194,7 @@ def url_reverse_webui_exp_view() -> str:
     return str(_opened.train.get_tensorboard_path())
 
 
-def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
+def _merge(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
     if defaults is not None or unmanaged is not None:
         warnings.warn("defaults= and unmanaged= are older forms of config=.", FutureWarning, stacklevel=3)
     if config is not None or defaults is None or unmanaged is None:
@@ -209,55 +205,35 @@ def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | 
     )
 
 
-def _job_of(config: Config) -> str | None:
-    """Return by what the checkpoints of the trial are known from those of others; None if it is not to be resumed."""
-    experiment = config.external_experiment_id
-    trial = config.external_trial_id
-    for field, name in (("external_experiment_id", experiment), ("external_trial_id", trial)):
-        if not isinstance(name, str | None):
-            raise TypeError(
-                f"core_v2.Config({field}=...) must be a string; got {name!r} of type {type(name).__name__}."
-            )
-    if trial is not None and experiment is None:
-        raise ValueError(
-            f"core_v2.Config(external_trial_id={trial!r}) names a trial of no experiment; give external_experiment_id= "
-            "too."
-        )
-    return None if trial is None else json.dumps([experiment, trial])
-
-
-def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]:
-    """Return the newest checkpoint of a job, and the number of batches that it was trained for; None and 0 if none."""
-    latest = None if job is None else context.checkpoint.continue_job(job)
-    if latest is None:
-        return None, 0
+def _make_task(context: core.Context, config: Config) -> TrialTask:
+    """Return the trial of a script that runs alone, with the newest checkpoint under the trial's names."""
+    latest = None
     steps = None
-    if context.distributed.rank == 0:
-        logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
-        steps = context.checkpoint.get_metadata(latest).get("steps_completed")
-    steps = context.distributed.broadcast(steps)
-    return latest, steps if isinstance(steps, int) else 0
-
-
-def _info_alone(config: Config, latest_checkpoint: str | None, steps_completed: int) -> ClusterInfo:
-    known = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
-    task = TrialTask(
+    if config.external_trial_id is not None:
+        job = json.dumps([config.external_experiment_id, config.external_trial_id])
+        latest = context.checkpoint.continue_job(job)
+    if latest is not None:
+        if context.distributed.rank == 0:
+            logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
+            steps = context.checkpoint.get_metadata(latest).get("steps_completed")
+        steps = context.distributed.broadcast(steps)
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
+    return TrialTask(
         directory=Path(),
         experiment_id=1,
         trial_id=1,
         run_id=1,
         trial_seed=0,
-        hparams=known.get("hparams", {}),
-        config=known,
+        hparams=settings.get("hparams", {}),
+        config=settings,
         slots=[],
         checkpoint_storage="",
-        latest_checkpoint=latest_checkpoint,
-        steps_completed=steps_completed,
+        latest_checkpoint=latest,
+        steps_completed=steps if isinstance(steps, int) else 0,
     )
-    return info_of(task)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PARTS:
+    if name in ("checkpoint", "distributed", "info", "preempt", "searcher", "train"):
         return None if _opened is None else getattr(_opened, name)
     raise attribute_error(__name__, name)

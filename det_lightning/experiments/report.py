@@ -18,8 +18,8 @@ from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.hyperparameter_values import Hyperparameter, varying_hyperparameters
 from det_lightning.experiments.overview import details_of, format_number, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.extras import how_to_install
 from det_lightning.hyperparameters import flat
+from det_lightning.missing_parts import how_to_install
 
 _PAGE = """\
 <!DOCTYPE html>

@@ -1,4 +1,4 @@
-"""The part of the command line that the launchers share: ``[OPTIONS --] SCRIPT [ARGS]``."""
+"""The common command line of the launchers: ``[OPTIONS --] SCRIPT [ARGS]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from det_lightning.core._task import current_task
 
 
 def split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options, which end at ``--``, and the script with its arguments."""
+    """Return the options before ``--``, and the script with the arguments."""
     if "--" not in given:
         return [], given
     end = given.index("--")
@@ -17,17 +17,17 @@ def split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def wants_help(options: list[str], given: list[str]) -> bool:
-    """Return whether the launcher is asked for help; after ``--`` it is the script that is asked."""
+    """Return whether the options ask the launcher for help; after ``--`` the script is asked."""
     return any(option in ("-h", "--help") for option in options or given[:1])
 
 
-def problem_of(script: list[str], options: list[str], launcher: str) -> str:
-    """Return what is wrong with a script and its arguments; empty if nothing is wrong."""
+def find_problem(script: list[str], options: list[str], launcher: str) -> str:
+    """Return the mistake in a script and the arguments; empty without a mistake."""
     if not script:
         return "no script to run is given."
     first = script[0]
     if first.split("=")[0] == "--trial":
-        if len(trial_of(script)) != 1:
+        if len(read_trial(script)) != 1:
             return "--trial takes the name of a class, as module:Class, and nothing after it."
         if current_task() is None:
             return "--trial works in experiments only: start one with `det-lightning run CONFIG`."
@@ -42,23 +42,23 @@ def problem_of(script: list[str], options: list[str], launcher: str) -> str:
     return ""
 
 
-def trial_of(script: list[str]) -> list[str]:
-    """Return what follows ``--trial``."""
+def read_trial(script: list[str]) -> list[str]:
+    """Return the arguments after ``--trial``."""
     _, equals, value = script[0].partition("=")
     return [value, *script[1:]] if equals else script[1:]
 
 
-def as_command(script: list[str]) -> list[str]:
+def make_command(script: list[str]) -> list[str]:
     """Return the command that runs a script with the current Python."""
     first, *rest = script
     if first.split("=")[0] == "--trial":
-        return [sys.executable, "-m", "det_lightning.exec.harness", *trial_of(script)]
+        return [sys.executable, "-m", "det_lightning.exec.harness", *read_trial(script)]
     if first in ("python", "python3"):
         return [sys.executable, *rest]
     return [sys.executable, *script] if first == "-m" or first.endswith(".py") else script
 
 
-def slots_or_gpus() -> int:
+def count_slots() -> int:
     """Return the number of slots in a trial of an experiment; elsewhere the number of GPUs, or 1 if there are none."""
     task = current_task()
     if task is not None:

@@ -8,35 +8,32 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from det_lightning.core._task import current_task
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.launch.command_line import as_command, problem_of, slots_or_gpus, split, wants_help
-from det_lightning.missing_parts import attribute_error
+from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.ranks.topology import free_port
 
-#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _USAGE = "python -m det_lightning.launch.torch_distributed [TORCHRUN OPTIONS... --] SCRIPT [ARGS...]"
 _HELP = f"""\
 usage: {_USAGE}
 
-Runs a training script in one process for each GPU of this machine, in one where there is none, with torchrun.
+Runs a training script in a process for each GPU of this machine, or in a single process without GPUs, with torchrun.
 
-  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the one that runs this
-  OPTIONS  those of torchrun, and -- after them:
+  SCRIPT   train.py, python train.py, -m package.module, or any other command; python is the current Python
+  OPTIONS  the options of torchrun, followed by --:
              --nproc-per-node N    number of processes on this machine
-             --nnodes N            number of machines; start the launcher on each of them
+             --nnodes N            number of machines; start the launcher on each machine
              --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME
-                                   rendezvous of several machines, and its name
+                                   rendezvous of several machines, with a name
              --max-restarts N      restart all processes if one fails, at most N times
              --shutdown-timeout S  seconds for saving after a signal, before processes are killed; 30 by default
-           torchrun --help lists the others.
+           torchrun --help lists more.
 
-SIGTERM and SIGUSR1 are passed on to all processes, which save and end; the launcher then ends with status
-{PREEMPTED_EXIT_CODE}. If a process fails, the launcher ends with its status, or 128 + N if signal N killed it.
+SIGTERM and SIGUSR1 are passed on: all processes save and end, and the launcher ends with status {PREEMPTED_EXIT_CODE}.
+If a process fails, the launcher ends with the status of the process, or 128 + N if killed by signal N.
 
   python -m det_lightning.launch.torch_distributed train.py --epochs 10
   python -m det_lightning.launch.torch_distributed --nproc-per-node 2 --max-restarts 3 -- python train.py
@@ -54,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wants_help(options, given):
         print(_HELP, end="")
         return 0
-    if problem := problem_of(script, options, "torchrun"):
+    if problem := find_problem(script, options, "torchrun"):
         print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
         return 2
-    return _launch(options, as_command(script))
+    return _launch(options, make_command(script))
 
 
 def _launch(options: list[str], command: list[str]) -> int:
@@ -69,7 +66,7 @@ def _launch(options: list[str], command: list[str]) -> int:
     try:
         parsed = run.parse_args([*options, "--no-python", *command])  # type: ignore[no-untyped-call]
         if not _is_given("nproc-per-node", options):
-            parsed.nproc_per_node = str(slots_or_gpus())
+            parsed.nproc_per_node = str(count_slots())
         if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
             parsed.signals_to_handle = _SIGNALS
         run.config_from_args(copy.deepcopy(parsed))  # raises for invalid values
@@ -93,16 +90,16 @@ def _launch(options: list[str], command: list[str]) -> int:
 
 
 def _prepare_environment(parsed: argparse.Namespace) -> None:
-    """Set the variables that the processes of the script, and those that start them, read."""
+    """Set the environment variables for the processes of the script, and for torchrun."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     if current_task() is not None:
-        # Scripts read it to set up DeepSpeed or a Lightning cluster environment; a trial runs on one machine.
+        # Scripts set up DeepSpeed or a Lightning cluster environment with the address; a trial runs on one machine.
         os.environ.setdefault("DET_CHIEF_IP", "127.0.0.1")
     if parsed.max_restarts > 0:
         # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         if parsed.nnodes in ("1", "1:1"):
-            # Without the shared store DistributedContext runs its own, which runs on the same machine must not share.
+            # Without the shared store each DistributedContext runs a store; runs on a machine need different ports.
             os.environ.setdefault("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port("127.0.0.1")))
 
 
@@ -111,10 +108,6 @@ def _is_given(name: str, options: list[str]) -> bool:
     if f"PET_{name.replace('-', '_').upper()}" in os.environ:
         return True
     return any(option.replace("_", "-").split("=")[0] == f"--{name}" for option in options)
-
-
-def __getattr__(name: str) -> NoReturn:
-    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

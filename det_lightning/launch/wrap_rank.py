@@ -1,4 +1,4 @@
-"""``python -m det_lightning.launch.wrap_rank RANK COMMAND``: a process of a script's own launcher, its lines marked."""
+"""``python -m det_lightning.launch.wrap_rank RANK COMMAND``: run a command and mark the lines with the rank."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import IO, NoReturn
+from typing import IO
 
-from det_lightning.missing_parts import attribute_error
-
-#: Makes an import of a helper of Determined's launcher raise the error that says why it is missing.
-__path__: list[str] = []
+__path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")
-_RANK_HELP = "the rank, or the names of variables that hold it, separated by commas: the first that is set counts"
+_RANK_HELP = "the rank, or names of variables with the rank, separated by commas: the first set variable counts"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and begin each line that it writes with ``[rank=RANK]``; return the exit status of the command."""
+    """Run a command and begin each line of output with ``[rank=RANK]``; return the exit status of the command."""
     parser = argparse.ArgumentParser(prog="python -m det_lightning.launch.wrap_rank", description=main.__doc__)
     parser.add_argument(
         "--no-redirect-stdio", action="store_true", help="accepted, without effect: there are no containers"
@@ -31,24 +28,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
     parsed = parser.parse_args(arguments)
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
-    rank = _rank_of(parsed.rank)
+    rank = _read_rank(parsed.rank)
     if rank is None:
-        parser.error(f"RANK is a number, or names a variable that holds one; got {parsed.rank!r}, and none is set")
+        parser.error(
+            f"RANK is a number or the name of a variable with a number; got {parsed.rank!r}, and no variable is set"
+        )
     if not command:
         parser.error("no command to run is given")
-    return _run(command, rank)
+    return _run_marked(command, rank)
 
 
-def _rank_of(given: str) -> int | None:
+def _read_rank(given: str) -> int | None:
     candidates = [given, *(os.environ[name] for name in given.split(",") if name in os.environ)]
     return next((int(text) for text in candidates if text.isascii() and text.isdigit()), None)
 
 
-def _run(command: list[str], rank: int) -> int:
+def _run_marked(command: list[str], rank: int) -> int:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
     )
-    with _signals_passed_to(process):
+    with _pass_on_signals(process):
         threads = [
             threading.Thread(target=_copy_lines, args=(source, target, f"[rank={rank}] "))
             for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
@@ -69,7 +68,7 @@ def _copy_lines(source: IO[str], target: IO[str], prefix: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals_passed_to(process: subprocess.Popen[str]) -> Iterator[None]:
+def _pass_on_signals(process: subprocess.Popen[str]) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in numbers}
     try:
@@ -77,10 +76,6 @@ def _signals_passed_to(process: subprocess.Popen[str]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def __getattr__(name: str) -> NoReturn:
-    raise attribute_error(__name__, name)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def missing(path: str, line: int, need: Need = Need.file) -> Finding:
 
 def has_own_advice(path: str, use: str) -> bool:
     """Return whether the advice for ``use``, which begins with ``path``, differs from that for all of ``path``."""
-    return parts_of_determined.topic_of(path) != parts_of_determined.topic_of(use)
+    return parts_of_determined.find_topic(path) != parts_of_determined.find_topic(use)
 
 
 def package_finding(module: str, line: int) -> Finding | None:

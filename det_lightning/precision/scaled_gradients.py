@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.distributed.backend import Backend, parameters_of
+from det_lightning.distributed.backend import Backend, list_parameters
 
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -31,7 +31,7 @@ class ScaledGradients:
         self._pairs = list(masters.items())
         self._pairs_of: dict[torch.optim.Optimizer, _Pairs] = {}
         for optimizer in optimizers:
-            own = set(parameters_of(optimizer))
+            own = set(list_parameters(optimizer))
             self._pairs_of[optimizer] = [(half, master) for half, master in self._pairs if master in own]
         self._parameters: list[torch.nn.Parameter] = []
         self._earlier: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
@@ -39,7 +39,7 @@ class ScaledGradients:
     def begin_pass(self) -> None:
         """Set earlier gradients aside."""
         # Collected at each pass, because parameters may be added to an optimizer.
-        parameters = [parameter for optimizer in self._optimizers for parameter in parameters_of(optimizer)]
+        parameters = [parameter for optimizer in self._optimizers for parameter in list_parameters(optimizer)]
         self._parameters = parameters if len(self._optimizers) == 1 else list(dict.fromkeys(parameters))
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -54,7 +54,7 @@ class ScaledGradients:
         on any rank is not finite.
         """
         self._take_from_halves()
-        touched = [o for o in self._optimizers if any(p.grad is not None for p in parameters_of(o))]
+        touched = [o for o in self._optimizers if any(p.grad is not None for p in list_parameters(o))]
         for optimizer in touched:
             self._exchange.synchronize(optimizer)
         overflow = self._unscale(inverse)

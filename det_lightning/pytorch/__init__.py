@@ -1,9 +1,9 @@
 """Determined's PyTorch API, at the same import paths."""
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from det_lightning import garbage_collection
 from det_lightning.errors import ShouldExit
 from det_lightning.missing_parts import attribute_error
 from det_lightning.pytorch import samplers
@@ -74,7 +74,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The trainer imports Lightning, which is slow to import and itself needs modules of this package.
     if name in ("Trainer", "init"):
-        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
-        with isolated_rng(), garbage_collection.paused():
-            return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
+        collects = gc.isenabled()
+        gc.disable()  # collecting would take a sixth of the time of this import
+        try:
+            # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+            with isolated_rng():
+                return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
+        finally:
+            if collects:
+                gc.enable()
     raise attribute_error(__name__, name)

@@ -15,7 +15,7 @@ from det_lightning import errors
 from det_lightning.arguments import is_path, refuse_texts, require, wrong_argument
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
-from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
+from det_lightning.distributed.backend import Backend, LocalBackend, list_parameters
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._data import move
@@ -237,7 +237,7 @@ class PyTorchTrialContext:
             if clip_grads is not None:
                 for before in hooks.before_own_clip:
                     before(optimizer)
-                clip_grads(parameters_of(optimizer))
+                clip_grads(list_parameters(optimizer))
             else:
                 for clip in hooks.clip:
                     clip(optimizer)
@@ -321,6 +321,6 @@ class PyTorchTrialContext:
 
 
 def _divide_gradients(optimizer: torch.optim.Optimizer, divisor: int) -> None:
-    for parameter in parameters_of(optimizer):
+    for parameter in list_parameters(optimizer):
         if parameter.grad is not None:
             parameter.grad.data.div_(float(divisor))

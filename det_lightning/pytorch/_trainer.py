@@ -20,6 +20,7 @@ from det_lightning.callbacks.experiment import ExperimentReporter, end_for_inval
 from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_one_line
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     callbacks_in,
@@ -36,7 +37,6 @@ from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import elastic_job
 from det_lightning.units import Batch, Epoch, TrainUnit
-from det_lightning.with_statement import for_with_statement
 
 logger = logging.getLogger(__name__)
 

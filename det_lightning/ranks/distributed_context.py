@@ -1,4 +1,4 @@
-"""The position of this process among the processes of a run, and the exchange of objects with the others."""
+"""``DistributedContext``: the rank of this process, and exchanges of objects with the other ranks of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from det_lightning.ranks.topology import (
     DEEPSPEED_VARIABLES,
     TORCHRUN_VARIABLES,
     ProcessTopology,
-    contradictions,
     find_chief_ip,
+    find_contradictions,
     find_members,
     topology_from_environment,
     topology_from_horovod,
@@ -28,43 +28,43 @@ _DEFAULT_TIMEOUT_S = 1800.0
 
 
 class DistributedContext:
-    """The rank and size of a run, and gathering and broadcasting of Python objects over its processes.
+    """The rank and size of a run, and gathering and broadcasting of Python objects over all processes.
 
-    Without arguments it is the context of a single process. Otherwise all six numbers are needed, and creating the
-    context waits until all ranks have created theirs. No process group is needed, and none is used or changed.
+    Without arguments, this is the context of a single process. Otherwise all six numbers are needed, and creating the
+    context waits for all ranks. No process group is needed, used or changed.
 
-    Objects may be of any size and of any type that can be pickled; they are meant to be metrics, paths and states,
-    not gradients. All ranks must call the same operations in the same order; each operation returns once all have
-    called it. The ranks may be processes or threads.
+    Objects may be of any size and any type that pickle knows; metrics, paths and states are meant, not gradients. All
+    ranks must call the same operations in the same order; an operation returns once all ranks have come. The ranks may
+    be processes or threads.
 
-    The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``), between the processes of
-    one run only: as with ``torch.distributed`` itself, whoever reaches the store's port can run code in the ranks, so
-    on several nodes the port must not be open to others. Processes started by ``torchrun`` use the store of its
-    agent. Otherwise rank 0 runs one, which on a single node listens on 127.0.0.1 only.
+    The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``) between the processes of a
+    run: as with ``torch.distributed``, whoever reaches the store's port can run code in the ranks, so on several nodes
+    the port must not be open to anybody else. Under ``torchrun`` the agent's store is used. Otherwise rank 0 runs a
+    store, which on a single node listens on 127.0.0.1 only.
 
     Args:
         rank: index of this process among all, 0 being the chief.
         size: number of all processes.
-        local_rank: index of this process on its node, 0 being the local chief.
+        local_rank: index of this process on the node, 0 being the local chief.
         local_size: number of processes on each node.
-        cross_rank: index of its node.
+        cross_rank: index of the node.
         cross_size: number of nodes.
-        chief_ip: address at which other nodes reach the chief; needed with several nodes.
-        pub_port: port of the store that rank 0 runs; by default the environment variable
+        chief_ip: the chief's address for other nodes; needed with several nodes.
+        pub_port: port of the store on rank 0. Defaults to the environment variable
             ``INTER_TRAIN_PROCESS_COMM_PORT_1``, or 12360. Not used under ``torchrun``.
-        pull_port, force_tcp: accepted for compatibility; one port is enough, and TCP is always used.
+        pull_port, force_tcp: accepted for compatibility; a single port is enough, and TCP is always used.
         port_offset: added to ``pub_port``, for several runs on the same machines.
-        timeout_s: how long an operation, or creating the context, waits for other ranks before it raises. It must be
-            longer than anything that a rank may do while others wait, such as writing a checkpoint.
+        timeout_s: how long an operation, or creating the context, waits for other ranks before raising. Must be longer
+            than any work of a rank while others wait, for example writing a checkpoint.
 
     Attributes:
         topology: the six numbers together; each is an attribute too.
 
     Raises:
-        ValueError: some of the six numbers are missing, they contradict each other or those of other ranks, or the
-            port or the timeout cannot be used. The message names everything that is wrong.
+        ValueError: some of the six numbers are missing, contradict each other or the numbers of other ranks, or the
+            port or the timeout cannot be used. The message names all mistakes.
         AssertionError: there are several nodes, but no ``chief_ip``.
-        RuntimeError: the other ranks could not be reached, or did not come in time. The message names them.
+        RuntimeError: the other ranks could not be reached, or did not come in time. The message names the ranks.
 
     Example:
         >>> import det_lightning as det
@@ -112,16 +112,15 @@ class DistributedContext:
     def from_torch_distributed(
         cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> DistributedContext:
-        """Read the topology from the environment of a process that ``torchrun`` has started.
+        """Read the topology from the environment of a process of ``torchrun``.
 
         Args:
-            chief_ip: address at which other nodes reach the chief; by default the environment variable
-                ``DET_CHIEF_IP`` or ``MASTER_ADDR``.
-            timeout_s: see the class, which also documents further errors.
+            chief_ip: the chief's address for other nodes. Defaults to the environment variable ``DET_CHIEF_IP`` or
+                ``MASTER_ADDR``.
+            timeout_s: see the class, also for further errors.
 
         Raises:
-            ValueError: this process was not started by ``torchrun``; the error, which is also a KeyError, names what is
-                missing.
+            ValueError: this process was not started by ``torchrun``; the error, also a KeyError, names variables.
         """
         topology = topology_from_environment("from_torch_distributed() needs torchrun", TORCHRUN_VARIABLES)
         return cls(**vars(topology), chief_ip=find_chief_ip(chief_ip, "MASTER_ADDR"), timeout_s=timeout_s)
@@ -134,8 +133,8 @@ class DistributedContext:
 
         Args:
             hvd: the module ``horovod.torch``, after ``hvd.init()``.
-            chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class, which also documents the errors.
+            chief_ip: the chief's address for other nodes. Defaults to the variable ``DET_CHIEF_IP``.
+            timeout_s: see the class, also for errors.
         """
         return cls(**vars(topology_from_horovod(hvd)), chief_ip=find_chief_ip(chief_ip), timeout_s=timeout_s)
 
@@ -143,14 +142,14 @@ class DistributedContext:
     def from_deepspeed(
         cls, chief_ip: str | None = None, *, timeout_s: float = _DEFAULT_TIMEOUT_S
     ) -> DistributedContext:
-        """Read the topology from the environment of a process that Determined's DeepSpeed launcher has started.
+        """Read the topology from the environment of a process of Determined's DeepSpeed launcher.
 
         Args:
-            chief_ip: address at which other nodes reach the chief; by default the variable ``DET_CHIEF_IP``.
-            timeout_s: see the class, which also documents further errors.
+            chief_ip: the chief's address for other nodes. Defaults to the variable ``DET_CHIEF_IP``.
+            timeout_s: see the class, also for further errors.
 
         Raises:
-            ValueError: variables are missing; the error, which is also a KeyError, names them.
+            ValueError: variables are missing; the error is also a KeyError, and names the variables.
         """
         need = "from_deepspeed() needs the DeepSpeed launcher; under torchrun write from_torch_distributed()"
         topology = topology_from_environment(need, DEEPSPEED_VARIABLES)
@@ -169,7 +168,7 @@ class DistributedContext:
         return self.rank
 
     def get_local_rank(self) -> int:
-        """Return the index of this process on its node."""
+        """Return the index of this process on the node."""
         return self.local_rank
 
     def get_size(self) -> int:
@@ -185,8 +184,8 @@ class DistributedContext:
 
         Raises:
             RuntimeError: another rank has left, did not come within ``timeout_s``, or called a different operation; or
-                this context was closed, or has failed before. The message names the rank. A context that has failed
-                can no longer be used. This holds for all exchanges.
+                this context was closed, or has failed before: a failed context can no longer be used. The message names
+                the rank. This holds for all exchanges.
         """
         return [stuff] if self._all is None else self._all.gather(stuff)
 
@@ -207,14 +206,14 @@ class DistributedContext:
         return stuff if self._all is None else self._all.broadcast(stuff)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
-        """Return the object of local rank 0 on every rank of its node."""
+        """Return the object of local rank 0 on every rank of the node."""
         return stuff if self._local is None else self._local.broadcast(stuff)
 
     def wait_for(self, collective: Work, operation: str) -> None:
-        """Wait for a collective of ``torch.distributed`` that all ranks begin, with the errors of :meth:`gather`.
+        """Wait for a collective of ``torch.distributed``, with the errors of :meth:`gather`.
 
-        It is one of the operations that all ranks must call in the same order. ``collective`` is what a call with
-        ``async_op=True`` returned, ``operation`` its name in messages.
+        All ranks must call this in the same order as other operations. ``collective`` comes from a call with
+        ``async_op=True``; ``operation`` is the name for messages.
         """
         if self._all is None:
             collective.wait()
@@ -224,28 +223,28 @@ class DistributedContext:
     def close(self) -> None:
         """Stop taking part in exchanges, and notify the other ranks; a second call does nothing.
 
-        If rank 0 runs the store, its process keeps running it until all ranks have closed, at most 30 s.
+        A store on rank 0 keeps running until all ranks have closed, at most 30 s.
         """
         if self._session is not None:
             self._session.close()
 
     def abandon(self, error: BaseException) -> None:
-        """Like :meth:`close`, after an error on this rank: the others get its message, and are not waited for as long.
+        """Like :meth:`close`, after an error on this rank: the other ranks get the message, with a shorter wait.
 
-        Under ``torchrun`` the first rank to fail writes its error into the file that ``torchrun`` reports, and the
-        others wait a few seconds, so that it does not take one of theirs for the cause. Call it in an ``except`` block.
+        Under ``torchrun`` the first rank to fail writes the error into ``torchrun``'s error file, and the other ranks
+        wait a few seconds, so that ``torchrun`` names the right cause. Call this in an ``except`` block.
         """
         if self._session is not None:
             self._session.fail(error)
 
     def give_up(self, error: errors.InvalidHP) -> None:
-        """Let the other ranks know that this one gives up on its hyperparameters; they end with it."""
+        """Tell the other ranks that this rank gives up on the hyperparameters; all ranks end."""
         if self._session is not None:
             self._session.give_up(error)
 
     @property
     def given_up(self) -> str:
-        """Which other rank gave up on its hyperparameters, and why, once this context is closed; empty if none has."""
+        """The other rank that gave up on the hyperparameters, with the reason; empty before closing, or if none did."""
         return "" if self._session is None else self._session.given_up
 
     def meet(self, timeout_s: float, reason: str) -> bool:
@@ -258,15 +257,15 @@ class DistributedContext:
         return all_came
 
     def name_progress(self, describe: Callable[[], str]) -> None:
-        """Show the progress of this rank, such as ``"batch 12"``, in messages about ranks that wait for each other.
+        """Show the progress of this rank in messages about waiting ranks.
 
-        ``describe`` returns it, and is called in another thread, about once a second.
+        ``describe`` returns the progress, for example ``"batch 12"``; another thread calls it about once a second.
         """
         if self._session is not None:
             self._session.activity.describe_progress = describe
 
     def _meet(self, chief_ip: str | None, port: int | None, port_offset: int, timeout_s: float) -> None:
-        """Wait for the other ranks, and check that the topologies of all agree."""
+        """Wait for the other ranks, and check that all topologies agree."""
         from det_lightning.ranks.exchange import Exchange  # imports torch, which a single process does not need
         from det_lightning.ranks.session import Session
         from det_lightning.ranks.store import find_store
@@ -276,7 +275,7 @@ class DistributedContext:
         try:
             self._all = Exchange(session, "all", "", range(self.size))
             ranks: list[ProcessTopology] = self._all.allgather(self.topology, operation="DistributedContext")
-            if problems := contradictions(ranks):
+            if problems := find_contradictions(ranks):
                 raise ValueError(f"The ranks do not agree: {'; '.join(problems)}.")
         except BaseException as error:
             session.leave(f"its context could not be made: {error}", failed=True)
@@ -286,7 +285,7 @@ class DistributedContext:
 
 
 class DummyDistributedContext(DistributedContext):
-    """The context of a single process, as Determined names it.
+    """The context of a single process, under Determined's name.
 
     Example:
         >>> import det_lightning as det

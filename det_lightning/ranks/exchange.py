@@ -1,22 +1,22 @@
-"""Exchanges of Python objects among a group of ranks, over the store of their session.
+"""Exchanges of Python objects among a group of ranks, over the store of a session.
 
-The object collectives of a process group would not do: if a rank is missing, has left, or calls another operation, they
-wait for the timeout of the group and name no rank, and they must not interleave with the collectives of a backward
-pass. Tensor collectives of the engine are also waited for here, because the store knows what happened to other ranks.
+The object collectives of a process group would not do: if a rank is missing, has left, or calls another operation, such
+a collective waits for the timeout of the group and names no rank. Also, object collectives must not interleave with the
+collectives of a backward pass. The engine waits for tensor collectives here, too: the store knows of failed ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Work
 
-from det_lightning.ranks.contributions import Contribution, condense, expand, read_contributions
 from det_lightning.ranks.session import Session
 from det_lightning.ranks.store import Store, look, pauses
 from det_lightning.ranks.watch import name_ranks
@@ -30,16 +30,25 @@ _ALARM = b"!"  # no pickle starts with it
 _T = TypeVar("_T")
 
 
+class Contribution(NamedTuple):
+    """The contribution of a rank to a round: the name of the operation, and a pickle, inline or in parts."""
+
+    member: int
+    operation: str
+    parts: int
+    inline: bytes
+
+
 class Exchange:
     """Numbered rounds among the ranks ``members``, the first being the chief; each must take part in every round.
 
-    In a round each rank appends its contribution to one key and counts itself. The last one to come publishes all
-    contributions under another key, which the others poll. Equal neighbours are published only once, so what each rank
-    reads does not grow with the number of ranks if all say the same. Every rank sees which operation each has called,
-    so differing calls raise on every rank. The keys of a round are deleted when the next one is complete, large objects
-    once all have read them. A rank that leaves puts an alarm under the key that the others would poll next.
-    A collective of a process group is also a round, but the store hears of it only if it takes more than a second.
-    ``name`` is the prefix of the group's keys, ``suffix`` is added to its operations' names: ``_local`` on a node.
+    In a round each rank appends a contribution to a common key and increments a counter. The last rank publishes all
+    contributions under another key, polled by the other ranks. Equal contributions are published only once, so the
+    result stays short for many ranks. Every rank sees the operation of each other rank, so differing calls raise
+    everywhere. The keys of a round are deleted when the next round is complete, large objects once all ranks have read
+    the objects. A rank that leaves puts an alarm under the key that the other ranks would poll next.
+    A collective of a process group is also a round, but reaches the store only after more than a second.
+    ``name`` is the prefix of the group's keys, ``suffix`` is added to the names of operations: ``_local`` on a node.
     """
 
     def __init__(self, session: Session, name: str, suffix: str, members: Sequence[int]) -> None:
@@ -50,22 +59,22 @@ class Exchange:
         self._index = self._members.index(session.rank)
         session.activity.rounds[name] = 0
         self._stored_rounds = 0
-        # Rounds that have keys in the store: from all members, and from this one.
+        # Rounds with keys in the store: from all members, and from this rank.
         self._kept_round: int | None = None
         self._announced_rounds: list[int] = []
         session.on_leave.append(self._notify)
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        """Return all objects, in the order of the group, on its chief; None elsewhere."""
+        """Return all objects, in the order of the group, on the chief; None elsewhere."""
         if self._index == 0:
-            found = self._run("gather", b"", range(1, len(self._members)))
+            found = self._take_part("gather", b"", range(1, len(self._members)))
             return [stuff, *map(pickle.loads, found)]
-        self._run("gather", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
+        self._take_part("gather", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
         return None
 
     def allgather(self, stuff: Any, operation: str = "allgather") -> list[Any]:
         """Return all objects, in the order of the group: copies, except the chief's own object on the chief."""
-        found = self._run(operation, pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), range(len(self._members)))
+        found = self._take_part(operation, pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), range(len(self._members)))
         if self._index == 0:
             return [stuff, *map(pickle.loads, found[1:])]
         return [pickle.loads(pickled) for pickled in found]
@@ -73,21 +82,21 @@ class Exchange:
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
         if self._index == 0:
-            self._run("broadcast", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
+            self._take_part("broadcast", pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL), ())
             return stuff
-        (found,) = self._run("broadcast", b"", (0,))
+        (found,) = self._take_part("broadcast", b"", (0,))
         return pickle.loads(found)
 
     def meet(self, timeout_s: float, reason: str) -> bool:
         """Return whether all members call this within ``timeout_s``; if not, leave the session for ``reason``."""
         try:
-            self._run("meet", b"", (), timeout_s, reason)
+            self._take_part("meet", b"", (), timeout_s, reason)
         except RuntimeError:
             return False
         return True
 
     def wait_for(self, collective: Work, operation: str) -> None:
-        """Wait for a collective that all members begin as for an exchange, with the same errors."""
+        """Wait for a collective of all members as for an exchange, with the same errors."""
         with self._next_round(operation) as operation:
             look_around = functools.partial(self._look_at_others, operation)
             self._poll(operation, collective.is_completed, look_around, self._session.timeout_s)
@@ -102,12 +111,12 @@ class Exchange:
         return self._session.store
 
     def _notify(self, reason: str) -> None:
-        """Wake the ranks that wait for this one, now or in the next round; the last one deletes the group's keys."""
+        """Wake the waiting ranks, now or in the next round; the last rank to leave deletes the group's keys."""
         store = self._store
         rank = self._session.rank
         store.delete_key(f"waiting/{rank}")
         alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
-        # The current round may already have been joined, if that is what failed.
+        # This rank may have joined the current round already, if the round failed.
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):
@@ -117,7 +126,7 @@ class Exchange:
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
 
-    def _run(
+    def _take_part(
         self, operation: str, pickled: bytes, wanted: Iterable[int], timeout_s: float | None = None, reason: str = ""
     ) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members; ``reason`` is for leaving."""
@@ -125,7 +134,7 @@ class Exchange:
             self._contribute(operation, pickled)
             contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
             self._check_same_operation(contributions)
-            found = [self._read(contributions[index]) for index in wanted]
+            found = [self._read_pickle(contributions[index]) for index in wanted]
             self._release(contributions)
             self._kept_round = self._round
             self._stored_rounds += 1
@@ -133,10 +142,10 @@ class Exchange:
 
     @contextlib.contextmanager
     def _next_round(self, operation: str, reason: str = "") -> Iterator[str]:
-        """Yield the full name of an operation, and count the round after the block; leave the session if it raises."""
+        """Yield the full name of an operation, and count the round after the block; leave the session on an error."""
         operation += self._suffix
         try:
-            with self._session.naming_a_lost_store():
+            with self._session.name_lost_store():
                 yield operation
                 # Nobody reads any more what this rank announced in earlier rounds.
                 while self._announced_rounds and self._announced_rounds[0] < self._round:
@@ -156,7 +165,10 @@ class Exchange:
             store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
         store.append(self._key("each"), pickle.dumps(tuple(own)))
         if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
-            store.set(self._key("all"), condense(self._came()))
+            # A pickle holds equal entries only once, if they are the same object.
+            entries: dict[tuple[object, ...], tuple[object, ...]] = {}
+            came = [entries.setdefault(one[1:], one[1:]) for one in self._read_own_round()]
+            store.set(self._key("all"), pickle.dumps(came, pickle.HIGHEST_PROTOCOL))
             # All have come to this round, so none still reads the previous one.
             if self._kept_round is not None:
                 self._delete_round(self._kept_round)
@@ -166,14 +178,14 @@ class Exchange:
         look_around = functools.partial(self._look_for_deadlock, operation)
         found = self._poll(operation, published, look_around, timeout_s) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
-        return expand(found)
+        return [Contribution(member, *entry) for member, entry in enumerate(pickle.loads(found))]
 
     def _poll(
         self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None], timeout_s: float
     ) -> _T | None:
-        """Return the first true answer of ``ask``, and call ``look_around`` now and then until there is one.
+        """Return the first true answer of ``ask``, and call ``look_around`` now and then until that comes.
 
-        Return None if the time is up but the last rank has come after all; raise a RuntimeError if one has not.
+        Return None if the time is up but the last rank has come after all; raise a RuntimeError if a rank is missing.
         """
         looks = 0
         for waited in pauses(timeout_s, self._session.longest_pause_s):
@@ -191,16 +203,16 @@ class Exchange:
         return answer
 
     def _look_at_others(self, operation: str) -> None:
-        """Raise if a rank has left, exchanges something else or waits for this one; announce that this rank waits."""
+        """Announce that this rank waits; raise if a rank has left, exchanges something else or waits for this rank."""
         if self._round not in self._announced_rounds:
             self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
             self._announced_rounds.append(self._round)
         self._raise_if_alarm(look(self._store, self._key("all")), operation)
-        self._check_same_operation(self._came())
+        self._check_same_operation(self._read_own_round())
         self._look_for_deadlock(operation)
 
     def _raise_its_error(self, operation: str, collective: Work) -> None:
-        """If a collective ended with an error, raise it; or, if a rank left, an error that says why."""
+        """Raise the error of a collective, if any, or the reason of a rank that left."""
         try:
             collective.wait()
         except RuntimeError as error:
@@ -216,18 +228,18 @@ class Exchange:
             raise RuntimeError(f"Rank {self._session.rank} is in {operation}(), but {reason}.")
 
     def _look_for_deadlock(self, operation: str) -> None:
-        """Note in the store where this rank waits; raise if a missing rank waits for it in another group."""
+        """Note in the store where this rank waits; raise if a missing rank waits for this rank in another group."""
         self._store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
-        self._session.activity.awaited = missing = self._missing()
-        for rank, (name, number, other) in self._waiting_elsewhere(missing).items():
+        self._session.activity.awaited = missing = self._find_missing()
+        for rank, (name, number, other) in self._find_waiting_elsewhere(missing).items():
             if name != self._name and self._session.activity.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
                     f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
                     f"{other}(). All ranks must call the same operations in the same order."
                 )
 
-    def _waiting_elsewhere(self, missing: list[int]) -> dict[int, tuple[str, int, str]]:
-        """Return the group, round and operation of each of the ``missing`` ranks that waits elsewhere."""
+    def _find_waiting_elsewhere(self, missing: list[int]) -> dict[int, tuple[str, int, str]]:
+        """Return the group, round and operation of each ``missing`` rank that waits elsewhere."""
         waiting = {}
         for rank in missing:
             if found := look(self._store, f"waiting/{rank}"):
@@ -235,18 +247,23 @@ class Exchange:
                 waiting[rank] = (name, int(number), operation)
         return waiting
 
-    def _missing(self) -> list[int]:
-        came = {found.member for found in self._came()}
+    def _find_missing(self) -> list[int]:
+        came = {found.member for found in self._read_own_round()}
         return [rank for index, rank in enumerate(self._members) if index not in came]
 
-    def _came(self) -> list[Contribution]:
-        return read_contributions(look(self._store, self._key("each")) or b"")
+    def _read_own_round(self) -> list[Contribution]:
+        appended = look(self._store, self._key("each")) or b""
+        stream = io.BytesIO(appended)
+        found = []
+        while stream.tell() < len(appended):
+            found.append(Contribution(*pickle.load(stream)))
+        return sorted(found)
 
     def _raise_for_missing(self, operation: str) -> None:
-        missing = self._missing()
+        missing = self._find_missing()
         if not missing:
             return
-        waiting = self._waiting_elsewhere(missing)
+        waiting = self._find_waiting_elsewhere(missing)
         came = sorted(set(self._members).difference(missing))
         elsewhere = "".join(f" Rank {rank} waits in {other}()." for rank, (_, _, other) in waiting.items())
         raise RuntimeError(
@@ -260,11 +277,11 @@ class Exchange:
             calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
 
-    def _read(self, contribution: Contribution) -> bytes:
+    def _read_pickle(self, contribution: Contribution) -> bytes:
         return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))
 
     def _release(self, contributions: list[Contribution]) -> None:
-        """Count this rank among those that have read the large objects; the last one deletes them."""
+        """Count this rank as a reader of the large objects; the last reader deletes the objects."""
         keys = [key for found in contributions for key in self._part_keys(found)]
         if keys and self._store.add(self._key("read"), 1) == len(self._members):
             for key in [*keys, self._key("read")]:

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks of a run at a store, and the session that they share until they leave."""
+"""The session of the ranks of a run: the rendezvous at a store, common keys, and the end of each rank."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from det_lightning import errors
 from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 from det_lightning.ranks.watch import GAVE_UP, KEYS, LEFT, RankActivity, RankWatch, name_ranks, notice_period_s
 
-# How long a chief that has closed keeps running the store for ranks that have not: so that they can finish, or after a
-# failure so that they can read what happened.
+# How long a closed chief keeps running the store: until other ranks finish, or after a failure have read the reason.
 _LINGER_S = 30.0
 _LINGER_AFTER_FAILURE_S = 5.0
 _GRACE_S = 2.0
 _CLOSED = "its context was closed"
-# torchrun takes the first failure that it sees for the cause of the others. It looks ten times a second, and a process
-# needs some time to end.
+# torchrun takes the first failure for the cause of all. torchrun looks ten times a second, and a process needs time to
+# end.
 _HEAD_START_S = 3.0
 # Part of gloo's message if the process at the other end of a connection has ended.
 _OF_LOST_CONNECTIONS = "gloo/transport/"
 
 
 class Session:
-    """The keys that all ranks of one run share in a store, from their rendezvous until they leave.
+    """The common keys of all ranks of a run in a store, from the rendezvous until the last rank leaves.
 
-    Rank 0 draws the name of the session at random, so keys that an earlier context, or the same run before a restart,
-    left in the store are never seen. ``on_leave`` functions are called with the reason when this rank leaves.
+    Rank 0 draws the name of the session at random, so old keys of another context, or of the same run before a restart,
+    are never seen. ``on_leave`` functions are called with the reason when this rank leaves.
     """
 
     def __init__(self, address: StoreAddress, rank: int, size: int, timeout_s: float) -> None:
@@ -46,13 +45,13 @@ class Session:
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
         self.activity = RankActivity(rank, size)
         self.on_leave: list[Callable[[str], None]] = []
-        #: Which rank gave up on the hyperparameters, and why; from :meth:`leave` on, and empty if none has.
+        #: The rank that gave up on the hyperparameters, with the reason; empty before :meth:`leave`, or without one.
         self.given_up = ""
         self._reason_left: str | None = None
         self._has_failed = False
         self._process = os.getpid()
         self._serves = address.of_chief and rank == 0
-        with self.naming_a_lost_store():
+        with self.name_lost_store():
             self._shared_store = self._connect()
             name = self._admit_others() if rank == 0 else self._join()
         store = within(self._shared_store, name)
@@ -70,8 +69,8 @@ class Session:
         return self._store
 
     @contextlib.contextmanager
-    def naming_a_lost_store(self) -> Iterator[None]:
-        """Raise a RuntimeError that names the store if the connection to it fails inside."""
+    def name_lost_store(self) -> Iterator[None]:
+        """Turn a lost connection inside the block into a RuntimeError that names the store."""
         try:
             yield
         except dist.DistNetworkError as error:
@@ -83,7 +82,7 @@ class Session:
     def leave(self, reason: str, *, failed: bool = False) -> None:
         """Stop taking part in exchanges and notify the other ranks; a second call does nothing.
 
-        After a failure some of the others may never leave, so they are not waited for as long.
+        After a failure other ranks may never leave, so this rank waits for a shorter time.
         """
         if self._reason_left is not None:
             return
@@ -96,7 +95,7 @@ class Session:
             self.given_up = self._watch.gave_up  # what is known if the store is lost
             self._watch = None
         everyone_left = False
-        # An error here means that nobody is left to notify, or that the connection is what failed.
+        # An error here means that nobody is left to notify, or that the connection failed.
         with contextlib.suppress(RuntimeError):
             heard = (look(self.store, GAVE_UP) or b"").decode()
             self.given_up = "" if heard.startswith(f"rank {self.rank} ") else heard
@@ -117,13 +116,13 @@ class Session:
         del self._shared_store
 
     def give_up(self, error: errors.InvalidHP) -> None:
-        """Let the other ranks know that this one gives up on the hyperparameters, whatever error that gives them."""
+        """Tell the other ranks that this rank gives up on the hyperparameters, for when an exchange fails there."""
         said = f"rank {self.rank} gave up on the hyperparameters (InvalidHP): {error}"
         with contextlib.suppress(RuntimeError):  # nobody is left to notify
             self.store.set(GAVE_UP, said.encode())
 
     def forget_giving_up(self) -> None:
-        """Take back :meth:`give_up`: all ranks have come to the end of a run, and may go on after it."""
+        """Take back :meth:`give_up`: all ranks have reached the end of a run, and may go on."""
         with contextlib.suppress(RuntimeError):  # the next exchange reports a lost store
             self.store.delete_key(GAVE_UP)
 
@@ -152,7 +151,7 @@ class Session:
         own = str(self.rank).encode()
         try:
             return self._store.compare_set("failed", "", own) == own
-        except RuntimeError:  # the store is lost, together with the process that ran it
+        except RuntimeError:  # the store is lost, together with the server's process
             return False
 
     def close(self) -> None:
@@ -164,7 +163,7 @@ class Session:
         return within(store, "det_lightning")
 
     def _admit_others(self) -> str:
-        """Send the name of this session to every other rank, and wait until all have joined it."""
+        """Send the name of this session to every other rank, and wait until all have joined."""
         store = self._shared_store
         name = secrets.token_hex(8)
         absent = set(range(1, self.size))
@@ -234,7 +233,7 @@ def _leave_all() -> None:
 
 
 def _record_for_torchrun(error: BaseException, after_s: float = 0.0) -> None:
-    """Write an error into the file that torchrun reads, if torchrun started this process."""
+    """Write an error into torchrun's error file, if torchrun started this process."""
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         time.sleep(after_s)
         get_error_handler().record_exception(error)
@@ -246,7 +245,7 @@ def _delete_session(store: Store) -> None:
 
 
 def _linger(store: Store, longest_s: float) -> None:
-    """Keep the store, which belongs to this process, until the last rank has left, or for ``longest_s``."""
+    """Keep this process's store until the last rank has left, or for ``longest_s``."""
     with contextlib.suppress(RuntimeError):
         for _ in pauses(longest_s):
             if look(store, "empty") is not None:

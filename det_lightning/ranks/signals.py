@@ -1,4 +1,4 @@
-"""Handling signals that ask a process to end, and recording which were received while no handler could run."""
+"""Signals that ask a process to end: handlers, and a log of signals received while no handler could run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def end_by_signal(signum: int) -> None:
 
 
 def print_at_once(message: str) -> None:
-    """Write to stderr from a signal handler, which may interrupt the writing of a log record."""
+    """Write to stderr from a signal handler: logging may be interrupted in the middle of a record."""
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, message.encode())
 
@@ -35,7 +35,7 @@ def print_at_once(message: str) -> None:
 class EndSignals:
     """Handles signals that ask the process to end: calls ``on_first`` on the first, and ends the process on a second.
 
-    Previously installed handlers are also called on the first one. A fork of the process just ends.
+    Previously installed handlers are also called on the first signal. A fork of the process just ends.
     """
 
     def __init__(self, on_first: Callable[[int], object]) -> None:
@@ -46,7 +46,7 @@ class EndSignals:
         self.installed = False
 
     def remember(self, signums: Iterable[int]) -> None:
-        """Remember the current handlers of the signals, which :meth:`restore` installs again."""
+        """Remember the current handlers of the signals, for :meth:`restore`."""
         self._before = {signum: signal.getsignal(signum) for signum in signums}
         self._first_s = None
 
@@ -86,8 +86,8 @@ class EndSignals:
 class SignalLog:
     """The first SIGTERM or SIGINT received, even while the main thread is in a call that lets no Python handler run.
 
-    Only signals with a Python handler are seen. A process has one such log, as it has one ``signal.set_wakeup_fd``,
-    which is left alone if something else uses it, such as an event loop.
+    Only signals with a Python handler are seen. A process has a single log, as there is a single
+    ``signal.set_wakeup_fd``; a descriptor of somebody else, such as an event loop, stays.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class SignalLog:
             # Signals sent to a fork must not be seen here.
             os.register_at_fork(after_in_child=self._forget)
         if not self._users:
-            self.first()  # of those that came meanwhile, none counts
+            self.first()  # signals in between do not count
             self._first = None
             if (before := signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)) != -1:
                 signal.set_wakeup_fd(before)
@@ -122,7 +122,7 @@ class SignalLog:
             self._forget()
 
     def first(self) -> tuple[int, float] | None:
-        """Return which signal came first, and ``time.monotonic()`` soon after that; None if none came."""
+        """Return the first signal, and ``time.monotonic()`` soon after; None if there was no signal."""
         with contextlib.suppress(BlockingIOError):
             ending = [signum for signum in os.read(self._ends[0], 1024) if signum in _ENDING] if self._ends else []
             if ending and self._first is None:

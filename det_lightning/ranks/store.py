@@ -1,4 +1,4 @@
-"""torch's key-value store that the ranks of a run share: where it is, running it, connecting to it."""
+"""The key-value store of a run, from torch: address, server and connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REQUEST_TIMEOUT = timedelta(seconds=30)
 
 
 class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here, with bytes as values, which its own types lack."""
+    """The used part of ``torch.distributed.Store``, with bytes as values, unlike torch's own types."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def append(self, key: str, value: bytes) -> None: ...
@@ -35,7 +35,7 @@ class Store(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StoreAddress:
-    """The address of the store; ``one_node`` if no other nodes need to reach it.
+    """The address of the store; ``one_node`` if no other nodes need to connect.
 
     Rank 0 runs the store if ``of_chief`` is true, otherwise the agent of ``torchrun`` does.
     """
@@ -50,14 +50,18 @@ class StoreAddress:
 
 
 def find_store(topology: ProcessTopology, chief_ip: str | None, port: int | None, port_offset: int) -> StoreAddress:
-    """Return the address of the store: that of ``torchrun``'s agent, or else the one that rank 0 runs.
+    """Return the address of the store on ``torchrun``'s agent, or else on rank 0.
 
     Raises:
         ValueError: the sum of the port and its offset is not a port.
     """
     one_node = topology.cross_size == 1
-    if address := _find_agent_store(topology.rank, topology.size, one_node):
-        return address
+    # The store of torchrun's agent, if the agent started this process as this rank.
+    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    agent = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_store and started_as == (str(topology.rank), str(topology.size)) and agent[0] and agent[1]:
+        return StoreAddress(agent[0], int(agent[1]), of_chief=False, one_node=one_node)
     if port is None:
         port = int(os.environ.get(_PORT_VARIABLE, _DEFAULT_PORT))
     if not 0 < port + port_offset < 2**16:
@@ -66,21 +70,11 @@ def find_store(topology: ProcessTopology, chief_ip: str | None, port: int | None
     return StoreAddress(host, port + port_offset, of_chief=True, one_node=one_node)
 
 
-def _find_agent_store(rank: int, size: int, one_node: bool) -> StoreAddress | None:
-    """Return the store of ``torchrun``'s agent, if that started this process as the given rank."""
-    started_as = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-    host = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or started_as != (str(rank), str(size)):
-        return None
-    return StoreAddress(host, int(port), of_chief=False, one_node=one_node) if host and port else None
-
-
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
-    """Yield the seconds that have passed, and sleep after each yield, until the time is up.
+    """Yield the passed seconds, and sleep after each yield, until the time is up.
 
-    Ranks poll the store, because its own ``wait`` cannot be interrupted by signals, and logs warnings when its time is
-    up. The wait is at most an eighth longer than needed, and by at most ``longest_s``: 20 requests of 0.1 ms a second.
+    Ranks poll the store, because signals do not interrupt the store's own ``wait``, and a timeout logs warnings. The
+    wait is at most an eighth longer than needed, and by at most ``longest_s``: 20 requests of 0.1 ms a second.
     """
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout_s:
@@ -96,14 +90,14 @@ def look(store: Store, key: str) -> bytes | None:
 
 
 def within(store: Store, prefix: str) -> Store:
-    """Return the keys of a store that begin with ``prefix``, as a store of their own."""
+    """Return the part of a store under ``prefix`` as a store."""
     return cast(Store, PrefixStore(prefix, cast(TCPStore, store)))
 
 
 def serve(address: StoreAddress) -> Store:
-    """Start the store in this process, or reuse one that it still runs at the same port."""
+    """Start the store in this process, or reuse a running store at the same port."""
     listening = None
-    if address.one_node:  # so other machines need not reach it; a port that is in use, torch reuses or refuses
+    if address.one_node:  # not reachable for other machines; torch reuses or refuses a port in use
         with contextlib.suppress(OSError):
             listening = socket.create_server(("127.0.0.1", address.port)).detach()
     try:
@@ -127,7 +121,7 @@ def serve(address: StoreAddress) -> Store:
 
 
 def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
-    """Connect to the store of the chief or the agent; raise a RuntimeError if it takes longer than ``timeout_s``."""
+    """Connect to the store of the chief or the agent; raise a RuntimeError after ``timeout_s``."""
     problem: Exception | None = None
     for _ in pauses(timeout_s):
         try:

@@ -6,13 +6,33 @@ import dataclasses
 import os
 import socket
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 from det_lightning.arguments import require
 
 # The variables of the launchers, in the order of the fields of ProcessTopology.
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 DEEPSPEED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+class _DistributedBackend:
+    """The launcher that started this process, by the variables that are not empty; ``det._DistributedBackend``.
+
+    The constants are the names of the variables.
+    """
+
+    HOROVOD: ClassVar[str] = "USE_HOROVOD"
+    DEEPSPEED: ClassVar[str] = "USE_DEEPSPEED"
+    TORCH: ClassVar[str] = "USE_TORCH_DISTRIBUTED"
+
+    def use_horovod(self) -> bool:
+        return bool(os.environ.get(self.HOROVOD))
+
+    def use_deepspeed(self) -> bool:
+        return bool(os.environ.get(self.DEEPSPEED))
+
+    def use_torch(self) -> bool:
+        return bool(os.environ.get(self.TORCH))
 
 
 class NotLaunched(ValueError, KeyError):
@@ -25,7 +45,7 @@ class NotLaunched(ValueError, KeyError):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessTopology:
-    """The position of a process among the processes of a run; by default it is the only one."""
+    """The position of a process among the processes of a run; the defaults are for a single process."""
 
     rank: int = 0
     size: int = 1
@@ -36,9 +56,9 @@ class ProcessTopology:
 
 
 def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the numbers, in the order of its fields, or of one process if all are None.
+    """Return the topology with the numbers, in the order of the fields, or of a single process if all are None.
 
-    An error names everything that is wrong.
+    An error names all mistakes.
     """
     names = [field.name for field in dataclasses.fields(ProcessTopology)]
     given = {name: number for name, number in zip(names, numbers, strict=True) if number is not None}
@@ -71,8 +91,8 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
     return topology
 
 
-def contradictions(ranks: list[ProcessTopology]) -> list[str]:
-    """Return where the topologies of the ranks, each consistent by itself, contradict each other."""
+def find_contradictions(ranks: list[ProcessTopology]) -> list[str]:
+    """Return the contradictions between the topologies of the ranks, each consistent alone."""
     chief = ranks[0]
     problems = []
     slots: dict[tuple[int, int], int] = {}
@@ -94,18 +114,18 @@ def contradictions(ranks: list[ProcessTopology]) -> list[str]:
 
 
 def find_members(ranks: list[ProcessTopology], node: int) -> list[int]:
-    """Return the ranks on a node, in the order of their local ranks."""
+    """Return the ranks on a node, ordered by local rank."""
     members = [topology for topology in ranks if topology.cross_rank == node]
     return [topology.rank for topology in sorted(members, key=lambda topology: topology.local_rank)]
 
 
 def find_chief_ip(given: str | None, other_variable: str = "") -> str | None:
-    """Return the address of the chief: the given one, or else the one in the environment; None if there is none."""
+    """Return the given address of the chief, or the address in the environment, or None."""
     return given or os.environ.get("DET_CHIEF_IP") or os.environ.get(other_variable) or None
 
 
 def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessTopology:
-    """Read the numbers from variables, in the order of the fields; an error begins with ``need`` and names them."""
+    """Read the numbers from variables, in the order of the fields; an error begins with ``need``."""
     missing = [name for name in variables if name not in os.environ]
     if missing:
         raise NotLaunched(f"{need}; {', '.join(missing)} are not in the environment.")
@@ -117,12 +137,12 @@ def topology_from_environment(need: str, variables: tuple[str, ...]) -> ProcessT
 
 
 def topology_from_horovod(hvd: Any) -> ProcessTopology:
-    """Return the topology of the processes that ``horovod.torch`` connects."""
+    """Return the topology of the processes of ``horovod.torch``."""
     return ProcessTopology(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(ProcessTopology)})
 
 
 def elastic_job() -> str | None:
-    """Return the id of torchrun's job, which restarts keep; None without torchrun, or if the job has no id."""
+    """Return the id of torchrun's job, the same after a restart; None without torchrun or without an id."""
     # torchrun calls a job without an id "none".
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     return None if job in (None, "", "none") else job
@@ -135,7 +155,7 @@ def restarts() -> int:
 
 
 def free_port(host: str = "") -> int:
-    """Return a TCP port that nothing listens on, on one interface or by default on any."""
+    """Return an unused TCP port, on an interface or by default on any."""
     with socket.socket() as found:
         found.bind((host, 0))
         port: int = found.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Watching a rank: logs its stack when it waits long, and ends the ranks of a run that no signal can end."""
+"""Watching a rank: log the stack of a rank that waits long, and end a run that a signal cannot end otherwise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -16,7 +17,6 @@ from types import FrameType
 import torch
 
 from det_lightning.ranks.signals import print_at_once, signal_log
-from det_lightning.ranks.stack import find_frames, is_busy, is_waiting
 from det_lightning.ranks.store import Store, look
 
 logger = logging.getLogger(__name__)
@@ -25,25 +25,42 @@ NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
 _NOTICE_AFTER_S = 60.0
 _TICK_S = 1.0
 _TICK_AFTER_SIGNAL_S = 0.25
-# Together less than 10 s, including the time that a tick and a launcher take.
+# Together less than 10 s, including the time of a tick and of a launcher.
 _END_AFTER_SIGNAL_S = 4.0
 _STILL_S = 3.5
 _TOGETHER_S = 1.0
-_SILENT_S = 10.0  # a rank that was killed says nothing; a slow one, or one that holds Python's lock, may be late
+_SILENT_S = 10.0  # a killed rank says nothing; a slow rank, or a rank with Python's lock, may be late
 _SHOWN_FRAMES = 12
-GAVE_UP = "watch/gave-up"  # which rank gave up on the hyperparameters, and why
-LEFT = "left"  # how many ranks have left the session
+GAVE_UP = "watch/gave-up"  # the rank that gave up on the hyperparameters, and its reason
+LEFT = "left"  # the number of ranks that have left the session
 _SIGNALLED = "watch/signal"
-_STUCK = "watch/stuck"  # how many ranks are stuck since a signal
+_STUCK = "watch/stuck"  # the number of ranks that are stuck since a signal
 _MOVES = "watch/moves"  # grows while a rank is not stuck
-_PLACE = "watch/place"  # where the first of the stuck ranks is
-_HANGS = "watch/hangs"  # set if ranks are stuck because they wait for each other
-#: What watches store; the last rank to leave deletes it.
+_PLACE = "watch/place"  # the place of the first stuck rank
+_HANGS = "watch/hangs"  # set if stuck ranks wait for each other
+#: Keys of the watches in the store; the last rank to leave deletes them.
 KEYS = (GAVE_UP, LEFT, _SIGNALLED, _STUCK, _MOVES, _PLACE, _HANGS)
+
+_EXCHANGES = "det_lightning.ranks."
+_SHARDS = "torch.distributed.checkpoint."
+# Modules that wait for other ranks: a backward pass averages gradients.
+_WAITING = (_EXCHANGES, "torch.distributed.", "torch.nn.parallel.", "torch.autograd.", "horovod.")
+# Modules that write checkpoints or load batches.
+_WORKING = (
+    _SHARDS,
+    "det_lightning.checkpoint.",
+    "det_lightning.core._checkpoint.",
+    "det_lightning.engine.checkpointing.",
+    "pytorch_lightning.callbacks.model_checkpoint.",
+    "torch.serialization.",
+    "torch.utils.data.",
+)
+# Modules of threads that wait, hold claims or delete checkpoints.
+_IDLE = (_EXCHANGES, "det_lightning.checkpoint.retention.", "torch.utils.data._utils.pin_memory.")
 
 
 def notice_period_s() -> float:
-    """Return after how many seconds of waiting a message reports it; 0 for never.
+    """Return the seconds of waiting until a message reports a rank; 0 for never.
 
     Raises:
         ValueError: the environment variable is not a number of seconds.
@@ -60,10 +77,10 @@ def notice_period_s() -> float:
 
 @dataclasses.dataclass
 class RankActivity:
-    """What a rank does, as its own watch sees it.
+    """The activity of a rank, for the rank's own watch.
 
-    ``rounds`` counts the exchanges that it has completed in each group; ``awaited`` holds the ranks that it waits for;
-    ``describe_progress`` returns its progress for messages, such as ``"batch 12"``.
+    ``rounds`` counts completed exchanges by group, ``awaited`` holds the missing ranks of the current exchange, and
+    ``describe_progress`` returns the progress for messages, for example ``"batch 12"``.
     """
 
     rank: int
@@ -82,9 +99,10 @@ def name_ranks(ranks: Collection[int]) -> str:
 class RankWatch:
     """A thread that watches the thread that created it.
 
-    It logs the stack of a thread that has not moved for the notice period. After a SIGTERM or SIGINT to any rank the
-    watches of all ranks end the run if no rank moves any more: a Python handler runs only when a call to C++ returns,
-    as a collective does once all ranks have come. A run that writes a checkpoint or waits for a batch goes on.
+    The watch logs the stack of a thread that has not moved for the notice period. After a SIGTERM or SIGINT to any rank
+    the watches of all ranks end the run once no rank moves any more: a Python handler runs only when a call to C++
+    returns, and a collective returns once all ranks have come. A run that writes a checkpoint or waits for a batch goes
+    on.
     """
 
     def __init__(self, activity: RankActivity, store: Store, notice_s: float) -> None:
@@ -98,13 +116,13 @@ class RankWatch:
         self._moved_at_s = time.monotonic()
         self._is_logged = False
         self._is_stuck = False
-        self._moves: tuple[bytes | None, float] = (None, 0.0)  # what the store holds, and since when
+        self._moves: tuple[bytes | None, float] = (None, 0.0)  # the value in the store, and since when
         self._signalled_at_s: float | None = None
-        #: Which other rank gave up on the hyperparameters, and why, as far as this rank has heard.
+        #: Another rank that gave up on the hyperparameters, with the reason, as far as this rank has heard.
         self.gave_up = ""
         self._sees_signals = signal_log.open()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="det_lightning-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="det_lightning-watch", daemon=True)
         self._thread.start()
 
     @property
@@ -121,23 +139,23 @@ class RankWatch:
             self._sees_signals = False
             signal_log.close()
 
-    def _run(self) -> None:
+    def _watch(self) -> None:
         try:
             while not self._stopping.wait(min(self._tick_s, _TICK_AFTER_SIGNAL_S) if self.signalled else self._tick_s):
                 self._tick()
             self._count_as_stuck(False)
         except RuntimeError:
-            # The store is gone, together with the rank that runs it; the next exchange reports that.
+            # The store is gone, together with the rank that runs the store; the next exchange reports the loss.
             logger.debug("No rank is watched any more.", exc_info=True)
 
     def _tick(self) -> None:
         self._listen()
-        if frames := self._look():  # not kept until the next tick, as they hold what the user's functions hold
-            self._log_if_due(frames[0])
-            self._end_if_hung(frames[0])
+        if innermost := self._look():  # not kept until the next tick: a frame holds all values of a user's function
+            self._log_if_due(innermost)
+            self._end_if_hung(innermost)
 
     def _listen(self) -> None:
-        """Note when this rank or another one received a signal that ends processes, or gave up."""
+        """Note when a rank receives a signal that ends processes, or gives up."""
         heard = (look(self._store, GAVE_UP) or b"").decode()
         self.gave_up = "" if heard.startswith(f"rank {self._activity.rank} ") else heard
         if self.signalled:
@@ -148,14 +166,20 @@ class RankWatch:
         elif look(self._store, _SIGNALLED) or (self.gave_up and look(self._store, LEFT)):
             self._signalled_at_s = time.monotonic()
 
-    def _look(self) -> list[FrameType]:
-        """Return the frames of the watched thread, and note whether it has moved or computed since the last look."""
-        frames = find_frames(self._watched)
+    def _look(self) -> FrameType | None:
+        """Return the innermost frame of the watched thread, None if the thread has ended; note whether it has moved.
+
+        Frames inside an exchange of objects are left out: an exchange polls, so these change while the rank waits.
+        """
+        frames = _walk(sys._current_frames().get(self._watched))  # the documented way, in spite of its name
+        exchanges = [index for index, frame in enumerate(frames) if _module(frame).startswith(_EXCHANGES)]
+        frames = frames[exchanges[-1] if exchanges else 0 :]
         position = [(id(frame), frame.f_lasti) for frame in frames]
         seen = (position, self._activity.describe_progress(), sum(self._activity.rounds.values()))
         now = time.monotonic()
         used_s = 0.0
-        if self._clock is not None and not _uses_gpu():  # waiting for a GPU takes processor time
+        # Waiting for a GPU takes processor time.
+        if self._clock is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             with contextlib.suppress(OSError):  # the thread has ended
                 used_s = time.clock_gettime(self._clock)
         last_seen, last_s, last_used_s = self._last_look
@@ -163,7 +187,7 @@ class RankWatch:
             self._moved_at_s = now
             self._is_logged = False
         self._last_look = (seen, now, used_s)
-        return frames
+        return frames[0] if frames else None
 
     def _log_if_due(self, innermost: FrameType) -> None:
         """Log the stack, once, if the watched thread has neither moved nor computed for the notice period."""
@@ -171,7 +195,7 @@ class RankWatch:
         if self._is_logged or not self._notice_s or still_s < self._notice_s:
             return
         self._is_logged = True
-        said = f"waited {still_s:.0f} s" if is_waiting(innermost) else f"been here for {still_s:.0f} s"
+        said = f"waited {still_s:.0f} s" if _is_waiting(innermost) else f"been here for {still_s:.0f} s"
         awaited = f" for {name_ranks(self._activity.awaited)}" if self._activity.awaited else ""
         progress = self._activity.describe_progress()
         after = progress and f", {progress}"
@@ -181,30 +205,24 @@ class RankWatch:
         """After a signal, end this process if no rank moves and at least one waits for another."""
         if self._signalled_at_s is None:
             return
-        waits = is_waiting(innermost)
-        self._count_as_stuck(self._is_still_since(self._signalled_at_s, waits) and not is_busy())
+        now = time.monotonic()
+        since_signal_s = now - self._signalled_at_s
+        waits = _is_waiting(innermost)
+        # A thread that waits for no rank may be saving the run, unless it has been here since before the signal.
+        is_still = now - self._moved_at_s > (_STILL_S if waits else since_signal_s)
+        self._count_as_stuck(since_signal_s > _END_AFTER_SIGNAL_S and is_still and not _is_any_thread_busy())
         if not self._is_stuck:
             self._store.add(_MOVES, 1)
             return
         place = traceback.format_stack(innermost, 1)[0].encode()
         if self._store.compare_set(_PLACE, "", place) != place or waits:
             self._store.set(_HANGS, b"1")
-        if not self._some_rank_moves() and look(self._store, _HANGS):
-            self._end(innermost)
-
-    def _is_still_since(self, signal_s: float, waits: bool) -> bool:
-        now = time.monotonic()
-        since_signal_s = now - signal_s
-        # Something that began after the signal and waits for no other rank may be saving the run.
-        longest_s = _STILL_S if waits else since_signal_s
-        return since_signal_s > _END_AFTER_SIGNAL_S and now - self._moved_at_s > longest_s
-
-    def _some_rank_moves(self) -> bool:
-        now = time.monotonic()
         if (moves := look(self._store, _MOVES)) != self._moves[0]:
             self._moves = (moves, now)
-        counted = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
-        return counted < self._activity.size and now - self._moves[1] < _SILENT_S
+        still_ranks = sum(int(look(self._store, key) or 0) for key in (_STUCK, LEFT))
+        no_rank_moves = still_ranks >= self._activity.size or now - self._moves[1] >= _SILENT_S
+        if no_rank_moves and look(self._store, _HANGS):
+            self._end(innermost)
 
     def _count_as_stuck(self, is_stuck: bool) -> None:
         if is_stuck != self._is_stuck:
@@ -212,20 +230,40 @@ class RankWatch:
             self._store.add(_STUCK, 1 if is_stuck else -1)
 
     def _end(self, innermost: FrameType) -> None:
-        """Print why and where this process ends, and end it."""
+        """Print the reason and the stack, and end this process."""
         signum = int(look(self._store, _SIGNALLED) or signal.SIGTERM)
         why = self.gave_up or f"received {signal.Signals(signum).name}"
         where = "." if self.gave_up else f", in:\n{_format(innermost)}"
         rank = f"Rank {self._activity.rank} (process {os.getpid()})"
         print_at_once(f"det_lightning: {why}. No rank moves. {rank} ends without saving{where}\n")
-        # The others should see that no rank moves before a lost connection raises an error in them.
+        # All ranks should notice that no rank moves before a lost connection raises an error anywhere.
         self._stopping.wait(_TOGETHER_S)
         os._exit(0 if self.gave_up else 128 + signum)
 
 
+def _is_waiting(innermost: FrameType) -> bool:
+    """Return whether a thread with this innermost frame waits for other ranks."""
+    module = _module(innermost)
+    return module.startswith(_WAITING) and not module.startswith(_SHARDS)
+
+
+def _is_any_thread_busy() -> bool:
+    """Return whether a thread of this process loads a batch or writes a checkpoint, and waits for no other rank."""
+    for innermost in sys._current_frames().values():
+        modules = list(map(_module, _walk(innermost)))
+        works = any(module.startswith(_WORKING) for module in modules)
+        if works and not _is_waiting(innermost) and not any(module.startswith(_IDLE) for module in modules):
+            return True
+    return False
+
+
+def _walk(innermost: FrameType | None) -> list[FrameType]:
+    return [] if innermost is None else [frame for frame, _ in traceback.walk_stack(innermost)]
+
+
+def _module(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}."
+
+
 def _format(innermost: FrameType) -> str:
     return "".join(traceback.format_stack(innermost, _SHOWN_FRAMES)).rstrip()
-
-
-def _uses_gpu() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

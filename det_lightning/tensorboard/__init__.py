@@ -1,4 +1,4 @@
-"""TensorBoard, at the paths that it has in Determined."""
+"""TensorBoard writers, at Determined's paths."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from det_lightning.core._context import Context
 from det_lightning.core._task import current_task
-from det_lightning.extras import how_to_install
 from det_lightning.files.strict_json import to_json
+from det_lightning.missing_parts import how_to_install
 from det_lightning.transformers._search import require_length, require_metrics
 
 try:

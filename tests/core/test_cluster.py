@@ -21,12 +21,12 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
     return task
 
 
-def test_outside_of_experiments_there_is_no_cluster() -> None:
+def test_no_cluster_outside_of_experiments() -> None:
     assert det_lightning.get_cluster_info() is None
 
 
 @pytest.mark.usefixtures("task")
-def test_a_trial_is_described_with_the_fields_of_determined() -> None:
+def test_fields_of_a_trial() -> None:
     info = det_lightning.get_cluster_info()
     assert info is not None
     assert (info.trial.trial_id, info.trial.experiment_id, info.trial.trial_seed) == (2, 3, 42)
@@ -36,13 +36,13 @@ def test_a_trial_is_described_with_the_fields_of_determined() -> None:
     assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [2])
 
 
-def test_what_a_trial_reports_is_a_line_of_json(task: TrialTask) -> None:
+def test_a_report_is_a_line_of_json(task: TrialTask) -> None:
     task.report("validation", 5, {"loss": float("nan"), "size": 1})
     (line,) = task.metrics_file.read_text().splitlines()
     assert '"metrics": {"loss": "NaN", "size": 1}' in line
 
 
-def test_a_metric_that_json_lacks_is_named_and_not_reported(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreportable_metric_is_named(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         task.report("training", 5, {"loss": np.float32(0.5), "raw": b"x"})
     assert ['"metrics": {"loss": 0.5}' in line for line in task.metrics_file.read_text().splitlines()] == [True, True]

@@ -75,7 +75,7 @@ def content_of(checkpoint: CheckpointContext, storage_id: str) -> dict[str, str]
 # Checkpoints of a single process
 
 
-def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Path) -> None:
+def test_uploaded_files_are_downloaded(storage: CheckpointStorage, tmp_path: Path) -> None:
     checkpoint = CheckpointContext(core.DistributedContext(), storage)
     own = make_files(tmp_path / "own", model="weights", part__data="more")
     storage_id = checkpoint.upload(own, {"steps_completed": 3, "note": [1, None]})
@@ -93,7 +93,7 @@ def test_what_is_uploaded_is_downloaded(storage: CheckpointStorage, tmp_path: Pa
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_links_are_uploaded_as_what_they_lead_to(storage: CheckpointStorage, tmp_path: Path, shard: bool) -> None:
+def test_upload_follows_links(storage: CheckpointStorage, tmp_path: Path, shard: bool) -> None:
     own = make_files(tmp_path / "own", model="weights")
     (own / "more").symlink_to(make_files(tmp_path / "elsewhere", part__data="more"), target_is_directory=True)
     (tmp_path / "elsewhere/part/back").symlink_to(own, target_is_directory=True)
@@ -102,7 +102,7 @@ def test_links_are_uploaded_as_what_they_lead_to(storage: CheckpointStorage, tmp
     assert content_of(checkpoint, storage_id) == {"model": "weights", "more/part/data": "more"}
 
 
-def test_a_link_in_a_checkpoint_on_a_disk_is_not_followed_when_it_is_downloaded(tmp_path: Path) -> None:
+def test_download_does_not_follow_links(tmp_path: Path) -> None:
     checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
     with checkpoint.store_path() as (path, storage_id):
         (path / "link").symlink_to(make_files(tmp_path / "elsewhere", file="of the machine"), target_is_directory=True)
@@ -111,9 +111,7 @@ def test_a_link_in_a_checkpoint_on_a_disk_is_not_followed_when_it_is_downloaded(
     assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
 
 
-def test_a_copy_of_a_checkpoint_on_a_disk_that_cannot_be_written_is_an_error_of_the_storage(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_copy_is_a_storage_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
     storage_id = checkpoint.upload(make_files(tmp_path / "own", part__data="more"))
     make_files(tmp_path / "copy", part="a file")
@@ -123,7 +121,7 @@ def test_a_copy_of_a_checkpoint_on_a_disk_that_cannot_be_written_is_an_error_of_
 
 
 @pytest.mark.parametrize("name", ["../evil/file", "part/../../evil/file", "/evil/file"])
-def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+def test_copy_makes_no_directory_outside(name: str, tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://bucket/checkpoints")
     checkpoint = CheckpointContext(core.DistributedContext(), storage)
     storage_id = checkpoint.upload(make_files(tmp_path / "own", model="weights"))
@@ -136,7 +134,7 @@ def test_no_directory_is_made_outside_of_the_copy_of_a_checkpoint(name: str, tmp
     storage.root.remove()
 
 
-def test_what_is_saved_in_a_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
+def test_stored_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
     checkpoint = CheckpointContext(core.DistributedContext(), storage)
     with checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
         make_files(path, model="weights", part__data="more")
@@ -198,9 +196,7 @@ def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
-def test_ranks_contribute_their_files_to_one_checkpoint(
-    nodes: int, per_node: int, storage: CheckpointStorage, tmp_path: Path
-) -> None:
+def test_ranks_contribute_files(nodes: int, per_node: int, storage: CheckpointStorage, tmp_path: Path) -> None:
     def upload(context: core.DistributedContext) -> str:
         rank = context.rank
         own = make_files(tmp_path / f"own{rank}", **{f"shard{rank}": str(rank), "same": "in both"})
@@ -230,7 +226,7 @@ def test_ranks_save_into_one_path(nodes: int, per_node: int, storage: Checkpoint
 
 
 @pytest.mark.slow
-def test_a_directory_that_ranks_share_is_uploaded_once(tmp_path: Path) -> None:
+def test_shared_directory_is_uploaded_once(tmp_path: Path) -> None:
     own = make_files(tmp_path / "own", model="weights")
     storage = CheckpointStorage(tmp_path / "storage")
     ids = on_ranks(1, 2, lambda context: CheckpointContext(context, storage).upload(own, shard=True))
@@ -239,7 +235,7 @@ def test_a_directory_that_ranks_share_is_uploaded_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["files", "metadata"])
-def test_contradictions_between_ranks_are_refused_on_all(what: str, tmp_path: Path) -> None:
+def test_contradicting_ranks_are_refused(what: str, tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
 
     def upload(context: core.DistributedContext) -> str:
@@ -255,7 +251,7 @@ def test_contradictions_between_ranks_are_refused_on_all(what: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
+def test_failing_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
 
     def save(context: core.DistributedContext) -> None:
@@ -272,9 +268,7 @@ def test_no_checkpoint_remains_where_one_rank_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_save_leaves_no_temporary_directory_on_any_machine(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_leaves_no_temporary_directory(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     storage = CheckpointStorage("memory://bucket/checkpoints")
 
@@ -290,9 +284,7 @@ def test_a_save_leaves_no_temporary_directory_on_any_machine(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", core.DownloadMode)
-def test_ranks_of_a_machine_download_what_any_of_them_selects(
-    mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
-) -> None:
+def test_ranks_share_selected_downloads(mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path) -> None:
     own = make_files(tmp_path / "own", file0="0", file1="1", file2="2")
     storage_id = CheckpointContext(core.DistributedContext(), storage).upload(own)
     shared = mode is core.DownloadMode.LocalWorkersShareDownload
@@ -311,7 +303,7 @@ def test_ranks_of_a_machine_download_what_any_of_them_selects(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", core.DownloadMode)
-def test_ranks_of_a_machine_see_a_checkpoint_until_all_have_left_it(
+def test_checkpoint_stays_until_all_ranks_left(
     mode: core.DownloadMode, storage: CheckpointStorage, tmp_path: Path
 ) -> None:
     own = make_files(tmp_path / "own", model="weights")
@@ -329,7 +321,7 @@ def test_ranks_of_a_machine_see_a_checkpoint_until_all_have_left_it(
 
 
 @pytest.mark.slow
-def test_what_is_not_there_is_reported_on_all_ranks(storage: CheckpointStorage) -> None:
+def test_missing_checkpoint_is_reported_everywhere(storage: CheckpointStorage) -> None:
     def restore(context: core.DistributedContext) -> None:
         with CheckpointContext(context, storage).restore_path("no such checkpoint"):
             pass
@@ -393,7 +385,7 @@ def test_metrics_become_tensorboard_files(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_is_written_when_the_script_writes_tensorboard_files_itself(tmp_path: Path) -> None:
+def test_manual_mode_writes_no_files(tmp_path: Path) -> None:
     with core.init(checkpoint_storage=str(tmp_path), tensorboard_mode=core.TensorboardMode.MANUAL) as context:
         context.train.report_training_metrics(1, {"loss": 0.5})
         context.train.upload_tensorboard_files()
@@ -426,7 +418,7 @@ def complete(operation: core.SearcherOperation) -> int:
     return operation.length
 
 
-def test_invalid_hyperparameters_end_the_process_well(tmp_path: Path) -> None:
+def test_invalid_hp_ends_with_status_0(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended, core.init(checkpoint_storage=str(tmp_path)):
         raise det.InvalidHP("too large")
     assert ended.value.code == 0
@@ -437,7 +429,7 @@ def test_invalid_hyperparameters_end_the_process_well(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asks", "ends_with"), [(True, 3), (False, -signal.SIGTERM)])
-def test_a_signal_preempts_a_script_that_asks_and_ends_one_that_does_not(
+def test_signal_preempts_a_script_that_asks(
     asks: bool, ends_with: int, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     script = f"""
@@ -459,7 +451,7 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-def test_all_ranks_learn_that_one_was_asked_to_end() -> None:
+def test_all_ranks_learn_of_a_preemption() -> None:
     def ask(context: core.DistributedContext) -> list[bool]:
         preempt = core.PreemptContext(context)
         with preempt:

@@ -66,19 +66,19 @@ def records_of(task: TrialTask) -> list[dict[str, Any]]:
         (-1, {"epoch": "first"}, "got -1; the metric 'epoch' must be a finite number; got 'first'"),
     ],
 )
-def test_a_wrong_step_and_a_wrong_epoch_are_named(
+def test_wrong_steps_and_epochs_are_named(
     context: core.Context, group: str, steps: Any, metrics: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=f"'{group}'.*{named}"):
         report(context, group, steps, {"loss": 1.0, **metrics})
 
 
-def test_steps_and_epochs_are_numbers_of_any_library(context: core.Context) -> None:
+def test_steps_of_any_library(context: core.Context) -> None:
     for steps, epoch in [(0, 0), (np.int64(1), 0.5), (2.0, np.float32(1.5)), (torch.tensor(3), torch.tensor(2))]:
         context.train.report_training_metrics(steps, {"epoch": epoch})
 
 
-def test_steps_of_a_trial_are_whole_and_stored_as_integers(task: TrialTask) -> None:
+def test_steps_of_a_trial_are_integers(task: TrialTask) -> None:
     with core.init() as context:
         for steps in (np.int64(1), 2.0):
             report(context, "validation", steps, {"loss": 1.0})
@@ -101,13 +101,13 @@ def test_a_metric_has_one_value_for_a_step(context: core.Context, group: str) ->
     report(context, group, 5, {"new": 1})  # nothing of a refused report was kept
 
 
-def test_the_metrics_of_batches_are_reported_once_for_a_step(context: core.Context) -> None:
+def test_batch_metrics_once_for_a_step(context: core.Context) -> None:
     context.train.report_training_metrics(1, {"loss": 1.0}, [{"loss": 1.0}])
     with pytest.raises(ValueError, match="'batch_metrics' had a value after 1 steps"):
         context.train.report_training_metrics(1, {"error": 1.0}, [{"loss": 1.0}])
 
 
-def test_a_run_reports_a_step_once_and_a_restart_reports_it_again(task: TrialTask) -> None:
+def test_restart_reports_a_step_again(task: TrialTask) -> None:
     with core.init() as context:
         context.train.report_validation_metrics(1, {"loss": 1.0})
     with task.metrics_file.open("a") as file:

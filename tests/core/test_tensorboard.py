@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.core._metrics import scalars_of
+from det_lightning.core._metrics import select_scalars
 from det_lightning.core._run_files import default_directory
 from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
@@ -44,7 +44,7 @@ def test_any_scalars_come_back(tmp_path_factory: pytest.TempPathFactory, scalars
     assert sorted(read(directory)) == sorted(scalars)
 
 
-def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
+def test_first_write_makes_the_file() -> None:
     output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars([])
     assert not Path("runs").exists()
@@ -55,7 +55,7 @@ def test_an_output_makes_one_file_when_it_is_first_written_to() -> None:
     assert read(output.path) == SCALARS
 
 
-def test_the_writer_that_was_asked_for_takes_over() -> None:
+def test_requested_writer_takes_over() -> None:
     output = TensorBoardOutput(enabled=True, locate=default_directory)
     output.add_scalars(SCALARS[:1])
     writer = output.writer
@@ -81,4 +81,4 @@ def test_only_single_numbers_are_for_loggers() -> None:
         "none": None,
         "array of a word": np.array("seven"),
     }
-    assert scalars_of(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}
+    assert select_scalars(metrics, leave_out=["left_out"]) == {"float": 1.5, "int": 2.0, "numpy": 3.0, "array": 4.0}

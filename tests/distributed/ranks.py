@@ -22,7 +22,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from det_lightning import core, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
-from det_lightning.checkpoint import CheckpointStorage
 from tests.trials import seed_everything
 
 BATCHES, GLOBAL_BATCH = 12, 8
@@ -201,9 +200,7 @@ def two(output: Path) -> None:
 def one(output: Path) -> None:
     for name, (kind, frequency) in SCENARIOS.items():
         save(train(kind, output / f"{name}-one-storage", frequency=frequency)[0], output, f"{name}-one", 0)
-    (earlier,) = CheckpointStorage(output / "stopped-storage").list_ids()
     train(Plain, output / "moved", batches=1)
-    del earlier
     storage = output / "resumed-storage"
     earliest = min(storage.glob("*/metadata.json"), key=lambda path: path.stat().st_mtime_ns).parent
     trial, _ = train(Plain, output / "moved", batches=14, latest_checkpoint=earliest)
@@ -269,8 +266,7 @@ class EpochStarts(pytorch.PyTorchCallback):
 
 
 def uneven(output: Path) -> None:
-    """Train three epochs, with a callback that looks at each batch and with none; with and without a limit."""
-    import pytorch_lightning as pl
+    """Train three epochs, with and without a callback that looks at each batch; with and without a limit."""
 
     class Looks(pl.Callback):
         def __init__(self) -> None:

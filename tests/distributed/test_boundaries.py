@@ -33,7 +33,7 @@ class CalledExchanges:
         self.found: list[str] = []
         self._names = {
             "det_lightning.distributed.group_collectives": {"all_to_all": "group", "broadcast": "group"},
-            "det_lightning.ranks.exchange": {"_run": "store"},
+            "det_lightning.ranks.exchange": {"_take_part": "store"},
         }
 
     def __call__(self, frame: Any, event: str, argument: Any) -> None:
@@ -97,7 +97,7 @@ def exchanges_at_reports(
 
 
 @pytest.mark.slow
-def test_a_boundary_takes_one_exchange_over_the_group_and_none_over_the_store(tmp_path: Path) -> None:
+def test_boundary_takes_one_group_exchange(tmp_path: Path) -> None:
     """The first one shows that all ranks have a group, and how many numbers there are."""
     for after in in_processes(2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path)):
         assert after.pop(PERIOD) == ["store", *["group"] * 4]
@@ -106,7 +106,7 @@ def test_a_boundary_takes_one_exchange_over_the_group_and_none_over_the_store(tm
 
 
 @pytest.mark.slow
-def test_a_validation_adds_one_exchange_to_its_boundary(tmp_path: Path) -> None:
+def test_validation_adds_one_exchange(tmp_path: Path) -> None:
     period = pytorch.Batch(PERIOD)
     for after in in_processes(
         2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, validation_period=period)
@@ -131,7 +131,7 @@ class SlowLogger(DummyLogger):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["loss", "validation_loss"])
-def test_no_rank_waits_while_the_chief_writes_its_metrics(metric: str, tmp_path: Path) -> None:
+def test_no_rank_waits_for_loggers(metric: str, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
     def run(context: DistributedContext) -> list[bool]:
@@ -167,7 +167,7 @@ class SlowStorage(MemoryFileSystem):
 
 
 @pytest.mark.slow
-def test_ranks_pass_boundaries_without_waiting_for_the_chief_while_it_uploads_a_checkpoint(tmp_path: Path) -> None:
+def test_no_rank_waits_for_an_upload(tmp_path: Path) -> None:
     """The upload of the checkpoint after the first boundary ends once the other rank is beyond the third one."""
     SlowStorage.begun = tmp_path / "begun"
     fsspec.register_implementation("slow", SlowStorage, clobber=True)
@@ -199,7 +199,7 @@ def test_ranks_pass_boundaries_without_waiting_for_the_chief_while_it_uploads_a_
 
 
 @pytest.mark.slow
-def test_a_test_reduces_the_trials_own_reducers_over_the_group_as_well(tmp_path: Path) -> None:
+def test_own_reducers_use_the_group(tmp_path: Path) -> None:
     """The store only shows that all ranks have a group."""
 
     def run(context: DistributedContext) -> tuple[list[str], float]:
@@ -237,12 +237,12 @@ class BytesRead:
 
     def __call__(self, frame: Any, event: str, found: Any) -> None:
         is_exchange = frame.f_globals.get("__name__") == "det_lightning.ranks.exchange"
-        if event == "return" and is_exchange and frame.f_code.co_name == "_run":
+        if event == "return" and is_exchange and frame.f_code.co_name == "_take_part":
             self.count += sum(map(len, found or []))
 
 
 @pytest.mark.slow
-def test_random_states_and_gradients_for_a_checkpoint_go_to_the_chief_alone(tmp_path: Path) -> None:
+def test_checkpoint_state_goes_to_the_chief(tmp_path: Path) -> None:
     def run(context: DistributedContext) -> int:
         read = BytesRead()
         sys.setprofile(read)
@@ -297,9 +297,7 @@ class AskingHook(pl.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asking", [AskingAfterWorkload, AskingAfterValidation, AskingAfterUpload, AskingHook])
-def test_one_rank_that_wants_to_stop_after_a_reduction_stops_all_at_the_same_boundary(
-    asking: type, tmp_path: Path
-) -> None:
+def test_stop_of_one_rank_stops_all(asking: type, tmp_path: Path) -> None:
     def run(context: DistributedContext) -> int:
         class Stopping(SmallTrial):
             batches = 0

@@ -78,7 +78,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("run", "batches"), [("each-batch", 3), ("many-batches", 3), ("limited", 2)])
-def test_an_epoch_is_as_long_as_that_of_the_chief_on_every_rank(uneven: Path, run: str, batches: int) -> None:
+def test_the_chief_sets_the_epoch_length(uneven: Path, run: str, batches: int) -> None:
     first, second = results(uneven, run)
     for rank in (first, second):
         assert rank["epochs"] == [0, 1, 2]
@@ -87,7 +87,7 @@ def test_an_epoch_is_as_long_as_that_of_the_chief_on_every_rank(uneven: Path, ru
     assert torch.equal(first["updates"][-1], second["updates"][-1])
 
 
-def test_no_rank_waits_for_another_while_it_validates(folder: Path) -> None:
+def test_validating_ranks_do_not_wait(folder: Path) -> None:
     """A model with buffers, and unequal numbers of validation batches: the ranks go on, and train alike."""
     first, second = results(folder, "buffers")
     assert len(first["updates"]) == 12
@@ -99,12 +99,12 @@ def test_a_stop_that_one_rank_asks_for_ends_all(folder: Path) -> None:
     assert (len(first["updates"]), len(second["updates"])) == (4, 4)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+def test_resumed_run_ends_the_same(folder: Path) -> None:
     for resumed, straight in zip(results(folder, "resumed"), results(folder, "plain"), strict=True):
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
 
 
-def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path) -> None:
+def test_resume_within_an_aggregation(folder: Path) -> None:
     for resumed, straight in zip(results(folder, "resumed-aggregation"), results(folder, "aggregated"), strict=True):
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
 
@@ -115,7 +115,7 @@ def test_one_process_goes_on_where_two_stopped(folder: Path) -> None:
     assert resumed["first_batch"] == 10
 
 
-def test_a_checkpoint_is_written_once_with_the_random_state_of_all(folder: Path) -> None:
+def test_checkpoint_has_all_random_states(folder: Path) -> None:
     storage = CheckpointStorage(folder / "plain-storage")
     (checkpoint,) = storage.list_ids()
     content = load_checkpoint(folder / "plain-storage" / checkpoint)

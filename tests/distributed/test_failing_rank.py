@@ -42,7 +42,7 @@ def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:
         assert "the culprit's message" in ended.output
 
 
-def test_torchrun_names_the_rank_that_failed_first_and_its_error(tmp_path: Path) -> None:
+def test_torchrun_names_the_first_failure(tmp_path: Path) -> None:
     """The other rank fails too, because of it, in a collective or in an exchange of objects."""
     ends = {
         "determined": ["--end", "error"],

@@ -74,7 +74,7 @@ def state_in(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, "random", "uneven", "full"])
-def test_ranks_see_equal_weights_after_every_update(folder: Path, scenario: str) -> None:
+def test_weights_stay_equal_on_all_ranks(folder: Path, scenario: str) -> None:
     first, second = results(folder, f"{scenario}-trial_fsdp")
     assert len(first["updates"]) == len(second["updates"]) > 2
     for ours, theirs in zip(first["updates"], second["updates"], strict=True):
@@ -100,7 +100,7 @@ def test_finer_units_train_the_same(folder: Path) -> None:
     torch.testing.assert_close(last_weights(folder, "units"), last_weights(folder, "gan-trial_fsdp"), **TOLERANCE)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+def test_resumed_run_ends_the_same(folder: Path) -> None:
     for resumed, straight in zip(results(folder, "fsdp-fsdp"), results(folder, "random-trial_fsdp"), strict=True):
         assert len(resumed["updates"]) == 7
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
@@ -112,7 +112,7 @@ def test_a_run_goes_on_under_the_other_strategy(folder: Path, resumed: str) -> N
 
 
 @pytest.mark.parametrize("resumed", ["fsdp-fsdp", "fsdp-ddp", "ddp-fsdp"])
-def test_a_run_stopped_within_an_aggregation_goes_on(folder: Path, resumed: str) -> None:
+def test_resume_within_an_aggregation(folder: Path, resumed: str) -> None:
     """Gradients of the batches before are saved as their average over ranks; the last bits may differ."""
     again, straight = (last_weights(folder, f"aggregated-{name}") for name in (resumed, "trial_fsdp"))
     torch.testing.assert_close(again, straight, **TOLERANCE)
@@ -124,40 +124,40 @@ def test_a_checkpoint_is_that_of_one_process(folder: Path) -> None:
         torch.testing.assert_close(two[key], one[key], **TOLERANCE)
 
 
-def test_what_one_process_wrote_comes_whole_out_of_shards(folder: Path) -> None:
+def test_whole_checkpoint_loads_into_shards(folder: Path) -> None:
     reloaded = torch.load(folder / "reloaded.pt", weights_only=True)
     written = state_in(folder, "gan-one-storage")
     for key, states in reloaded.items():
         torch.testing.assert_close(states, written[key], rtol=0, atol=0)
 
 
-def test_weights_that_do_not_fit_are_refused_on_every_rank(folder: Path) -> None:
+def test_unfit_weights_are_refused(folder: Path) -> None:
     for rank in range(2):
         message = (folder / f"wrong-{rank}.txt").read_text()
         assert "size mismatch for weight" in message
         assert "torch.Size([2, 2])" in message
 
 
-def test_a_checkpoint_needs_no_second_copy_of_the_state_anywhere(folder: Path) -> None:
+def test_checkpoint_needs_no_second_copy(folder: Path) -> None:
     """Written in the background, too, which copies the state of models that are not sharded."""
     chief, other = (checks["peak"] - checks["before"] for checks in results(folder, "checks"))
     assert chief < 1.6 * LARGE_STATE_BYTES
     assert other < 0.25 * LARGE_STATE_BYTES
 
 
-def test_parameters_that_sharding_has_replaced_are_refused(folder: Path) -> None:
+def test_replaced_parameters_are_refused(folder: Path) -> None:
     for checks in results(folder, "checks"):
         optimizer, model = checks["refused"]
         assert "2 of 2 parameters of the SGD are of no wrapped model" in optimizer
         assert "share parameters: wrap one module" in model
 
 
-def test_ranks_agree_on_an_overflow_that_one_shard_has(folder: Path) -> None:
+def test_ranks_agree_on_an_overflow(folder: Path) -> None:
     assert [checks["scale"] for checks in results(folder, "checks")] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["lightning", "lightning-from-file", "lightning-from-directory"])
-def test_lightnings_launcher_trains_and_resumes_the_same(folder: Path, name: str) -> None:
+def test_lightnings_launcher_resumes(folder: Path, name: str) -> None:
     """``pl.Trainer(strategy="trial_fsdp", devices=2)``: from its own file, and replicated from Determined's format."""
     for ours in results(folder, name):
         torch.testing.assert_close(ours["updates"][-1], last_weights(folder, "plain-trial_fsdp"), **TOLERANCE)
@@ -180,14 +180,14 @@ def flat_weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
-def test_one_process_loads_a_trial_with_its_weights(folder: Path) -> None:
+def test_one_process_loads_a_trial(folder: Path) -> None:
     (metadata,) = (folder / "plain-trial_fsdp-storage").glob("*/metadata.json")
     trial = pytorch.load_trial_from_checkpoint_path(metadata.parent, trial_class=reader(pytorch))
     assert torch.equal(flat_weights(trial.model), last_weights(folder, "plain-trial_fsdp"))
 
 
 @pytest.mark.determined
-def test_the_real_one_and_ours_read_each_others_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_determined_and_ours_read_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "ranks").mkdir()
     (working_directory := tmp_path / "working_directory").mkdir()
     monkeypatch.chdir(working_directory)

@@ -50,9 +50,7 @@ def hanging(folder: Path) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("training", "elsewhere"), [("late", "in barrier"), ("one rank", "time.sleep(600)"), ("lightning", "in barrier")]
 )
-def test_ranks_that_do_not_move_log_where_they_are_and_sigterm_ends_them(
-    hanging: dict[str, Any], folder: Path, training: str, elsewhere: str
-) -> None:
+def test_hanging_ranks_log_stacks_and_end(hanging: dict[str, Any], folder: Path, training: str, elsewhere: str) -> None:
     process = hanging[training]
     missing = {"Rank 0 has waited", "Rank 1 has", "s, after 5 batches:", "in backward", elsewhere}
     while missing:
@@ -70,7 +68,7 @@ def test_ranks_that_do_not_move_log_where_they_are_and_sigterm_ends_them(
 
 
 @pytest.mark.parametrize("what", [["--slow-save", "--end", "sigterm-to-parent"], ["--end", "compute"]])
-def test_a_rank_that_saves_or_computes_for_long_is_left_alone(what: list[str], tmp_path: Path) -> None:
+def test_saving_or_computing_rank_goes_on(what: list[str], tmp_path: Path) -> None:
     """One rank takes more than 8 s after the signal, and the other waits for it."""
     ended = wait(start(tmp_path, *what, "--at", "5", "--rank", "1", launcher=[*LAUNCHER, "--"], is_warm=False), 180)
     assert ended.status == 75, ended.output

@@ -44,7 +44,7 @@ def train(distributed: core.DistributedContext) -> None:
         )
 
 
-def test_a_run_whose_trial_another_run_has_taken_ends_on_every_rank_with_the_reason(tmp_path: Path) -> None:
+def test_lost_trial_ends_every_rank(tmp_path: Path) -> None:
     ends = in_processes(2, tmp_path, train)
     assert [type(end) for end in ends] == [errors.StorageError] * 2
     assert all("belongs to another run now" in str(end) for end in ends)

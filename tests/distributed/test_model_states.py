@@ -30,7 +30,7 @@ def trained(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def test_parameters_of_one_name_inside_and_outside_of_module_keep_their_gradients() -> None:
+def test_equal_names_keep_gradients() -> None:
     model = trained(Wrapper())
     expected = gradients_of(model)
     saved = ModelStates().gradients(model)
@@ -40,7 +40,7 @@ def test_parameters_of_one_name_inside_and_outside_of_module_keep_their_gradient
 
 
 @pytest.mark.parametrize("has_gradient", ["weight", "module.weight"])
-def test_a_gradient_does_not_become_that_of_the_other_parameter_of_its_name(has_gradient: str) -> None:
+def test_equal_names_share_no_gradient(has_gradient: str) -> None:
     model = trained(Wrapper())
     saved = {has_gradient: ModelStates().gradients(model)[has_gradient]}
     ModelStates().load_gradients(model, saved)
@@ -48,7 +48,7 @@ def test_a_gradient_does_not_become_that_of_the_other_parameter_of_its_name(has_
 
 
 @pytest.mark.parametrize("saved_name", ["module.weight", "weight"])
-def test_gradients_load_whether_or_not_their_names_have_the_prefix(saved_name: str) -> None:
+def test_gradients_load_with_any_prefix(saved_name: str) -> None:
     model = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 1)})
     ModelStates().load_gradients(model, {saved_name: torch.full((1, 2), 3.0)})
     torch.testing.assert_close(gradients_of(model), [torch.full((1, 2), 3.0), None])

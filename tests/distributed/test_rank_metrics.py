@@ -71,7 +71,7 @@ def report(context: DistributedContext) -> tuple[Any, int, list[list[int]]]:
 
 @pytest.mark.slow
 @RANKS
-def test_a_report_takes_two_collectives_and_the_same_bytes_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
+def test_report_takes_two_collectives(size: int, tmp_path: Path) -> None:
     expected = mean_of_gathered(size)
     for window, flags, sent in in_processes(size, tmp_path, report):
         assert flags == 0b11
@@ -107,9 +107,7 @@ def reduce_of_gathered(size: int, batches: list[int]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "without"), [(2, 0), (2, 1), (4, 0), (16, 0)])
-def test_a_validation_is_reduced_over_uneven_ranks_as_one_that_was_gathered(
-    size: int, without: int, tmp_path: Path
-) -> None:
+def test_uneven_validation_equals_gathered(size: int, without: int, tmp_path: Path) -> None:
     counts = [3 + rank % 2 for rank in range(size - without)] + [0] * without
 
     def validate(context: DistributedContext) -> tuple[dict[str, Any], int, int]:
@@ -130,7 +128,7 @@ def test_a_validation_is_reduced_over_uneven_ranks_as_one_that_was_gathered(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [np.array(3.0, np.float16), np.array([1.0, 2.0]), True, 2**80])
-def test_metrics_that_are_not_plain_numbers_are_gathered(value: Any, tmp_path: Path) -> None:
+def test_other_metrics_are_gathered(value: Any, tmp_path: Path) -> None:
     def average(context: DistributedContext) -> list[dict[str, Any]]:
         batches, _ = average_over_ranks([{"a": 1.0 + context.rank, "b": value}], RankExchange(context), 0)
         return batches
@@ -149,7 +147,7 @@ def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_windows_of_changing_length_are_averaged_as_they_come(tmp_path: Path) -> None:
+def test_windows_of_changing_length(tmp_path: Path) -> None:
     def average(context: DistributedContext) -> list[list[dict[str, Any]]]:
         exchange = RankExchange(context)
         windows = [[{"a": float(batch + context.rank)} for batch in range(length)] for length in (3, 1, 7, 2, 7)]
@@ -160,7 +158,7 @@ def test_windows_of_changing_length_are_averaged_as_they_come(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_objects_of_any_size_go_over_the_process_group(tmp_path: Path) -> None:
+def test_objects_of_any_size_use_the_group(tmp_path: Path) -> None:
     """Also ones that are larger than all before, and such that are much smaller."""
     sizes = [10, 100_000, 100_001, 0, 2_000_000, 5]
 

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_the_documented_trial_trains_with_all_options_and_resumes(tmp_path: Path) -> None:
+def test_documented_trial_resumes(tmp_path: Path) -> None:
     """Compiled without code for a processor, so that the test needs no C++ compiler."""
     sizes = {"global_batch_size": 8, "layers": 2, "width": 64, "vocabulary": 50, "length": 16, "compile": "aot_eager"}
     shutil.copy(ROOT / "docs" / "large_model.py", tmp_path)
@@ -88,32 +88,32 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint_in(folder, "random"), tmp_path / "copied"))
 
 
-def test_each_rank_writes_its_files_and_nobody_holds_the_whole(folder: Path) -> None:
+def test_each_rank_writes_its_part(folder: Path) -> None:
     """A trial's callbacks see empty tensors of the whole shape, and the files of both ranks."""
     files = ".metadata __0_0.distcp __1_0.distcp index-00000.json index-00001.json state.pth"
     assert torch.load(folder / "seen-0.pt") == ["meta [6, 4]", files]
     assert torch.load(folder / "seen-1.pt") == []
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+def test_resumed_run_ends_the_same(folder: Path) -> None:
     for resumed, straight in zip(results(folder, "random-trial_fsdp"), results(folder, "random-whole"), strict=True):
         assert len(resumed["updates"]) == 7
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
 
 
 @pytest.mark.parametrize("strategy", ["trial_fsdp", "trial_ddp"])
-def test_a_run_stopped_within_an_aggregation_goes_on_under_either_strategy(folder: Path, strategy: str) -> None:
+def test_resume_within_an_aggregation(folder: Path, strategy: str) -> None:
     resumed, straight = (last_weights(folder, f"aggregated-{name}") for name in (strategy, "whole"))
     torch.testing.assert_close(resumed, straight, **TOLERANCE)
 
 
-def test_ranks_write_into_a_bucket_together_and_resume_from_it(folder: Path) -> None:
+def test_ranks_share_a_bucket(folder: Path) -> None:
     for resumed, straight in zip(results(folder, "remote"), results(folder, "random-whole"), strict=True):
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
 
 
 @pytest.mark.parametrize("name", ["random", "aggregated", "gan"])
-def test_read_as_a_whole_it_is_what_the_chief_would_have_gathered(folder: Path, name: str) -> None:
+def test_merged_shards_equal_gathered_state(folder: Path, name: str) -> None:
     sharded, whole = (load_checkpoint(path) for path in (checkpoint_in(folder, name), whole_checkpoint(folder, name)))
     for key in ("models_state_dict", "optimizers_state_dict"):
         torch.testing.assert_close(sharded.state[key], whole.state[key], rtol=0, atol=0)
@@ -129,9 +129,7 @@ def test_three_ranks_load_the_shards_of_two(folder: Path) -> None:
         torch.testing.assert_close(states, written[key], rtol=0, atol=0)
 
 
-def test_one_process_resumes_from_the_shards_of_two(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_resumes_from_two(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     with pytorch.init(
@@ -176,7 +174,7 @@ def test_a_whole_checkpoint_is_not_merged(folder: Path) -> None:
     assert "is not sharded: it is in Determined's format already" in " ".join(printed.split())
 
 
-def test_weights_are_exported_and_loaded_from_shards(folder: Path, tmp_path: Path) -> None:
+def test_weights_are_exported_from_shards(folder: Path, tmp_path: Path) -> None:
     sharded = checkpoint_in(folder, "aggregated")
     run_cli("export", sharded, "--to", "weights", "-o", tmp_path / "weights.pt")
     exported = torch.load(tmp_path / "weights.pt", weights_only=True)
@@ -230,7 +228,7 @@ def test_code_in_the_files_of_a_rank_is_not_run(copied: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2, 4), torch.ones(3, 4, dtype=torch.float64), {"a": 1}])
-def test_a_part_of_another_shape_type_or_kind_is_refused(copied: Path, wrong: Any) -> None:
+def test_wrong_part_is_refused(copied: Path, wrong: Any) -> None:
     replace_first_part(copied, wrong)
     with pytest.raises(errors.IncompleteCheckpointError, match="should hold"):
         load_checkpoint(copied)
@@ -242,7 +240,7 @@ def test_a_missing_rank_is_noticed(copied: Path) -> None:
         load_checkpoint(copied)
 
 
-def test_many_names_of_the_same_bytes_are_refused(copied: Path) -> None:
+def test_repeated_bytes_are_refused(copied: Path) -> None:
     index = copied / "shards" / "index-00000.json"
     content = json.loads(index.read_text())
     part = next(iter(content["parts"].values()))
@@ -257,7 +255,7 @@ def test_a_missing_file_is_noticed(copied: Path) -> None:
         load_checkpoint(copied)
 
 
-def test_a_flipped_bit_is_noticed_although_only_parts_are_read(copied: Path) -> None:
+def test_flipped_bit_in_a_part_is_noticed(copied: Path) -> None:
     file = copied / "shards" / "__0_0.distcp"
     index = json.loads((copied / "shards" / "index-00000.json").read_text())
     name, part = next((n, p) for n, p in index["parts"].items() if n.startswith("state.models_state_dict.0.0"))
@@ -272,9 +270,7 @@ def test_a_flipped_bit_is_noticed_although_only_parts_are_read(copied: Path) -> 
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_where_a_part_of_the_newest_is_damaged_the_one_before_is_used(
-    copied: Path, tmp_path: Path, trusted: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_part_falls_back(copied: Path, tmp_path: Path, trusted: bool, caplog: pytest.LogCaptureFixture) -> None:
     before = Path(shutil.copytree(copied, tmp_path / "before"))
     part = copied / "shards" / "__1_0.distcp"
     content = bytearray(part.read_bytes())
@@ -287,14 +283,14 @@ def test_where_a_part_of_the_newest_is_damaged_the_one_before_is_used(
     assert "__1_0.distcp has the checksum" in caplog.text
 
 
-def test_without_our_index_torchs_pickled_one_is_not_used(copied: Path) -> None:
+def test_torchs_pickled_index_is_not_used(copied: Path) -> None:
     for index in (copied / "shards").glob("index-*.json"):
         index.unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=r"has no index-\*\.json"):
         load_checkpoint(copied)
 
 
-def test_the_error_of_one_rank_ends_all_and_leaves_no_checkpoint(folder: Path) -> None:
+def test_error_of_a_rank_leaves_no_checkpoint(folder: Path) -> None:
     for rank in range(2):
         message = (folder / f"failure-{rank}.txt").read_text()
         assert message.endswith("cannot be written: rank 1: [Errno 27] File too large.")
@@ -302,7 +298,7 @@ def test_the_error_of_one_rank_ends_all_and_leaves_no_checkpoint(folder: Path) -
     assert not list((folder / "failing-storage").glob("*/shards"))
 
 
-def test_no_rank_needs_memory_for_a_second_copy_of_its_part(folder: Path) -> None:
+def test_no_second_copy_of_a_part(folder: Path) -> None:
     """Gathered on the chief, the whole state takes that much more; see tests/distributed/test_fsdp.py."""
     for rank in range(2):
         found = torch.load(folder / f"memory-{rank}.pt")

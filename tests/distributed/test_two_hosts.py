@@ -73,7 +73,7 @@ def train_on(hosts: list[str], folder: Path, launcher: list[str], **variables: s
     return [one.output for one in ended]
 
 
-def test_two_hosts_train_as_one_with_two_processes(hosts: list[str], tmp_path: Path) -> None:
+def test_two_hosts_train_as_one(hosts: list[str], tmp_path: Path) -> None:
     alone = start(tmp_path / "one_host", launcher=TORCHRUN)
     train_on(hosts, tmp_path / "torchrun", ["-m", "torch.distributed.run"])
     # With restarts allowed the ranks do not meet at torchrun's store but at one that the chief runs, on port 12360.

@@ -40,7 +40,7 @@ def store_of(context: Any) -> Any:
     return context._session.store
 
 
-def test_collectives_and_objects_take_turns_and_leave_no_keys(tmp_path: Path) -> None:
+def test_collectives_and_objects_take_turns(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> list[Any]:
         found: list[Any] = []
         for turn in range(6):
@@ -74,7 +74,7 @@ def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
         assert "the culprit's message" in str(error)
 
 
-def test_a_rank_that_exchanges_something_else_is_named(tmp_path: Path) -> None:
+def test_rank_elsewhere_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
         return context.allgather(1) if context.rank == 1 else exchange(context)
 
@@ -82,7 +82,7 @@ def test_a_rank_that_exchanges_something_else_is_named(tmp_path: Path) -> None:
     assert all("rank 0 sum(), rank 1 allgather()" in error for error in errors)
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+def test_missing_rank_is_named(tmp_path: Path) -> None:
     def do(context: DistributedContext) -> Any:
         if context.rank == 1:
             return is_noticed.wait(60)

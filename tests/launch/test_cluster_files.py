@@ -57,9 +57,7 @@ def test_slurm_queues_a_run_again_that_was_saved(
 
 
 @pytest.mark.parametrize(("status", "expected"), [("75", 143), ("0", 0)])
-def test_kubernetes_restarts_a_pod_that_was_saved(
-    status: str, expected: int, tools: dict[str, str], tmp_path: Path
-) -> None:
+def test_kubernetes_restarts_a_saved_pod(status: str, expected: int, tools: dict[str, str], tmp_path: Path) -> None:
     job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
     replicas = job["spec"]["pytorchReplicaSpecs"]
     container = replicas["Worker"]["template"]["spec"]["containers"][0]

@@ -65,13 +65,10 @@ def test_help_names_the_options_of_torchrun(arguments: list[str], capsys: pytest
             ["torch_distributed python3 train.py --deepspeed 'a b.json'\n", "from_torch_distributed()"],
         ),
         (["--hostfile", "hosts", "--", "train.py"], ["torch_distributed train.py\n"]),
-        (
-            ["--trial", "model_def:T"],
-            ["Write model_def:T as a PyTorchTrial", "torch_distributed --trial model_def:T\n"],
-        ),
+        (["--trial", "model_def:T"], ["torch_distributed --trial model_def:T\n", "PyTorchTrial in place"]),
     ],
 )
-def test_the_launcher_of_deepspeed_says_what_to_start_instead(
+def test_deepspeed_launcher_gives_advice(
     arguments: list[str], advice: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deepspeed.main(arguments) == 2
@@ -81,7 +78,7 @@ def test_the_launcher_of_deepspeed_says_what_to_start_instead(
 
 
 @pytest.mark.slow
-def test_a_script_or_a_module_runs_with_its_arguments_on_each_rank(tmp_path: Path) -> None:
+def test_script_or_module_runs_on_each_rank(tmp_path: Path) -> None:
     (tmp_path / "show_topology.py").write_text(SHOW + r"; sys.stdout.write(f'{sys.argv[1:]}\n')")
     as_python = launch("--nproc-per-node", "2", "--", "python", str(tmp_path / "show_topology.py"), "--help", "--", "x")
     assert as_python.returncode == 0, as_python.stderr
@@ -93,9 +90,7 @@ def test_a_script_or_a_module_runs_with_its_arguments_on_each_rank(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "address"), [({}, "127.0.0.1"), ({"DET_CHIEF_IP": "10.0.0.1"}, "10.0.0.1")])
-def test_a_script_of_an_experiment_finds_the_address_of_the_chief(
-    given: dict[str, str], address: str, tmp_path: Path
-) -> None:
+def test_experiment_script_finds_the_chief(given: dict[str, str], address: str, tmp_path: Path) -> None:
     task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
     task.write()
     show = "import os; print(os.environ['DET_CHIEF_IP'])"
@@ -106,6 +101,6 @@ def test_a_script_of_an_experiment_finds_the_address_of_the_chief(
 @pytest.mark.parametrize(
     ("does", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(75)", 75)]
 )
-def test_the_status_of_the_process_that_fails_is_passed_on(does: str, status: int) -> None:
+def test_status_of_a_failure_is_passed_on(does: str, status: int) -> None:
     script = f"import os, sys\nif os.environ['RANK'] == '0': {does}"
     assert launch("python", "-c", script).returncode == status

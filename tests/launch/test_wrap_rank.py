@@ -29,7 +29,7 @@ def wrap(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_line_of_both_streams_begins_with_the_rank() -> None:
+def test_each_line_begins_with_the_rank() -> None:
     script = r"import sys; print('one\ntwo'); sys.stderr.write('10%\r20%\r'); print('three', end='')"
     ended = wrap("3", "--", sys.executable, "-c", script)
     assert ended.stdout == "[rank=3] one\n[rank=3] two\n[rank=3] three\n"
@@ -40,7 +40,7 @@ def test_each_line_of_both_streams_begins_with_the_rank() -> None:
 @pytest.mark.parametrize(
     ("rank", "shown"), [("OMPI_RANK,RANK", "[rank=4] "), ("RANK", "[rank=4] "), ("0", "[rank=0] ")]
 )
-def test_the_rank_is_a_number_or_in_the_first_variable_that_is_set(rank: str, shown: str) -> None:
+def test_rank_is_a_number_or_a_variable(rank: str, shown: str) -> None:
     ended = wrap("--no-redirect-stdio", rank, sys.executable, "-c", "print('here')", RANK="4")
     assert ended.stdout == f"{shown}here\n"
 
@@ -74,7 +74,7 @@ def test_bad_input_is_named_and_ends_with_2(
     assert message in capsys.readouterr().err
 
 
-def test_port_rewrites_the_command_that_a_script_starts() -> None:
+def test_port_rewrites_started_commands() -> None:
     after, findings = port_python("subprocess.Popen(['python3', '-m', 'determined.launch.wrap_rank', '0', 'true'])\n")
     assert after == "subprocess.Popen(['python3', '-m', 'det_lightning.launch.wrap_rank', '0', 'true'])\n"
     assert not findings

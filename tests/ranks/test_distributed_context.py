@@ -55,7 +55,7 @@ def store_of(context: DistributedContext) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
-def test_every_rank_gets_the_objects_in_the_order_of_the_ranks(nodes: int, per_node: int) -> None:
+def test_objects_come_in_rank_order(nodes: int, per_node: int) -> None:
     def do(context: DistributedContext) -> list[Any]:
         mine = {"rank": context.rank}
         return [
@@ -99,7 +99,7 @@ objects = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data(), layout=st.sampled_from([(1, 2), (1, 3), (2, 2)]))
-def test_any_sequence_of_operations_gives_what_a_list_would(data: st.DataObject, layout: tuple[int, int]) -> None:
+def test_any_sequence_of_operations(data: st.DataObject, layout: tuple[int, int]) -> None:
     nodes, per_node = layout
     size = nodes * per_node
     calls = data.draw(
@@ -120,7 +120,7 @@ def test_any_sequence_of_operations_gives_what_a_list_would(data: st.DataObject,
 
 @pytest.mark.slow
 @lists_keys
-def test_large_objects_arrive_whole_and_leave_the_store() -> None:
+def test_large_objects_leave_the_store() -> None:
     large = os.urandom(1 << 20) * 50
 
     def do(context: DistributedContext) -> tuple[bool, list[str]]:
@@ -136,7 +136,7 @@ def test_large_objects_arrive_whole_and_leave_the_store() -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None:
+def test_many_operations_leave_few_keys() -> None:
     def do(context: DistributedContext) -> list[int]:
         counts = []
         for _ in range(400):
@@ -156,7 +156,7 @@ def test_thousands_of_operations_leave_no_keys_but_those_of_the_latest() -> None
 @pytest.mark.slow
 @lists_keys
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_what_a_rank_reads_does_not_grow_with_the_ranks_where_all_say_the_same(size: int) -> None:
+def test_equal_contributions_stay_short(size: int) -> None:
     def do(context: DistributedContext) -> list[int]:
         lengths = []
         for exchange in (lambda: context.allgather((False, False)), lambda: context.broadcast("x" * 100)):
@@ -186,7 +186,7 @@ def test_the_objects_of_others_are_copies() -> None:
 
 
 @pytest.mark.slow
-def test_waiting_ranks_take_hardly_any_processor_time() -> None:
+def test_waiting_takes_little_processor_time() -> None:
     def do(context: DistributedContext) -> float:
         context.allgather(None)
         before = time.thread_time()
@@ -224,7 +224,7 @@ def test_all_contradictions_are_named_at_once() -> None:
         assert text in str(caught.value)
 
 
-def test_several_nodes_need_the_address_of_the_chief() -> None:
+def test_several_nodes_need_a_chief_ip() -> None:
     with pytest.raises(AssertionError, match="chief_ip"):
         DistributedContext(**{**numbers(0, 2, 1), "chief_ip": None})
 
@@ -235,7 +235,7 @@ def test_a_port_out_of_range_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_disagree_are_refused_on_every_rank() -> None:
+def test_disagreeing_ranks_are_refused() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> str:
@@ -250,7 +250,7 @@ def test_ranks_that_disagree_are_refused_on_every_rank() -> None:
             assert "ranks 2 and 3 both have cross_rank=1, local_rank=0" in message
 
 
-def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -> None:
+def test_port_offset_is_added() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> Any:
@@ -265,7 +265,7 @@ def test_port_offset_is_added_and_the_other_transport_arguments_are_accepted() -
 
 
 @pytest.mark.slow
-def test_the_store_of_a_single_node_cannot_be_reached_from_others() -> None:
+def test_store_of_one_node_is_local() -> None:
     def do(context: DistributedContext) -> bool:
         assert context._session is not None
         port = context._session.address.port
@@ -283,7 +283,7 @@ def test_the_store_of_a_single_node_cannot_be_reached_from_others() -> None:
 
 
 @pytest.mark.slow
-def test_the_topology_comes_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port()))
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
 
@@ -298,7 +298,7 @@ def test_the_topology_comes_from_horovod(monkeypatch: pytest.MonkeyPatch) -> Non
         assert list(pool.map(on_rank, range(2))) == [[0, 1], [0, 1]]
 
 
-def test_the_topology_comes_from_the_deepspeed_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_from_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
     for name, value in zip(names, "010101", strict=True):
         monkeypatch.setenv(name, value)
@@ -310,7 +310,7 @@ def test_the_topology_comes_from_the_deepspeed_launcher(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("make", [DistributedContext.from_torch_distributed, DistributedContext.from_deepspeed])
-def test_a_script_that_a_launcher_did_not_start_may_catch_the_key_error(
+def test_missing_launcher_is_a_key_error(
     make: Callable[[], DistributedContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -319,7 +319,7 @@ def test_a_script_that_a_launcher_did_not_start_may_catch_the_key_error(
     assert str(raised.value).startswith(f"{make.__name__}() needs")
 
 
-def test_a_launcher_that_did_not_start_the_process_is_named() -> None:
+def test_missing_launcher_is_named() -> None:
     with pytest.raises(ValueError, match=r"needs torchrun; .*GROUP_WORLD_SIZE are not in the environment"):
         DistributedContext.from_torch_distributed()
     with pytest.raises(ValueError, match=r"DeepSpeed launcher; under torchrun .*from_torch_.*CROSS_SIZE are not"):
@@ -332,7 +332,7 @@ def test_a_launcher_that_did_not_start_the_process_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_to_an_exchange_is_named() -> None:
+def test_missing_rank_is_named() -> None:
     finished = threading.Event()
 
     def do(context: DistributedContext) -> None:
@@ -350,7 +350,7 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_never_started_is_named() -> None:
+def test_unstarted_rank_is_named() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> str:
@@ -380,7 +380,7 @@ def test_a_port_that_is_in_use_is_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaver", [0, 1])
-def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) -> None:
+def test_early_close_ends_the_waiting(leaver: int) -> None:
     def do(context: DistributedContext) -> None:
         context.allgather(None)
         if context.rank != leaver:
@@ -393,7 +393,7 @@ def test_a_rank_that_closes_early_ends_the_waiting_of_the_others(leaver: int) ->
 
 
 @pytest.mark.slow
-def test_different_operations_are_named_on_every_rank() -> None:
+def test_different_operations_are_named() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 1:
             context.broadcast(None)
@@ -407,7 +407,7 @@ def test_different_operations_are_named_on_every_rank() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_for_each_other_in_different_groups_raise_an_error_that_says_so() -> None:
+def test_deadlock_of_groups_is_an_error() -> None:
     def do(context: DistributedContext) -> None:
         if context.rank == 3:
             context.broadcast_local(None)
@@ -433,7 +433,7 @@ def test_after_closing_an_exchange_raises() -> None:
 
 
 @pytest.mark.slow
-def test_an_object_that_cannot_be_pickled_breaks_nothing() -> None:
+def test_unpicklable_object_breaks_nothing() -> None:
     def do(context: DistributedContext) -> Any:
         with contextlib.suppress(Exception):
             context.allgather(lambda: None)
@@ -443,7 +443,7 @@ def test_an_object_that_cannot_be_pickled_breaks_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
+def test_contexts_share_a_port() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> list[Any]:
@@ -462,7 +462,7 @@ def test_contexts_one_after_another_and_at_once_share_a_port() -> None:
 
 
 @pytest.mark.slow
-def test_contexts_may_be_closed_one_by_one_from_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_close_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
     contexts: list[DistributedContext] = []
     port = free_port()
@@ -514,7 +514,7 @@ def _in_processes(target: Callable[..., None], *arguments: Any) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_spawn")
-def test_processes_exchange_objects_and_need_not_close() -> None:
+def test_processes_need_not_close() -> None:
     everyone = [{"rank": 0}, {"rank": 1}]
     assert sorted(_in_processes(_exchange_in_process)) == [(0, everyone, 0), (1, everyone, 0)]
 
@@ -543,7 +543,7 @@ def torchrun(script: str, directory: Path, *options: str) -> subprocess.Complete
 
 @lists_keys
 @pytest.mark.slow
-def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_process_group(
+def test_torchrun_agents_store_is_used(
     tmp_path: Path,
 ) -> None:
     done = torchrun(
@@ -574,7 +574,7 @@ def test_under_torchrun_the_store_of_the_agent_is_used_before_and_beside_a_proce
 
 
 @pytest.mark.slow
-def test_after_a_restart_by_torchrun_nothing_of_the_run_before_is_seen(tmp_path: Path) -> None:
+def test_restart_sees_no_old_keys(tmp_path: Path) -> None:
     done = torchrun(
         """
         import os
@@ -599,7 +599,7 @@ def test_after_a_restart_by_torchrun_nothing_of_the_run_before_is_seen(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_with_an_error_ends_the_waiting_of_the_others(tmp_path: Path) -> None:
+def test_failed_process_ends_the_waiting(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -637,7 +637,7 @@ def give_up(context: DistributedContext) -> None:
     context.allgather(None)
 
 
-def test_a_rank_that_gave_up_is_known_to_the_others_only() -> None:
+def test_giving_up_is_told_to_others() -> None:
     def do(context: DistributedContext) -> str:
         if context.rank == 1:
             give_up(context)
@@ -649,7 +649,7 @@ def test_a_rank_that_gave_up_is_known_to_the_others_only() -> None:
     assert on_ranks(1, 2, do) == ["rank 1 gave up on the hyperparameters (InvalidHP): caught", ""]
 
 
-def test_ranks_that_all_end_a_run_after_giving_up_may_go_on() -> None:
+def test_ranks_go_on_after_giving_up() -> None:
     def do(context: DistributedContext) -> str:
         give_up(context)
         assert context.meet(10.0, "the run ends")

@@ -21,9 +21,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals"
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_move_logs_its_stack_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_still_rank_logs_its_stack_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(NOTICE_VARIABLE, "1.5")
     is_logged = threading.Event()
 
@@ -57,7 +55,7 @@ def join_late(context: DistributedContext) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("period", ["0", "30"])
-def test_no_line_where_it_is_turned_off_or_not_due(
+def test_no_notice_if_off_or_not_due(
     period: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(NOTICE_VARIABLE, period)
@@ -66,7 +64,7 @@ def test_no_line_where_it_is_turned_off_or_not_due(
 
 
 @pytest.mark.parametrize("period", ["-1", "inf", "nan", "one minute"])
-def test_a_period_that_is_not_a_number_of_seconds_is_refused(period: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_notice_period_is_refused(period: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NOTICE_VARIABLE, period)
     with pytest.raises(ValueError, match=f"{NOTICE_VARIABLE} must be a number of seconds.*got '{period}'"):
         DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
@@ -85,7 +83,7 @@ def handled() -> Iterator[None]:
 
 
 @posix
-def test_the_first_signal_to_end_is_seen_and_that_of_a_fork_is_not(handled: None) -> None:
+def test_first_signal_is_seen_but_not_a_forks(handled: None) -> None:
     if not (child := os.fork()):
         os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
@@ -101,7 +99,7 @@ def test_the_first_signal_to_end_is_seen_and_that_of_a_fork_is_not(handled: None
 
 
 @posix
-def test_what_uses_the_descriptor_of_signals_already_keeps_it() -> None:
+def test_used_wakeup_descriptor_stays() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end)

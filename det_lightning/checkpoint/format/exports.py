@@ -16,7 +16,7 @@ from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weig
 from det_lightning.checkpoint.format.shards import map_tensors
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.escaping import escape
-from det_lightning.extras import how_to_install
+from det_lightning.missing_parts import how_to_install
 
 
 def require_tensors(content: CheckpointContent) -> None:

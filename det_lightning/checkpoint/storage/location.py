@@ -20,8 +20,8 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
 from det_lightning.checkpoint.storage.storage_types import EXTRAS
 from det_lightning.escaping import escape
-from det_lightning.extras import how_to_install
-from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
+from det_lightning.masking import MASK, cause_without_secrets, find_secrets, is_masked, mask_text, mask_url
+from det_lightning.missing_parts import how_to_install
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,7 +46,7 @@ class Location:
         try:
             fs, path = fsspec.core.url_to_fs(name, **(options or {}))
         except Exception as e:  # each file system has errors of its own
-            hidden = [*secrets_in(name), *secrets_in(options)]
+            hidden = [*find_secrets(name), *find_secrets(options)]
             explained = mask_text(_explain(mask_url(name), e), hidden)
             shows_none = mask_text(str(e), hidden) == str(e)
             raise errors.StorageError(explained) from (cause_without_secrets(e) if shows_none else None)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES, STORAGE_TYPES
-from det_lightning.masking import is_masked, mask, mask_text, short_text
-from det_lightning.secret_names import is_secret_name
+from det_lightning.masking import is_masked, is_secret_name, mask, mask_text, short_text
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
 _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from det_lightning.errors import InvalidExperimentException
-from det_lightning.extras import how_to_install
+from det_lightning.missing_parts import how_to_install
 from det_lightning.model_hub.huggingface._config_parser import (
     DatasetKwargs,
     LRSchedulerKwargs,

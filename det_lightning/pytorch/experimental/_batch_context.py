@@ -11,14 +11,14 @@ import torch
 
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._context import Context, ExperimentalCoreContext
-from det_lightning.core._shards import list_files, only_files
+from det_lightning.core._shards import list_files, select_files
 from det_lightning.core._train import TrainContext
-from det_lightning.distributed.processes import device_of
+from det_lightning.core._with_statement import for_with_statement
+from det_lightning.distributed.processes import choose_device
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.with_statement import for_with_statement
 
 
 def get_default_device(core_context: Context) -> torch.device:
@@ -34,7 +34,7 @@ def get_default_device(core_context: Context) -> torch.device:
         ...     get_default_device(core_context).type in ("cpu", "cuda")
         True
     """
-    return device_of(core_context.distributed.local_rank)
+    return choose_device(core_context.distributed.local_rank)
 
 
 class TorchBatchProcessorContext:
@@ -129,4 +129,4 @@ class TorchBatchProcessorContext:
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory)
             yield path
-            upload(path, only_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)
+            upload(path, select_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)

@@ -16,7 +16,7 @@ from torch.utils import data
 
 from det_lightning.arguments import require
 from det_lightning.core._context import Context, init
-from det_lightning.distributed.processes import is_one_of_several, torchrun_context
+from det_lightning.distributed.processes import connect_torchrun_ranks, is_one_of_several
 from det_lightning.errors import InvalidCheckpointException
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._reducer import ReducerRegistry
@@ -130,7 +130,7 @@ def torch_batch_process(
     require(is_processor, "torch_batch_process()", "a subclass of TorchBatchProcessor", batch_processor_cls)
     options = _loader_options(dataset, batch_size, checkpoint_interval, dataloader_kwargs)
     if distributed_context is None and is_one_of_several():
-        distributed_context = torchrun_context()
+        distributed_context = connect_torchrun_ranks()
     with init(distributed=distributed_context, checkpoint_storage=checkpoint_storage) as core_context:
         if latest_checkpoint is None and core_context.info is not None:
             latest_checkpoint = core_context.info.latest_checkpoint

@@ -1,4 +1,4 @@
-"""A TensorBoard writer for trials, at its old path."""
+"""``TorchWriter``: a TensorBoard writer for trials, at an old path of Determined."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["TorchWriter"]
 class TorchWriter:
     """Writes into the TensorBoard files of the run. Deprecated: use ``context.get_tensorboard_writer()``.
 
-    The run is that of the context, or of ``core.init()``, that this process has made last; without one the files are in
-    a directory of their own.
+    The run is the latest of this process, from a context or ``core.init()``; without a run the files go to a new
+    directory.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class TorchWriter:
         return self._output.writer
 
     def add_scalar(self, name: str, value: int | float | np.number, step: int) -> None:
-        """Write one value."""
+        """Write a value."""
         self.writer.add_scalar(name, value, step)
 
     def reset(self) -> None:
@@ -45,7 +45,7 @@ class TorchWriter:
         self.writer.close()
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Write out the buffer."""
         self.writer.flush()
 
 

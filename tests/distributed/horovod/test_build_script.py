@@ -55,7 +55,7 @@ KILLED = """\
     ],
     ids=["compiler", "cmake", "download", "killed"],
 )
-def test_the_first_error_is_shown_and_not_that_there_was_one(log: str, first: str, tmp_path: Path) -> None:
+def test_first_error_is_shown(log: str, first: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(log)
     # The function itself, as the rest of the script would begin to build.
     function = SCRIPT.read_text().split("\nreason_in() {")[1].split("\n}\n")[0]

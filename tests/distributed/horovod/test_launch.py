@@ -22,8 +22,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         found.append((command, environment))
         return 0
 
-    monkeypatch.setattr(horovod, "_run", run)
-    monkeypatch.setattr(horovod, "slots_or_gpus", lambda: 1)
+    monkeypatch.setattr(horovod, "_execute", run)
+    monkeypatch.setattr(horovod, "count_slots", lambda: 1)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "horovod" or find_spec(name))
     return found
@@ -50,7 +50,7 @@ def test_options_are_those_of_horovodrun(started: Started, options: list[str], p
     assert environment["USE_HOROVOD"] == "1"
 
 
-def test_a_single_process_needs_no_horovodrun_with_autohorovod(started: Started) -> None:
+def test_autohorovod_with_one_process(started: Started) -> None:
     command, environment = run(started, "--autohorovod", "python", "-c", "pass")
     assert command == [sys.executable, "-c", "pass"]
     assert "USE_HOROVOD" not in environment
@@ -64,9 +64,9 @@ def test_a_single_process_needs_no_horovodrun_with_autohorovod(started: Started)
         (["-np", "2", "python", "train.py"], "put -- between"),
         (["missing.py"], "no script missing.py"),
         (["--trial", "model:Trial"], "--trial works in experiments only"),
-        (["-np", "none", "--", "python"], "-np must be a positive integer"),
-        (["-np", "--", "python"], "-np needs a value"),
-        (["-np", "2", "--nproc-per-node", "2", "--", "python"], "give one of them"),
+        (["-np", "none", "--", "python"], "must be a positive integer; got 'none'"),
+        (["-np", "--", "python"], "-np/--num-proc: expected one argument"),
+        (["-np", "2", "--nproc-per-node", "2", "--", "python"], "not allowed with argument"),
     ],
 )
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_two_ranks_skip_together_and_train_as_one(folder: Path, level: str) -> None:
+def test_two_ranks_skip_together(folder: Path, level: str) -> None:
     first, second = results(folder, level, 2)
     assert len(first["updates"]) == len(second["updates"]) > 3
     for ours, theirs in zip(first["updates"], second["updates"], strict=True):

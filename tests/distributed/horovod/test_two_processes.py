@@ -61,13 +61,13 @@ def test_ddp_trains_the_same(folder: Path, scenario: str) -> None:
     torch.testing.assert_close(ours, ddp, **TOLERANCE)
 
 
-def test_gradients_in_half_precision_train_nearly_the_same(folder: Path) -> None:
+def test_half_precision_gradients(folder: Path) -> None:
     compressed, plain = last_updates(folder, "compressed"), last_updates(folder, "two-plain")
     assert not torch.equal(compressed, plain)
     torch.testing.assert_close(compressed, plain, **COMPRESSED)
 
 
-def test_all_ranks_begin_with_the_weights_of_the_chief(folder: Path) -> None:
+def test_ranks_begin_with_the_chiefs_weights(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "unequal"), last_updates(folder, "two-plain"))
 
 
@@ -79,32 +79,32 @@ def test_gradients_are_exchanged_on_updates_only(folder: Path) -> None:
         assert set(exchanged) == {"model0.0.weight", "model0.0.bias", "model0.1.weight", "model0.1.bias"}
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(folder: Path) -> None:
+def test_resumed_run_ends_the_same(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "resumed"), last_updates(folder, "two-plain"))
 
 
-def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path) -> None:
+def test_resume_within_an_aggregation(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "resumed-aggregation"), last_updates(folder, "two-aggregated"))
 
 
 @pytest.mark.parametrize("name", ["horovod-from-ddp", "ddp-from-horovod"])
-def test_either_goes_on_from_a_checkpoint_of_the_other(folder: Path, name: str) -> None:
+def test_either_resumes_from_the_other(folder: Path, name: str) -> None:
     torch.testing.assert_close(last_updates(folder, name), last_updates(folder, "two-plain"), **TOLERANCE)
 
 
-def test_one_process_goes_on_from_a_checkpoint_of_two(folder: Path) -> None:
+def test_one_process_resumes_from_two(folder: Path) -> None:
     (resumed,) = results(folder, "on", ranks=1)
     # Two ranks had trained on 5 batches each; that is 10 for one.
     assert resumed["first_batch"] == 10
 
 
-def test_a_metric_of_torchmetrics_is_that_of_all_ranks(folder: Path) -> None:
+def test_torchmetrics_cover_all_ranks(folder: Path) -> None:
     (first, second), (one,) = results(folder, "two-error"), results(folder, "one-error", ranks=1)
     assert first == second
     assert first["error"] == pytest.approx(one["error"], rel=1e-5)
 
 
-def test_a_strategy_of_lightnings_trains_the_same(folder: Path) -> None:
+def test_lightnings_strategy_trains_the_same(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "lightning"), last_updates(folder, "two-clipped"))
 
 
@@ -128,9 +128,7 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, launch: Launch) -
     assert "a mistake on rank 1" in launch(MODULE, "raises", str(tmp_path), fails=True)
 
 
-def test_more_backward_passes_than_horovod_expects_are_refused_with_the_argument(
-    tmp_path: Path, launch: Launch
-) -> None:
+def test_too_many_backward_passes(tmp_path: Path, launch: Launch) -> None:
     printed = launch(MODULE, "mixes", str(tmp_path), fails=True)
     assert "AdamW of model1.weight, model1.bias, with backward_passes_per_step=1" in printed
     assert "context.wrap_optimizer(optimizer, backward_passes_per_step=N)" in printed
@@ -150,6 +148,6 @@ def test_two_launchers_at_once_are_refused(tmp_path: Path, launch: Launch, launc
     assert "a mistake on rank 1" not in printed
 
 
-def test_without_a_launcher_a_run_says_that_it_is_alone(tmp_path: Path, launch: Launch) -> None:
+def test_run_without_launcher_is_alone(tmp_path: Path, launch: Launch) -> None:
     printed = launch(MODULE, "lightning", str(tmp_path), launcher="none")
     assert "Horovod knows of this process only" in printed

@@ -28,7 +28,7 @@ def stepped(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.
     return optimizer
 
 
-def test_a_wrapped_optimizer_keeps_state_defaults_and_hooks(backend: Backend) -> None:
+def test_wrapped_optimizer_keeps_its_state(backend: Backend) -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     plain = stepped(torch.optim.AdamW(model.parameters(), lr=0.5), model.weight)
     calls: list[Any] = []
@@ -49,7 +49,7 @@ def test_a_wrapped_optimizer_keeps_state_defaults_and_hooks(backend: Backend) ->
     assert model.weight.grad is None
 
 
-def test_lightnings_optimizer_may_stand_for_horovods(backend: Backend) -> None:
+def test_lightnings_optimizer_stands_in(backend: Backend) -> None:
     from pytorch_lightning.core.optimizer import LightningOptimizer
 
     model = torch.nn.Linear(2, 1)
@@ -68,7 +68,7 @@ def test_a_closure_is_refused(backend: Backend) -> None:
         optimizer.step(lambda: 0.0)
 
 
-def test_parameters_that_horovod_would_pass_over_are_refused(backend: Backend) -> None:
+def test_skipped_parameters_are_refused(backend: Backend) -> None:
     model = backend.placement.wrap_model(torch.nn.Linear(2, 1))
     optimizer = backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     with pytest.raises(errors.InvalidExperimentException, match="weight belongs to two"):
@@ -85,7 +85,7 @@ def test_bfloat16_needs_compression(backend: Backend) -> None:
     backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), fp16_compression=True)
 
 
-def test_an_optimizer_that_cannot_be_rebuilt_is_refused(backend: Backend) -> None:
+def test_unbuildable_optimizer_is_refused(backend: Backend) -> None:
     class Stubborn(torch.optim.SGD):
         def __init__(self, params: Any, needed: int) -> None:
             super().__init__(params, lr=0.5)
@@ -124,7 +124,7 @@ def test_other_launchers_are_named(monkeypatch: pytest.MonkeyPatch, other: str) 
 
 
 @pytest.mark.parametrize("variable", ["USE_HOROVOD", "HOROVOD_RANK"])
-def test_another_strategy_is_refused_under_horovod(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_other_strategies_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     from pytorch_lightning.strategies import SingleDeviceStrategy
 
     monkeypatch.setenv(variable, "1")

@@ -1,4 +1,4 @@
-"""Functions for ``with`` statements that say so if they are used without one."""
+"""Functions for ``with`` statements, with errors about a missing statement."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class OnlyInWith(contextlib.AbstractContextManager[_T]):
-    """A context manager whose errors name the missing ``with`` statement if it is taken for what the statement yields.
-
-    ``example`` is the statement to write.
-    """
+    """A context manager; use without a ``with`` statement is an error that shows the statement, ``example``."""
 
     def __init__(self, opened: contextlib.AbstractContextManager[_T], example: str) -> None:
         self._opened = opened
@@ -33,14 +30,10 @@ class OnlyInWith(contextlib.AbstractContextManager[_T]):
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name!r} was looked up without a with statement. {self._way_out()}")
 
-    def __iter__(self) -> NoReturn:
-        raise TypeError(f"Unpacked without a with statement. {self._way_out()}")
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(f"Unpacked, or used as a path, without a with statement. {self._way_out()}")
 
-    def __fspath__(self) -> NoReturn:
-        raise TypeError(f"Used as a path without a with statement. {self._way_out()}")
-
-    def __truediv__(self, other: Any) -> NoReturn:
-        raise TypeError(f"Used as a path without a with statement. {self._way_out()}")
+    __iter__ = __fspath__ = __truediv__ = _refuse
 
     def _way_out(self) -> str:
         return f"Write `{vars(self).get('_example')}:` and use the result inside."
