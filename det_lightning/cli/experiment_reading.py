@@ -5,6 +5,7 @@ The commands import what they need when they run, so that none slows down the st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,6 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
-from det_lightning.cli.trial_table import is_of_other_validation, print_details, sort_trials
 from det_lightning.files.file_kinds import require_file
 
 
@@ -20,7 +20,8 @@ from det_lightning.files.file_kinds import require_file
 def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -> None:
     """List the experiments in a directory."""
     from det_lightning.experiments.directory import find_experiments
-    from det_lightning.experiments.overview import format_number, summary_of
+    from det_lightning.experiments.overview import summary_of
+    from det_lightning.experiments.trial_table import format_number
 
     if not experiments.is_dir():
         raise ValueError(f"There is no directory {experiments} with experiments; --experiments names another one.")
@@ -65,43 +66,107 @@ def show(
     Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
     """
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.overview import details_of
-    from det_lightning.experiments.stored import stored_experiments
+    from det_lightning.experiments.trial_table import sort_trials
 
-    directory = Path(experiment)
+    found, is_run_here = _find_experiments(experiment, option)
     if html is not None:
-        from det_lightning.experiments.report import write_report
-
-        require_file(html, may_be_missing=True)
-        write_report(ExperimentDirectory.existing(directory), html)
-        warn(f"Wrote {html}.")
+        if len(found) > 1:
+            raise ValueError(f"{experiment} holds {len(found)} experiments; `experiment compare` writes a page of several.")
+        _write_page(found[0], html)
         return
-    is_run_here = (directory / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
-    if "://" in experiment and not stored:
-        raise ValueError(
-            f"No checkpoint in {experiment} names its experiment. `det-lightning checkpoint annotate` adds what "
-            "Determined's master knew."
-        )
-    found = stored or [details_of(ExperimentDirectory.existing(directory))]
     if best:
-        storage = None if stored else ExperimentDirectory(directory).checkpoint_storage()
-        _print_best(found, storage)
+        _print_best(found, ExperimentDirectory(Path(experiment)).checkpoint_storage() if is_run_here else None)
         return
     if sort is not None:
         for details in found:
             details["trials"] = sort_trials(details, sort)
+    for trial in (trial for details in found for trial in details["trials"] if json):
+        del trial["curves"]
     if json:
-        print_json({"experiments": stored} if stored else found[0])
+        print_json(found[0] if is_run_here else {"experiments": found})
         return
     for index, details in enumerate(found):
         print_lines([""] if index > 0 else [])
-        print_details(details, sort)
+        _print_details(details, sort)
+
+
+@report_errors()
+def compare(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT...",
+            help="Directories of experiments, and paths or URLs of storages: of experiments, or of runs of the Trainer API.",
+            show_default=False,
+        ),
+    ],
+    json: JsonFlag = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")] = None,
+    option: Options = None,
+) -> None:
+    """Compare the best trials of several experiments, or of runs: metrics, seeds, hyperparameters that differ."""
+    from det_lightning.experiments.comparison import COLUMNS, compare_experiments
+
+    compared = compare_experiments([details for given in experiments for details in _find_experiments(given, option)[0]])
+    if html is not None:
+        _write_page(compared, html, COLUMNS)
+    elif json:
+        print_json({**compared, "trials": [{**trial, "curves": None} for trial in compared["trials"]]})
+    else:
+        _print_details(compared, more_columns=COLUMNS)
+
+
+def _find_experiments(given: str, option: list[str] | None) -> tuple[list[dict[str, Any]], bool]:
+    """Return the experiments in a directory or storage with their curves, and whether ``det-lightning run`` made them."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.overview import details_of
+    from det_lightning.experiments.stored import stored_experiments
+
+    is_run_here = (Path(given) / "events.jsonl").exists()
+    stored = [] if is_run_here else stored_experiments(given, parse_options(option))
+    if "://" in given and not stored:
+        raise ValueError(
+            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what Determined's "
+            "master knew."
+        )
+    return stored or [details_of(ExperimentDirectory.existing(Path(given)), with_curves=True)], not stored
+
+
+def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
+    from det_lightning.experiments.report import write_report
+
+    require_file(file, may_be_missing=True)
+    try:
+        write_report(details, file, more_columns)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    warn(f"Wrote {file}.")
+
+
+def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_columns: Sequence[str] = ()) -> None:
+    """Print everything known about an experiment, with a table of trials without empty columns."""
+    from det_lightning.experiments.trial_table import divide_hparams, format_cell, format_number, make_columns
+
+    trials = details["trials"]
+    known = {**details, "best": format_number(details["best"])}
+    if details["best_trial"] is not None:
+        known["best"] += f", of {'' if more_columns else 'trial '}{details['best_trial']} (*)"
+    name = "hyperparameters of all trials" if len(trials) > 1 else "hyperparameters"
+    known[name] = divide_hparams(trials)[1]
+    left_out = ("trials", "best_trial", "messages")
+    print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
+    print_lines(f"message: {message}" for message in details["messages"])
+    columns = make_columns(details, sorted_by, more_columns)
+    if columns:
+        headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
+        cells = [[format_cell(cell) for cell in column.cells] for column in columns]
+        print_table(headings, map(list, zip(*cells, strict=True)))
 
 
 def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | None) -> None:
     """Print where the best trial's checkpoint is: in ``storage``, or in the one that describes the experiment."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.experiments.trial_table import has_other_checkpoint
 
     if len(found) > 1:
         names = ", ".join(str(details["id"]) for details in found)
@@ -114,7 +179,7 @@ def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | Non
         raise ValueError(f"No trial of the experiment in {details['directory']} has reported {details['metric']} yet.")
     if trial["checkpoint"] is None:
         raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")
-    if is_of_other_validation(trial):
+    if has_other_checkpoint(trial):
         warn(
             f"warning: the checkpoint was written after {trial['checkpoint_batches']} batches; the best validation was "
             f"after {trial['best_batches']}."

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.overview import format_number
 from det_lightning.experiments.progress import Progress
 from det_lightning.experiments.search_settings import trials_in_full
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.trial_table import format_number
 
 if TYPE_CHECKING:
     from rich.live import Live

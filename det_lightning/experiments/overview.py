@@ -9,7 +9,7 @@ from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import read_events, runner_of
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
 from det_lightning.experiments.trial_process import is_running, recorded_status
-from det_lightning.experiments.trial_reports import take_unread_reports
+from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import mask
 
 
@@ -55,12 +55,15 @@ def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
     }
 
 
-def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
-    """Return everything known about an experiment except the curves of its metrics."""
+def details_of(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
+    """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
     state = state_of(directory)
     order = "smaller is better" if state.smaller_is_better else "larger is better"
     summary = summary_of(directory)
     trials = [_trial(state, trial) for trial in state.trials.values()]
+    if with_curves:
+        for shown, trial in zip(trials, state.trials.values(), strict=True):
+            shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
     return {
         **summary,
         "best_trial": find_best_trial(summary["best"], trials),
@@ -90,13 +93,6 @@ def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | 
     return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
 
 
-def format_number(value: float | None) -> str:
-    """Return a number with four significant digits, without those after the point from 10,000 on; empty for None."""
-    if value is None:
-        return ""
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
 def _best_validation(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> Validation | None:
     """Return a trial's best validation, that of the checkpoint if several are equally good."""
     value = state.best_of(trial)
@@ -119,6 +115,7 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
         "latest": state.metric_of(latest),
         "metrics": mask(reported.metrics) if reported else {},
         "restarts": trial.restarts,
+        "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,
         "hparams": mask(trial.hparams),

@@ -12,6 +12,7 @@ from det_lightning.experiments.event_forms import find_mistake
 from det_lightning.experiments.event_log import MOST_BYTES
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader
+from det_lightning.files.strict_json import as_number
 
 
 def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
@@ -59,6 +60,22 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
             raise errors.DamagedExperiment(f"Line {line} of {escape(file)} is no report of a trial: no usable {wrong}.")
         if event is not None:
             state.apply(event)
+
+
+def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the batches and values of each metric that a trial has reported; ``training NAME`` for training metrics."""
+    reports = [("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()]
+    if file.is_file() and file.stat().st_size <= MOST_BYTES:
+        records = (record for _, record in RecordReader(file).new_records() if isinstance(record, dict))
+        training = (record for record in records if record.get("group") == "training")
+        reports += [("training ", record.get("steps_completed"), record.get("metrics")) for record in training]
+    curves: dict[str, dict[float, float]] = {}
+    for prefix, steps, metrics in reports:
+        batch = as_number(steps)
+        for name, value in metrics.items() if batch is not None and isinstance(metrics, dict) else ():
+            if (number := as_number(value)) is not None:
+                curves.setdefault(f"{prefix}{name}", {})[batch] = number  # a restarted trial reports a batch again
+    return {name: list(values.items()) for name, values in curves.items()}
 
 
 def _validation(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.overview import format_number
+from det_lightning.experiments.trial_table import format_number
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.experiments.made_experiments import made_experiment
 

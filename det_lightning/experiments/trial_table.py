@@ -1,0 +1,112 @@
+"""The table of trials in ``experiment show``, ``experiment compare`` and the page: order, columns and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from det_lightning.files.strict_json import as_number, to_json
+from det_lightning.hyperparameters import flat
+
+
+class Column(NamedTuple):
+    """A column of a table, with a cell for each trial; None is an empty cell."""
+
+    heading: str
+    cells: list[Any]
+    is_number: bool = True
+
+
+def sort_trials(details: dict[str, Any], metric: str) -> list[dict[str, Any]]:
+    """Return the trials by a metric of their best validations, trials without the metric last.
+
+    The best is first for the metric of the search, otherwise the smallest, or the largest for ``-METRIC``. Raise a
+    ``ValueError`` if no trial has the metric.
+    """
+    trials: list[dict[str, Any]] = details["trials"]
+    name = metric.removeprefix("-")
+    known = {name: None for trial in trials for name, value in trial["metrics"].items() if as_number(value) is not None}
+    if name not in known:
+        raise ValueError(f"No trial has reported a number {name!r}; the metrics are: {', '.join(known) or 'none'}.")
+    searched, is_larger_better = split_metric(details)
+    largest_first = (name == searched and is_larger_better) != metric.startswith("-")
+    values = [_find_metric(trial, name) for trial in trials]
+    with_metric = [(value, index) for index, value in enumerate(values) if value is not None]
+    ranked = sorted(with_metric, key=lambda pair: pair[0], reverse=largest_first)
+    return [trials[index] for _, index in ranked] + [trials[i] for i, value in enumerate(values) if value is None]
+
+
+def split_metric(details: dict[str, Any]) -> tuple[str, bool]:
+    """Return the metric of the search, and whether larger values are better."""
+    name, _, order = (details["metric"] or "").rpartition(" (")
+    return name, order.startswith("larger")
+
+
+def _find_metric(trial: dict[str, Any], name: str) -> float | None:
+    value = as_number(trial["metrics"].get(name))
+    return None if value is None or math.isnan(value) else value
+
+
+def has_other_checkpoint(trial: dict[str, Any]) -> bool:
+    """Return whether a trial's checkpoint was written at another batch than its best validation."""
+    return trial["best_batches"] is not None and trial["checkpoint_batches"] not in (None, trial["best_batches"])
+
+
+def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of an experiment's trials, without empty columns.
+
+    ``sorted_by`` adds the column of a metric, and ``more`` names entries of the trials that get columns, too.
+    """
+    trials = details["trials"]
+    ids = [f"* {trial['id']}" if trial["id"] == details["best_trial"] else str(trial["id"]) for trial in trials]
+    columns = [Column("ID", ids), Column("STATE", [trial["state"] for trial in trials], is_number=False)]
+    columns += [Column(name.upper(), [trial[name] for trial in trials]) for name in ("batches", "best", "latest")]
+    columns += [Column(name.upper(), [trial[name] for trial in trials], name != "metric") for name in more]
+    name = (sorted_by or "").removeprefix("-")
+    if name not in ("", split_metric(details)[0]):
+        columns.append(Column(name, [_find_metric(trial, name) for trial in trials]))
+    columns.append(Column("RESTARTS", [trial["restarts"] or None for trial in trials]))
+    columns += divide_hparams(trials)[0]
+    columns.append(Column("CHECKPOINT", [_describe_checkpoint(trial) for trial in trials], is_number=False))
+    return [column for column in columns if any(cell not in (None, "") for cell in column.cells)]
+
+
+def divide_hparams(trials: list[dict[str, Any]]) -> tuple[list[Column], str]:
+    """Return a column for each hyperparameter that differs between trials, and a line with the others."""
+    columns = []
+    constants = []
+    hparams = [flat(trial["hparams"] or {}) for trial in trials]
+    for name in sorted({name for values in hparams for name in values}):
+        cells = [_NULL if values.get(name, _NULL) is None else values.get(name) for values in hparams]
+        if len({repr(values[name]) if name in values else None for values in hparams}) == 1:
+            constants.append(f"{name}={format_cell(cells[0])}")
+        else:
+            is_number = all(isinstance(values.get(name), int | float | None) for values in hparams)
+            columns.append(Column(name, cells, is_number))
+    return columns, ", ".join(constants)
+
+
+# A hyperparameter that is given as None; an empty cell stands for one that is not given.
+_NULL = "null"
+
+
+def _describe_checkpoint(trial: dict[str, Any]) -> str | None:
+    checkpoint: str | None = trial["checkpoint"]
+    if checkpoint is None or not has_other_checkpoint(trial):
+        return checkpoint
+    return f"{checkpoint} (batch {trial['checkpoint_batches']}; best: batch {trial['best_batches']})"
+
+
+def format_cell(value: Any) -> str:
+    """Return a cell's value as people write it: numbers with four digits, nothing for None, JSON for lists."""
+    if value is None or isinstance(value, float):
+        return format_number(value)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with four significant digits, without those after the point from 10,000 on; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
