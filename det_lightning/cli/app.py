@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from det_lightning.cli import arguments, checkpoint_reading, checkpoint_writing, experiment, experiment_reading, port
+from det_lightning.cli import (
+    arguments,
+    checkpoint_export,
+    checkpoint_reading,
+    checkpoint_writing,
+    experiment,
+    experiment_reading,
+    port,
+)
 from det_lightning.cli.arguments import TYPER_SETTINGS
 from det_lightning.cli.command_groups import Command, CommandGroup, MaskingGroup
 
@@ -52,7 +60,9 @@ _add(experiment.run, "run", "experiment run const.yaml")
 _add(experiment.check, "check", "experiment check *.yaml")
 _add(experiment_reading.ls, "ls", "experiment ls")
 _add(experiment_reading.show, "show", "experiment show experiments/mnist-1 --sort validation_loss")
-_add(experiment_reading.compare, "compare", "experiment compare experiments/mnist-1 experiments/mnist-2 --html page.html")
+_add(
+    experiment_reading.compare, "compare", "experiment compare experiments/mnist-1 experiments/mnist-2 --html page.html"
+)
 _add(experiment_reading.logs, "logs", "experiment logs experiments/mnist-1 1")
 _add(experiment.resume, "resume", "experiment resume experiments/mnist-1")
 _add(experiment.stop, "stop", "experiment stop experiments/mnist-1")
@@ -66,7 +76,7 @@ _add = _add_group(
 _add(checkpoint_reading.list_checkpoints, "ls", "checkpoint ls s3://bucket/prefix")
 _add(checkpoint_reading.show, "show", "checkpoint show s3://bucket/prefix/UUID")
 _add(checkpoint_reading.verify, "verify", "checkpoint verify s3://bucket/prefix")
-_add(checkpoint_writing.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
+_add(checkpoint_export.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
 _add(checkpoint_writing.import_file, "import", "checkpoint import last.ckpt checkpoints")
 _add(checkpoint_writing.merge, "merge", "checkpoint merge checkpoints/UUID")
 _add(checkpoint_writing.annotate, "annotate", "checkpoint annotate s3://bucket/prefix export/*.json --dry-run")

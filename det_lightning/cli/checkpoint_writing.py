@@ -1,9 +1,8 @@
-"""``det-lightning checkpoint export``, ``import``, ``merge``, ``annotate``, ``prune``; they import torch when run."""
+"""``det-lightning checkpoint import``, ``merge``, ``annotate`` and ``prune``, which import torch when they run."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import pathlib
 import sys
 import tempfile
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from det_lightning import errors
-from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, output_file, parse_options
-from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
+from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
+from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress
 from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_file
 
@@ -23,59 +22,6 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.pruning import PrunePlan
     from det_lightning.checkpoint.storage.annotating import Annotation
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-
-
-class ExportKind(str, enum.Enum):
-    """What ``export`` writes."""
-
-    weights = "weights"
-    safetensors = "safetensors"
-    lightning = "lightning"
-
-
-@report_errors()
-def export(
-    checkpoint: Checkpoint,
-    to: Annotated[
-        ExportKind,
-        typer.Option(
-            help="weights: a state dict for torch.load; safetensors: the same without pickle; lightning: a .ckpt that "
-            "pl.Trainer.fit(TrialModule(...), ckpt_path=...) resumes from. With several models the names of weights "
-            "begin with models.<index>.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[str, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    trusted: TrustedFlag = False,
-    option: Options = None,
-    json: JsonFlag = False,
-) -> None:
-    """Write a checkpoint as a single file that other programs read."""
-    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
-
-    options = parse_options(option)
-    file = output_file(output, force)
-    location = locate_checkpoint(checkpoint, options)
-    from det_lightning.checkpoint.format import exports  # imports torch
-    from det_lightning.checkpoint.safe_load import read_checkpoint
-
-    left_out: list[str] = []
-    with opened(location, options) as directory:
-        content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
-        exports.require_tensors(content)
-        if to is ExportKind.lightning:
-            exports.export_lightning(content, file)
-        elif to is ExportKind.weights:
-            exports.export_weights(content, file)
-        else:
-            left_out = exports.export_safetensors(content, file)
-    if left_out:
-        warn(f"Left out, since they are not tensors: {', '.join(left_out)}")
-    if json:
-        print_json({"path": str(file), "bytes": file.stat().st_size, "left_out": left_out})
-    else:
-        print_lines([str(file)])
 
 
 @report_errors()

@@ -68,10 +68,12 @@ def show(
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.trial_table import sort_trials
 
-    found, is_run_here = _find_experiments(experiment, option)
+    found, is_run_here = _find_experiments(experiment, option, with_curves=html is not None)
     if html is not None:
         if len(found) > 1:
-            raise ValueError(f"{experiment} holds {len(found)} experiments; `experiment compare` writes a page of several.")
+            raise ValueError(
+                f"{experiment} holds {len(found)} experiments; `experiment compare` writes a page of several."
+            )
         _write_page(found[0], html)
         return
     if best:
@@ -80,8 +82,6 @@ def show(
     if sort is not None:
         for details in found:
             details["trials"] = sort_trials(details, sort)
-    for trial in (trial for details in found for trial in details["trials"] if json):
-        del trial["curves"]
     if json:
         print_json(found[0] if is_run_here else {"experiments": found})
         return
@@ -96,40 +96,45 @@ def compare(
         list[str],
         typer.Argument(
             metavar="EXPERIMENT...",
-            help="Directories of experiments, and paths or URLs of storages: of experiments, or of runs of the Trainer API.",
+            help="Directories of experiments, and paths or URLs of storages of checkpoints.",
             show_default=False,
         ),
     ],
     json: JsonFlag = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
+    ] = None,
     option: Options = None,
 ) -> None:
     """Compare the best trials of several experiments, or of runs: metrics, seeds, hyperparameters that differ."""
     from det_lightning.experiments.comparison import COLUMNS, compare_experiments
 
-    compared = compare_experiments([details for given in experiments for details in _find_experiments(given, option)[0]])
+    found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
+    compared = compare_experiments([details for group in found for details in group])
     if html is not None:
         _write_page(compared, html, COLUMNS)
     elif json:
-        print_json({**compared, "trials": [{**trial, "curves": None} for trial in compared["trials"]]})
+        print_json(compared)
     else:
         _print_details(compared, more_columns=COLUMNS)
 
 
-def _find_experiments(given: str, option: list[str] | None) -> tuple[list[dict[str, Any]], bool]:
-    """Return the experiments in a directory or storage with their curves, and whether ``det-lightning run`` made them."""
+def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Return the experiments in a directory or storage, and whether ``det-lightning run`` made the directory."""
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.overview import details_of
     from det_lightning.experiments.stored import stored_experiments
 
     is_run_here = (Path(given) / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(given, parse_options(option))
+    stored = [] if is_run_here else stored_experiments(given, parse_options(option), with_curves=with_curves)
     if "://" in given and not stored:
         raise ValueError(
-            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what Determined's "
-            "master knew."
+            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what "
+            "Determined's master knew."
         )
-    return stored or [details_of(ExperimentDirectory.existing(Path(given)), with_curves=True)], not stored
+    if stored:
+        return stored, False
+    return [details_of(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
 
 
 def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:

@@ -12,10 +12,10 @@ COLUMNS = ("trials", "metric", "seed")
 
 
 def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return experiments as one, whose trials are the best trial of each, or the first one without a best.
+    """Return one experiment with the best trial of each, or the first trial of an experiment without a metric.
 
-    ``best_trial`` is the best of all if the experiments have the same metric. Raise a ``ValueError`` if an experiment has
-    no trial.
+    ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
+    experiment has no trial.
     """
     names = [details["directory"].rstrip("/").rpartition("/")[2] for details in found]
     if len(set(names)) < len(names):

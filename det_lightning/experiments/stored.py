@@ -39,7 +39,7 @@ class _Noted:
         return known if isinstance(known, dict) else {}
 
 
-def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
     """Return what the checkpoints in a storage say about experiments, in the form of ``experiment show``.
 
     Only trials with a checkpoint in the storage are included.
@@ -50,10 +50,13 @@ def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, A
         notes = notes_in(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
-    return [_experiment(storage, name, by_experiment[name]) for name in sorted(by_experiment, key=_number_first)]
+    names = sorted(by_experiment, key=_number_first)
+    return [_experiment(storage, name, by_experiment[name], with_curves=with_curves) for name in names]
 
 
-def _experiment(storage: CheckpointStorage, experiment: str, noted: list[_Noted]) -> dict[str, Any]:
+def _experiment(
+    storage: CheckpointStorage, experiment: str, noted: list[_Noted], *, with_curves: bool
+) -> dict[str, Any]:
     by_trial: dict[str, list[_Noted]] = {}
     for one in noted:
         by_trial.setdefault(one.notes.trial or "", []).append(one)
@@ -63,6 +66,8 @@ def _experiment(storage: CheckpointStorage, experiment: str, noted: list[_Noted]
     if best is not None:
         metric = f"{best.metric_name} ({'smaller' if best.notes.smaller_is_better else 'larger'} is better)"
     trials = [_trial(storage, trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)]
+    for trial in trials if with_curves else ():
+        trial["curves"] = _make_curves(by_trial[trial["id"]])
     return {
         "id": experiment,
         "name": known.get("name"),
@@ -96,7 +101,6 @@ def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[
         "checkpoint_batches": (best or newest).notes.steps_completed,
         "hparams": mask(hparams) if isinstance(hparams, dict) else None,
         "reason": None,
-        "curves": _make_curves(validated),
     }
 
 
@@ -111,10 +115,10 @@ def _read_hparams(checkpoint: Location) -> Any:
     return content.get("hparams") if isinstance(content, dict) and is_shallow(content) else None
 
 
-def _make_curves(validated: list[_Noted]) -> dict[str, list[tuple[float, float]]]:
+def _make_curves(noted: list[_Noted]) -> dict[str, list[tuple[float, float]]]:
     """Return the batches and values of each metric that the checkpoints of a trial have."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    for one in sorted(validated, key=lambda one: one.age):
+    for one in sorted((one for one in noted if one.notes.metric is not None), key=lambda one: one.age):
         for name, value in _metrics(one).items():
             if (number := as_number(value)) is not None:
                 curves.setdefault(name, []).append((one.notes.steps_completed or 0, number))

@@ -207,6 +207,28 @@ def test_a_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     assert "it is PAUSED" in run("stop", directory.path).stderr
 
 
+def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
+    """A storage of the Trainer API names its run as trial and experiment, and has hyperparameters in load_data.json."""
+    searched = made_experiment(tmp_path)
+    notes = {
+        "experiment": "a-run",
+        "trial": "a-run",
+        "metric": {"name": "loss", "value": 0.02, "smaller_is_better": True},
+    }
+    checkpoint = write_checkpoint(tmp_path / "storage", notes=notes)
+    (checkpoint / "load_data.json").write_text(json.dumps({"hparams": {"lr": 0.5, "constant": 5}}))
+    lines = run("compare", searched.path, checkpoint.parent).stdout.splitlines()
+    assert "best: 0.02, of storage (*)" in lines
+    assert "hyperparameters of all trials: constant=5" in lines
+    cells = [line.split() for line in lines[-2:]]
+    assert [row[-1] for row in cells] == ["1-20", checkpoint.name]
+    assert cells[0][:6] == ["a-search-1,", "trial", "1", "COMPLETED", "20", "0.05"]
+    compared = json.loads(run("compare", searched.path, checkpoint.parent, "--json").stdout)
+    assert [trial["hparams"]["lr"] for trial in compared["trials"]] == [0.1, 0.5]
+    run("compare", searched.path, checkpoint.parent, "--html", tmp_path / "page.html")
+    assert '"curves": {"loss": [[10.0, 20.0], [0.1, 0.05]]}' in (tmp_path / "page.html").read_text()
+
+
 def shown_at_terminal(width: int, *arguments: object) -> list[str]:
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "det_lightning.cli", "experiment", *map(str, arguments)]
