@@ -64,7 +64,7 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
 
 def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
     """Return the batches and values of each metric of a trial; training metrics are called ``training NAME``."""
-    reports = [("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()]
+    reports: list[tuple[str, Any, Any]] = [("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()]
     if file.is_file() and file.stat().st_size <= MOST_BYTES:
         records = (record for _, record in RecordReader(file).new_records() if isinstance(record, dict))
         training = (record for record in records if record.get("group") == "training")
