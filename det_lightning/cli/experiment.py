@@ -23,7 +23,7 @@ from det_lightning.startup_hook import STARTUP_HOOK, installs_of
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory, Placement
-    from det_lightning.experiments.machines import Machines
+    from det_lightning.experiments.local import Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
@@ -118,7 +118,7 @@ def run(
     from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import experiment
     from det_lightning.experiments.directory import Placement
-    from det_lightning.experiments.search_settings import most_trials
+    from det_lightning.experiments.search_settings import count_most_trials
     from det_lightning.masking import mask
 
     if try_out:
@@ -126,9 +126,9 @@ def run(
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
-            for trial in experiment.planned(config)
+            for trial in experiment.plan(config)
         ]
-        more = most_trials(config) - len(trials)
+        more = count_most_trials(config) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
         follow = f"up to {more} follow, each when another one is stopped or fails" if more else "no others follow"
         warn(f"Trials listed: {len(trials)}; {follow}.")
@@ -142,8 +142,8 @@ def run(
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     _check_hook(code, hook)
     placement = Placement(slots, cpu, ray)
-    with experiment.machines_at(ray) as machines:
-        machines.check(experiment.demand_of(config, placement), experiments)
+    with experiment.find_machines(ray) as machines:
+        machines.check(experiment.make_demand(config, placement), experiments)
         with_hook = hook is not Hook.skip
         directory = experiment.create(
             config, config_file, code, experiments, loggers=logger or (), trusted=trusted, with_hook=with_hook
@@ -182,8 +182,8 @@ def resume(
         cpu=before.cpu if cpu is None else cpu,
         ray=before.ray if ray is None else None if ray == "none" else ray,
     )
-    with experiment.machines_at(placement.ray) as machines:
-        machines.check(experiment.demand_of(read_config(found.config()), placement), found.path)
+    with experiment.find_machines(placement.ray) as machines:
+        machines.check(experiment.make_demand(read_config(found.config()), placement), found.path)
         if trusted:
             found.trust()
         _run(found, machines, placement, retry_failed=retry_failed)
@@ -217,13 +217,13 @@ def stop(directory: Experiment) -> None:
     Asked once more, the runner ends the trials at once.
     """
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.event_log import runner_of
-    from det_lightning.experiments.overview import summary_of
+    from det_lightning.experiments.event_log import find_runner
+    from det_lightning.experiments.overview import summarize_experiment
 
     found = ExperimentDirectory.existing(directory)
-    runner = runner_of(found.events)
+    runner = find_runner(found.events)
     if runner is None:
-        warn(f"No process runs the experiment in {directory}: it is {summary_of(found)['state']}.")
+        warn(f"No process runs the experiment in {directory}: it is {summarize_experiment(found)['state']}.")
         return
     process, machine = runner
     if machine != platform.node():
@@ -275,7 +275,7 @@ def _run(
     """Run an experiment in this process, and exit with the code for its outcome."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
-    from det_lightning.experiments.overview import failed_trials
+    from det_lightning.experiments.overview import find_failed_trials
 
     with live_view(directory) as update:
         outcome = experiment.run(directory, update, machines, placement, retry_failed=retry_failed)
@@ -284,7 +284,7 @@ def _run(
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
-        for trial_id in failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
+        for trial_id in find_failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
             warn(f"What trial {trial_id} wrote: {_command('logs', directory.path, trial_id)}")
         warn(f"After a fix in {directory.code}: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)

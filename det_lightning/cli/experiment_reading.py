@@ -20,12 +20,12 @@ from det_lightning.files.file_kinds import require_file
 def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -> None:
     """List the experiments in a directory."""
     from det_lightning.experiments.directory import find_experiments
-    from det_lightning.experiments.overview import summary_of
+    from det_lightning.experiments.overview import summarize_experiment
     from det_lightning.experiments.trial_table import format_number
 
     if not experiments.is_dir():
         raise ValueError(f"There is no directory {experiments} with experiments; --experiments names another one.")
-    summaries = [summary_of(directory) for directory in find_experiments(experiments)]
+    summaries = [summarize_experiment(directory) for directory in find_experiments(experiments)]
     if json:
         print_json(summaries)
         return
@@ -107,7 +107,7 @@ def compare(
     option: Options = None,
 ) -> None:
     """Compare the best trials of several experiments, or of runs: metrics, seeds, hyperparameters that differ."""
-    from det_lightning.experiments.comparison import COLUMNS, compare_experiments
+    from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
 
     found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
     compared = compare_experiments([details for group in found for details in group])
@@ -122,11 +122,11 @@ def compare(
 def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool) -> tuple[list[dict[str, Any]], bool]:
     """Return the experiments in a directory or storage, and whether ``det-lightning run`` made the directory."""
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.overview import details_of
-    from det_lightning.experiments.stored import stored_experiments
+    from det_lightning.experiments.overview import describe_experiment
+    from det_lightning.experiments.stored import read_stored_experiments
 
     is_run_here = (Path(given) / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(given, parse_options(option), with_curves=with_curves)
+    stored = [] if is_run_here else read_stored_experiments(given, parse_options(option), with_curves=with_curves)
     if "://" in given and not stored:
         raise ValueError(
             f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what "
@@ -134,7 +134,7 @@ def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool
         )
     if stored:
         return stored, False
-    return [details_of(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
+    return [describe_experiment(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
 
 
 def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:

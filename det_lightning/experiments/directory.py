@@ -144,7 +144,7 @@ class ExperimentDirectory:
 
         A relative path in the section is one in the experiment's directory.
         """
-        named = storage_named_in(self.config())
+        named = read_storage(self.config())
         if named is None:
             return str(self.checkpoints)
         if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again
@@ -186,7 +186,7 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
     )
 
 
-def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
+def read_storage(config: dict[str, Any]) -> dict[str, Any] | None:
     """Return the storage that a configuration names, without retention rules; None if it names none."""
     section = config.get("checkpoint_storage") or {}
     if section.get("type") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -10,18 +11,17 @@ from pathlib import Path
 from types import FrameType
 
 from det_lightning import errors
+from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.config import ExperimentConfig, read_config
-from det_lightning.experiments.best_validations import BestValidations
-from det_lightning.experiments.cleanup import delete_checkpoints
-from det_lightning.experiments.directory import ExperimentDirectory, Placement, storage_named_in
+from det_lightning.experiments.directory import ExperimentDirectory, Placement, read_storage
 from det_lightning.experiments.event_log import EventLog
-from det_lightning.experiments.local import LocalMachine
-from det_lightning.experiments.loggers import require_loggers
-from det_lightning.experiments.machines import Demand, Machines
+from det_lightning.experiments.local import Demand, LocalMachine, Machines
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
-from det_lightning.experiments.search import CreateTrial, Outcome, Search, planned_trials
-from det_lightning.experiments.search_settings import settings_of, space_of
+from det_lightning.experiments.search import CreateTrial, Outcome, Search, plan_trials
+from det_lightning.experiments.search_settings import make_settings
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
 from det_lightning.files.private_files import make_private, write_private
@@ -31,19 +31,19 @@ from det_lightning.startup_hook import STARTUP_HOOK
 Show = Callable[[ExperimentState], None]
 
 
-def planned(config: ExperimentConfig) -> list[CreateTrial]:
+def plan(config: ExperimentConfig) -> list[CreateTrial]:
     """Return the trials that do not depend on results, in order of creation: all of them for random and grid."""
-    return planned_trials(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
+    return plan_trials(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
 
 
-def demand_of(config: ExperimentConfig, placement: Placement) -> Demand:
+def make_demand(config: ExperimentConfig, placement: Placement) -> Demand:
     """Return what the trials of an experiment need."""
     slots_per_trial = config.resources.slots_per_trial if placement.slots is None else placement.slots
     return Demand(slots_per_trial, config.resources.max_slots, placement.cpu)
 
 
 @contextlib.contextmanager
-def machines_at(ray_address: str | None) -> Iterator[Machines]:
+def find_machines(ray_address: str | None) -> Iterator[Machines]:
     """Yield the machines for trials: this one or, while the block runs, those of the Ray cluster at an address."""
     if ray_address is None:
         yield LocalMachine()
@@ -76,7 +76,7 @@ def create(
     """
     require_loggers(loggers)
     searcher = config.searcher
-    source_checkpoint = find_source(searcher.source_checkpoint_uuid, storage_named_in(config.as_dict()), parent)
+    source_checkpoint = find_source(searcher.source_checkpoint_uuid, read_storage(config.as_dict()), parent)
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
@@ -114,8 +114,8 @@ def run(
         directory.keep_placement(placement)
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
-        search = Search(settings_of(config), space_of(config), config.reproducibility.experiment_seed)
-        demand = demand_of(config, placement)
+        search = Search(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
+        demand = make_demand(config, placement)
         launcher = machines.launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
         best = BestValidations(directory.best)
 
@@ -164,3 +164,61 @@ def _signals(runner: ExperimentRunner) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class BestValidations:
+    """Keeps a file, which trials read at each validation, up to date with the best metric of each trial."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reports: int | None = None
+
+    def publish(self, state: ExperimentState) -> None:
+        """Write the file if metrics of a validation were reported since the last call."""
+        if state.validation_reports == self._reports:
+            return
+        best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
+        self._file.parent.mkdir(exist_ok=True)
+        draft = self._file.with_suffix(".tmp")
+        draft.write_text(to_json({trial: value for trial, value in best.items() if value is not None}))
+        draft.replace(self._file)
+        self._reports = state.validation_reports
+
+
+def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
+    """Delete what ``save_experiment_best`` and the like do not keep; yield the trial and id of each deleted one.
+
+    Those that live runs have resumed from, such as trials of another experiment, stay.
+    """
+    retention = Retention.from_config(directory.config()["checkpoint_storage"])
+    if retention is None:
+        return
+    checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
+    records = [
+        CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
+        for id_, found in checkpoints.items()
+    ]
+    storage = CheckpointStorage(directory.checkpoint_storage())
+    for checkpoint_id in retention.choose_to_delete(records, state.smaller_is_better):
+        is_gone = True
+        # A runner that was killed here may have deleted it already.
+        with contextlib.suppress(errors.CheckpointNotFound):
+            is_gone = delete_unless_used(storage, checkpoint_id)
+        if is_gone:
+            yield checkpoints[checkpoint_id].trial_id, checkpoint_id
+
+
+#: The package that each logger needs in addition to those of det_lightning.
+PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wandb"}
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Raise an ExperimentError that names all loggers which are not known, or whose packages are not installed."""
+    mistakes = [
+        f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES
+    ]
+    packages = {name: package for name in names if (package := PACKAGES.get(name)) is not None}
+    missing = {name: package for name, package in packages.items() if importlib.util.find_spec(package) is None}
+    mistakes += [f"--logger {name}: needs a package; pip install {package}" for name, package in missing.items()]
+    if mistakes:
+        raise errors.ExperimentError("; ".join(mistakes) + ".")

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.progress import Progress
-from det_lightning.experiments.search_settings import trials_in_full
-from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.search_settings import count_full_trials
+from det_lightning.experiments.state import ExperimentState, Progress, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_table import format_number
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        table = _Table(live, trials_in_full(read_config(directory.config())))
+        table = _Table(live, count_full_trials(read_config(directory.config())))
         try:
             yield table
         finally:
@@ -72,13 +71,13 @@ class _Lines:
             now = (trial.status.value, len(trial.validations))
             if self._seen.get(trial.trial_id) != now:
                 self._seen[trial.trial_id] = now
-                self._write(_line_of(state, trial))
+                self._write(_describe_trial(state, trial))
 
     def _write(self, line: str) -> None:
         print(escape(line), file=sys.stderr, flush=True)
 
 
-def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
+def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
         latest = trial.validations[max(trial.validations)]

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from det_lightning import errors
 from det_lightning.escaping import escape, name_some
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.machines import Demand
+from det_lightning.experiments.runner import Launcher
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
 from det_lightning.experiments.trial_start import PreparingLauncher
@@ -42,16 +42,43 @@ class Devices:
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What an experiment's trials need; 0 slots are one process without a GPU, and ``max_slots`` None is no limit."""
+
+    slots_per_trial: int
+    max_slots: int | None = None
+    on_cpu: bool = False
+
+    def check_limit(self) -> None:
+        if self.max_slots is not None and self.max_slots < self.slots_per_trial:
+            raise errors.ExperimentError(
+                f"resources.max_slots is {self.max_slots}, too few for trials of {self.slots_per_trial} slots."
+            )
+
+
+class Machines(Protocol):
+    """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
+
+    def check(self, demand: Demand, folder: Path) -> None:
+        """Check that trials can run with the experiment's directory in ``folder``, or its nearest existing parent."""
+
+    def launcher(
+        self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
+    ) -> Launcher:
+        """Return the launcher that starts the trials, from the checkpoint ``warm_start`` unless that is None."""
+
+
 class LocalMachine:
     """This machine."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        devices_of(demand)
+        find_devices(demand)
 
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
-        return LocalLauncher(directory, config, warm_start, devices_of(demand), demand.slots_per_trial)
+        return LocalLauncher(directory, config, warm_start, find_devices(demand), demand.slots_per_trial)
 
 
 class LocalLauncher(PreparingLauncher):
@@ -88,16 +115,16 @@ class LocalLauncher(PreparingLauncher):
         self._free = sorted([*self._free, *self._held.pop(trial_id, [])])
 
 
-def devices_of(demand: Demand) -> Devices:
+def find_devices(demand: Demand) -> Devices:
     """Return the devices of this machine for an experiment's trials; raise an ExperimentError if there are too few."""
     demand.check_limit()
-    devices = _devices_for(demand.slots_per_trial, demand.on_cpu)
+    devices = _choose_devices(demand.slots_per_trial, demand.on_cpu)
     most = demand.max_slots if demand.slots_per_trial else None  # trials of no slots take none
     return dataclasses.replace(devices, slots=devices.slots[:most])
 
 
-def _devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
-    gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
+def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
+    gpus = {} if on_cpu or slots_per_trial == 0 else find_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
         processes = max(os.cpu_count() or 1, slots_per_trial)
         return Devices(tuple(range(processes)), are_gpus=False)
@@ -115,7 +142,7 @@ def _devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
     return Devices(tuple(gpus), are_gpus=True, gpus=gpus)
 
 
-def visible_gpus() -> dict[int, Gpu]:
+def find_gpus() -> dict[int, Gpu]:
     """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
 
     The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; an ExperimentError says that
@@ -129,16 +156,16 @@ def visible_gpus() -> dict[int, Gpu]:
     if allowed is None:
         return {index: Gpu(str(index), uuid) for index, uuid in enumerate(ids)}
     names = [name.strip() for name in allowed.split(",") if name.strip()]
-    parts = [_part_named(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
+    parts = [_find_part(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
     if parts:
         return {slot: Gpu(part, part) for slot, part in enumerate(dict.fromkeys(parts))}
     # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
-    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
+    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_select_names(names, gpu))}
     chosen = (indices[name] for name in names if name in indices)
     return {index: Gpu(str(index), ids[index]) for index in chosen}
 
 
-def _part_named(name: str, parts: list[str]) -> str:
+def _find_part(name: str, parts: list[str]) -> str:
     """Return the part of a GPU that a name stands for, of which it may be the beginning."""
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
@@ -149,5 +176,5 @@ def _part_named(name: str, parts: list[str]) -> str:
     return found[0]
 
 
-def _named(names: list[str], gpu: str) -> list[str]:
+def _select_names(names: list[str], gpu: str) -> list[str]:
     return [name for name in names if name.startswith("GPU-") and gpu.startswith(name)]

@@ -29,7 +29,7 @@ with open(log, encoding="utf-8", errors="replace") as lines:
 _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 
 
-def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
+def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
     """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
 
     A warning says if that is not known: the log cannot be searched, or not within ``limit_s``.
@@ -37,7 +37,7 @@ def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])
         for policy in config.get("log_policies") or []
-        if policy.get("pattern") and _action_of(policy) == "cancel_retries"
+        if policy.get("pattern") and _read_action(policy) == "cancel_retries"
     }
     if not patterns or not log.exists():
         return None
@@ -66,6 +66,6 @@ def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _
     return found
 
 
-def _action_of(policy: dict[str, Any]) -> str | None:
+def _read_action(policy: dict[str, Any]) -> str | None:
     action = policy.get("action")
     return action.get("type") if isinstance(action, dict) else action

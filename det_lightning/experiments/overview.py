@@ -6,60 +6,60 @@ import datetime
 from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.event_log import read_events, runner_of
+from det_lightning.experiments.event_log import find_runner, read_events
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
-from det_lightning.experiments.trial_process import is_running, recorded_status
+from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import mask
 
 
-def state_of(directory: ExperimentDirectory) -> ExperimentState:
+def read_state(directory: ExperimentDirectory) -> ExperimentState:
     """Return the state of an experiment, which may be running.
 
     What its trials have reported is in it, even if the runner has not noted it yet, or was killed before.
     """
     searcher = directory.config()["searcher"]
     state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
-    is_run = runner_of(directory.events) is not None
+    is_run = find_runner(directory.events) is not None
     for trial in [trial for trial in state.trials.values() if trial.is_open]:
         take_unread_reports(state, trial, directory.trial(trial.trial_id) / "metrics.jsonl")
         if not is_run:
-            trial.status = _status_of_orphan(directory, trial)
+            trial.status = _find_orphan_status(directory, trial)
     if not is_run:
         state.pause_queued()
     return state
 
 
-def _status_of_orphan(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
+def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
     """Return what a trial does whose runner was killed: its supervisor has asked it to save and end."""
     folder = directory.trial(trial.trial_id)
     if is_running(folder):
         return TrialStatus.STOPPING
-    is_done = recorded_status(folder, trial.runs) == 0 and not trial.preempted
+    is_done = read_status(folder, trial.runs) == 0 and not trial.preempted
     return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED
 
 
-def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
+def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
     """Return an experiment's entry in the list of experiments."""
     config = directory.config()
     events = read_events(directory.events)
-    state = state_of(directory)
+    state = read_state(directory)
     return {
         "id": directory.experiment_id,
         "name": config["name"],
-        "state": _status_of(directory, state),
+        "state": _find_status(directory, state),
         "trials": len(state.trials),
         "best": state.best(state.best_of(trial) for trial in state.trials.values()),
-        "started": next((_moment(event["time"]) for event in events if "time" in event), None),
+        "started": next((_format_time(event["time"]) for event in events if "time" in event), None),
         "directory": str(directory.path),
     }
 
 
-def details_of(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
+def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
     """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
-    state = state_of(directory)
+    state = read_state(directory)
     order = "smaller is better" if state.smaller_is_better else "larger is better"
-    summary = summary_of(directory)
+    summary = summarize_experiment(directory)
     trials = [_trial(state, trial) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
@@ -78,13 +78,13 @@ def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
     return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
 
 
-def failed_trials(directory: ExperimentDirectory) -> list[int]:
+def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
     """Return the ids of the trials that ended with an error."""
-    trials = state_of(directory).trials.values()
+    trials = read_state(directory).trials.values()
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
-def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
+def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
     """Return a trial's checkpoint with the best metric, or the newest one if none has a metric."""
     metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
     best = state.best(metrics.values())
@@ -93,7 +93,9 @@ def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | 
     return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
 
 
-def _best_validation(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> Validation | None:
+def _find_best_validation(
+    state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
+) -> Validation | None:
     """Return a trial's best validation, that of the checkpoint if several are equally good."""
     value = state.best_of(trial)
     best = [one for one in trial.validations.values() if value is not None and state.metric_of(one) == value]
@@ -103,8 +105,8 @@ def _best_validation(state: ExperimentState, trial: TrialRecord, checkpoint: Che
 
 def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     latest = trial.validations[max(trial.validations)] if trial.validations else None
-    checkpoint = best_checkpoint(state, trial)
-    best = _best_validation(state, trial, checkpoint)
+    checkpoint = find_best_checkpoint(state, trial)
+    best = _find_best_validation(state, trial, checkpoint)
     reported = best or latest
     return {
         "id": trial.trial_id,
@@ -123,11 +125,11 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _status_of(directory: ExperimentDirectory, state: ExperimentState) -> str:
+def _find_status(directory: ExperimentDirectory, state: ExperimentState) -> str:
     if state.outcome is not None:
         return state.outcome
-    return "RUNNING" if runner_of(directory.events) is not None else "PAUSED"
+    return "RUNNING" if find_runner(directory.events) is not None else "PAUSED"
 
 
-def _moment(time_s: float) -> str:
+def _format_time(time_s: float) -> str:
     return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from det_lightning import __version__, errors
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.machines import Demand
+from det_lightning.experiments.local import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
 
 # A node may have to start a process first, which imports this package.
@@ -73,35 +73,35 @@ class RayCluster:
 
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
-        needs = _needs_of(demand)
-        suitable = [node for node in _nodes() if _trials_on(node, needs)]
-        _check_shared(_existing(folder.absolute()), suitable)
+        needs = _find_needs(demand)
+        suitable = [node for node in _list_nodes() if _count_trials(node, needs)]
+        _check_shared(_find_existing(folder.absolute()), suitable)
 
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
-        needs = _needs_of(demand)
+        needs = _find_needs(demand)
 
         def count_room() -> int:
-            on_nodes = sum(_trials_on(node, needs) for node in _nodes())
+            on_nodes = sum(_count_trials(node, needs) for node in _list_nodes())
             return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
 
         return RayLauncher(directory, config, warm_start, needs, count_room)
 
 
-def _nodes() -> list[dict[str, Any]]:
+def _list_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _needs_of(demand: Demand) -> dict[str, int]:
+def _find_needs(demand: Demand) -> dict[str, int]:
     """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used."""
     demand.check_limit()
     slots = demand.slots_per_trial
-    nodes = _nodes()
+    nodes = _list_nodes()
     gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
     on_cpu = demand.on_cpu or slots == 0 or (gpus == 0 and slots == 1)
     needs = {"CPU": max(slots, 1)} if on_cpu else {"CPU": slots, "GPU": slots}
-    if any(_trials_on(node, needs) for node in nodes):
+    if any(_count_trials(node, needs) for node in nodes):
         return needs
     largest = [f"{max(int(node['Resources'].get(name, 0)) for node in nodes) or 'no'} {name}s" for name in needs]
     on_cpus = "" if on_cpu else f" --cpu for {slots} processes on the CPU, or"
@@ -111,12 +111,12 @@ def _needs_of(demand: Demand) -> dict[str, int]:
     )
 
 
-def _trials_on(node: dict[str, Any], needs: dict[str, int]) -> int:
+def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
     """Return how many trials a node can run at once if it runs nothing else."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
 
 
-def _existing(folder: Path) -> Path:
+def _find_existing(folder: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
@@ -142,7 +142,7 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
 
 def _ask(node: dict[str, Any], path: str, content: bytes) -> Any:
     only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(problem_on_this_node)
+    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(find_problem)
     return remote.remote(path, content, __version__)
 
 
@@ -154,7 +154,7 @@ def _answer(reference: Any) -> str | None:
     return problem
 
 
-def problem_on_this_node(path: str, content: bytes, version: str) -> str | None:
+def find_problem(path: str, content: bytes, version: str) -> str | None:
     """Return why the node that runs this cannot run trials, given a file that the runner has locked; None if it can."""
     if __version__ != version:
         return f"has det_lightning {__version__}, not {version}"

@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import RecordReader, is_running, recorded_status
+from det_lightning.experiments.trial_process import RecordReader, is_running, read_status
 from det_lightning.experiments.trial_start import PreparingLauncher, TrialStart
 
 _POLL_S = 0.05
@@ -123,7 +123,7 @@ class RayRun:
 
     def exit_status(self) -> int | None:
         """Return its exit status; None if its actor or node was lost before it was done."""
-        if self._status is None and recorded_status(self._task.directory, self._task.run_id) == 0:
+        if self._status is None and read_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
 

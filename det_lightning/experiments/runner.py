@@ -20,7 +20,7 @@ from det_lightning.experiments.search import (
     Warn,
 )
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
-from det_lightning.experiments.trial_reports import event_in, note_steps
+from det_lightning.experiments.trial_reports import note_steps, read_event
 from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
@@ -69,7 +69,7 @@ class Launcher(Protocol):
     def release(self, trial_id: int) -> None:
         """Take back the slots of a trial whose run has ended."""
 
-    def retries_cancelled_by(self, trial_id: int) -> str | None:
+    def find_retry_policy(self, trial_id: int) -> str | None:
         """Return the log policy that forbids restarting the trial after a failure; None if there is none."""
 
 
@@ -236,7 +236,7 @@ class ExperimentRunner:
             if fraction is not None:
                 trial.progress.report(fraction, record["time"])
             return
-        reported = event_in(record, trial, line)
+        reported = read_event(record, trial, line)
         if reported is None:
             return
         kind, values = reported
@@ -285,7 +285,7 @@ class ExperimentRunner:
             what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
             return TrialStatus.ERROR, f"{what} when it was asked to stop"
-        if policy := self._launcher.retries_cancelled_by(trial.trial_id):
+        if policy := self._launcher.find_retry_policy(trial.trial_id):
             return TrialStatus.ERROR, f"{what}, and the log policy {policy} cancels retries"
         if trial.restarts >= self._max_restarts:
             return TrialStatus.ERROR, f"{what}, after {self._max_restarts} restarts"

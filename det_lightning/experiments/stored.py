@@ -39,7 +39,7 @@ class _Noted:
         return known if isinstance(known, dict) else {}
 
 
-def stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
+def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
     """Return what the checkpoints in a storage say about experiments, in the form of ``experiment show``.
 
     Only trials with a checkpoint in the storage are included.

@@ -102,7 +102,7 @@ class TrialProcess:
 
     def exit_status(self) -> int | None:
         """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
-        return recorded_status(self._directory, self._run)
+        return read_status(self._directory, self._run)
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
         return self._records.new_records()
@@ -138,7 +138,7 @@ class OrphanedRun:
 
     def exit_status(self) -> int:
         """Return its exit status; if none was recorded, everything was killed at once, and it counts as preempted."""
-        status = recorded_status(self._directory, self._run)
+        status = read_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class OrphanedRun:
         """Do nothing: its supervisor kills it if it takes too long."""
 
 
-def recorded_status(directory: Path, run: int) -> int | None:
+def read_status(directory: Path, run: int) -> int | None:
     """Return the exit status that a supervisor recorded for a run; None if it recorded none."""
     file = directory / "exit.json"
     try:

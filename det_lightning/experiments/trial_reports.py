@@ -8,8 +8,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.escaping import escape
-from det_lightning.experiments.event_forms import find_mistake
-from det_lightning.experiments.event_log import MOST_BYTES
+from det_lightning.experiments.event_log import MOST_BYTES, find_mistake
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.files.strict_json import as_number
@@ -21,7 +20,7 @@ def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
         trial.steps_completed = max(trial.steps_completed, record["steps_completed"])
 
 
-def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
+def read_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
     """Return the type and the entries of the event that a record reports; None if nothing depends on the record."""
     steps = record["steps_completed"]
     metrics = record["metrics"]
@@ -51,7 +50,7 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
     for line, record in RecordReader(file, trial.lines_read).new_records():
         try:
             note_steps(trial, record)
-            reported = event_in(record, trial, line)
+            reported = read_event(record, trial, line)
             event = None if reported is None else {"type": reported[0], "time": record["time"], **reported[1]}
             wrong = None if event is None else find_mistake(event, {trial.trial_id})
         except (KeyError, TypeError):
@@ -64,7 +63,9 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
 
 def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
     """Return the batches and values of each metric of a trial; training metrics are called ``training NAME``."""
-    reports: list[tuple[str, Any, Any]] = [("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()]
+    reports: list[tuple[str, Any, Any]] = [
+        ("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()
+    ]
     if file.is_file() and file.stat().st_size <= MOST_BYTES:
         records = (record for _, record in RecordReader(file).new_records() if isinstance(record, dict))
         training = (record for record in records if record.get("group") == "training")
@@ -72,7 +73,9 @@ def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, f
     curves: dict[str, dict[float, float]] = {}
     for prefix, steps, metrics in reports:
         batch = as_number(steps)
-        for name, value in metrics.items() if batch is not None and isinstance(metrics, dict) else ():
+        if batch is None or not isinstance(metrics, dict):
+            continue
+        for name, value in metrics.items():
             if (number := as_number(value)) is not None:
                 curves.setdefault(f"{prefix}{name}", {})[batch] = number  # a restarted trial reports a batch again
     return {name: list(values.items()) for name, values in curves.items()}

@@ -17,13 +17,13 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.core._task import TrialTask
-from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
-from det_lightning.experiments.event_log import EventLog, read_events, runner_of
+from det_lightning.experiments.event_log import EventLog, find_runner, read_events
+from det_lightning.experiments.experiment import delete_checkpoints
 from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
-from det_lightning.experiments.overview import details_of, state_of, summary_of
+from det_lightning.experiments.overview import describe_experiment, read_state, summarize_experiment
 from det_lightning.experiments.report import write_report
-from det_lightning.experiments.stored import stored_experiments
+from det_lightning.experiments.stored import read_stored_experiments
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.masking import MASK
 from tests.checkpoint.made_checkpoints import write_checkpoint
@@ -59,7 +59,7 @@ def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
     size = directory.events.stat().st_size
     monkeypatch.setattr("det_lightning.experiments.event_log.MOST_BYTES", size - 1)
     with pytest.raises(errors.DamagedExperiment, match=rf"events\.jsonl has {size:,} bytes; .* can still be resumed"):
-        summary_of(directory)
+        summarize_experiment(directory)
     log = EventLog(directory.events)
     assert log.events[-1]["type"] == "experiment_ended"
     log.close()
@@ -121,7 +121,7 @@ def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) ->
 def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.config_file.write_text(content)
-    for read in (summary_of, details_of):
+    for read in (summarize_experiment, describe_experiment):
         with pytest.raises(errors.DamagedExperiment, match=r"config\.json is not"):
             read(directory)
 
@@ -130,10 +130,10 @@ def test_only_one_process_can_be_named_as_that_which_runs_an_experiment(tmp_path
     """``experiment stop`` signals it; 0 and negative numbers stand for several."""
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
-    assert runner_of(file) == (os.getpid(), platform.node())
+    assert find_runner(file) == (os.getpid(), platform.node())
     for content in ("0 here", "-1 here", "x here", "5", "9" * 5000 + " here"):
         (tmp_path / "runner.pid").write_text(content)
-        assert runner_of(file) is None
+        assert find_runner(file) is None
     log.close()
 
 
@@ -142,7 +142,7 @@ def test_a_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
     log = EventLog(directory.events)
     log.append({"type": "validation", "time": 5.0, "trial": 1, "steps_completed": 30, "metrics": {"loss": 10**400}})
     log.close()
-    assert details_of(directory)["trials"][0]["latest"] is None
+    assert describe_experiment(directory)["trials"][0]["latest"] is None
 
 
 def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
@@ -172,11 +172,11 @@ def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplo
 
 def test_the_output_of_commands_shows_no_secret_among_hyperparameters(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
-    assert [trial["hparams"]["password"] for trial in details_of(directory)["trials"]] == [MASK] * 3
+    assert [trial["hparams"]["password"] for trial in describe_experiment(directory)["trials"]] == [MASK] * 3
     checkpoint = write_checkpoint(
         tmp_path / "storage", notes={"experiment": "1", "trial": "1", "hparams": {"pw": "hid"}}
     )
-    (experiment,) = stored_experiments(str(checkpoint.parent), {})
+    (experiment,) = read_stored_experiments(str(checkpoint.parent), {})
     assert experiment["trials"][0]["hparams"] == {"pw": MASK}
     space = {"hyperparameters": {"api_key": "hidden"}}
     config = write_project(tmp_path / "project", **space)
@@ -228,7 +228,7 @@ def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path
     with (directory.path / name).open("ab") as file:
         file.truncate(2**40)  # without taking room on the disk
     with pytest.raises(errors.DamagedExperiment, match=rf"{name}.* 1,099,511,627,776 bytes"):
-        [details_of(directory), directory.loggers()]
+        [describe_experiment(directory), directory.loggers()]
 
 
 def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
@@ -237,23 +237,23 @@ def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
     events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
     with directory.events.open("a") as file:
         file.writelines(f"{json.dumps(event)}\n" for event in events)
-    shown = details_of(directory)
+    shown = describe_experiment(directory)
     assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
 
 
 def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.events.write_text('{"type": "message", "text": "no time"}\n')
-    assert summary_of(directory)["started"] is None
+    assert summarize_experiment(directory)["started"] is None
 
 
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from det_lightning.experiments.event_log import runner_of
+from det_lightning.experiments.event_log import find_runner
 if os.getuid() == 0:  # who may do anything
     os.setuid(65534)
-print(runner_of(Path(sys.argv[1])))
+print(find_runner(Path(sys.argv[1])))
 """
 
 
@@ -286,19 +286,19 @@ def ended(tmp_path: Path) -> ExperimentDirectory:
 
 
 def test_a_runner_that_was_killed_while_it_deleted_checkpoints_is_no_obstacle(ended: ExperimentDirectory) -> None:
-    first, second, last = state_of(ended).trials[1].checkpoints
+    first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     storage.delete(first)
-    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, first), (1, second)]
+    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, first), (1, second)]
     assert storage.list_ids() == [last]
 
 
 def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed(ended: ExperimentDirectory) -> None:
-    first, second, last = state_of(ended).trials[1].checkpoints
+    first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     claims = RunClaims(storage)
     assert claims.use(storage.find(first))
-    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, second)]
+    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, second)]
     claims.release()
     assert sorted(storage.list_ids()) == sorted([first, last])
 
@@ -349,7 +349,7 @@ def test_experiments_are_found_by_number(experiment: ExperimentDirectory) -> Non
 
 
 def write_page(directory: ExperimentDirectory) -> str:
-    write_report(details_of(directory, with_curves=True), directory.path / "page.html")
+    write_report(describe_experiment(directory, with_curves=True), directory.path / "page.html")
     return (directory.path / "page.html").read_text()
 
 

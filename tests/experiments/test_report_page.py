@@ -14,7 +14,7 @@ from tests.experiments.made_experiments import made_experiment
 
 plotly = pytest.importorskip("plotly", reason="plotly is not installed; run tox -e browser")
 
-from det_lightning.experiments.overview import details_of  # noqa: E402
+from det_lightning.experiments.overview import describe_experiment  # noqa: E402
 from det_lightning.experiments.report import write_report  # noqa: E402
 
 pytestmark = needs_chromium
@@ -34,7 +34,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory.trial(1).mkdir(parents=True)
     record = {"group": "training", "run": 1, "steps_completed": 10, "metrics": {"loss": 0.7}, "time": 2.0}
     (directory.trial(1) / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    write_report(details_of(directory, with_curves=True), folder / "page.html")
+    write_report(describe_experiment(directory, with_curves=True), folder / "page.html")
     return folder / "page.html"
 
 

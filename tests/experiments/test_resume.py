@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.experiments.directory import ExperimentDirectory, Placement
-from det_lightning.experiments.overview import details_of, summary_of
+from det_lightning.experiments.overview import describe_experiment, summarize_experiment
 from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
@@ -28,8 +28,8 @@ def run_printed(command: str) -> subprocess.CompletedProcess[str]:
 def states_of(experiment: Path) -> tuple[str, list[tuple[str, int]]]:
     """Return the state of an experiment, the same in ``ls`` and ``show``, and those of its trials with batches."""
     directory = ExperimentDirectory.existing(experiment)
-    shown = details_of(directory)
-    assert summary_of(directory)["state"] == shown["state"]
+    shown = describe_experiment(directory)
+    assert summarize_experiment(directory)["state"] == shown["state"]
     return shown["state"], [(trial["state"], trial["batches"]) for trial in shown["trials"]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.trial_process import RecordReader, TrialProcess, recorded_status
+from det_lightning.experiments.trial_process import RecordReader, TrialProcess, read_status
 from tests.experiments.running import wait_for
 
 
@@ -52,7 +52,7 @@ def test_a_run_that_begins_after_a_later_one_was_prepared_does_nothing(tmp_path:
     process = start_run(tmp_path, "touch begun", run=1, newest_run=2)
     wait_for(process.has_ended)
     assert not (tmp_path / "begun").exists()
-    assert recorded_status(tmp_path, 1) is None
+    assert read_status(tmp_path, 1) is None
 
 
 def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:

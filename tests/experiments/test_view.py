@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from det_lightning.config import read_config
-from det_lightning.experiments.progress import Progress
-from det_lightning.experiments.search_settings import trials_in_full
+from det_lightning.experiments.search_settings import count_full_trials
+from det_lightning.experiments.state import Progress
 from tests.experiments.running import write_project
 
 
@@ -64,7 +64,7 @@ def test_how_long_a_search_takes_is_known_where_no_trial_is_stopped(
             "searcher": {"metric": "loss", **searcher},
         }
     )
-    assert trials_in_full(config) == trials
+    assert count_full_trials(config) == trials
 
 
 def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:

@@ -9,40 +9,24 @@ from det_lightning.experiments.search.operations import (
     ExitReason,
     Operation,
     Outcome,
+    SearcherSettings,
     Shutdown,
     StopTrial,
     Warn,
 )
-from det_lightning.experiments.search.search import Search, planned_trials
-from det_lightning.experiments.search.settings import SearcherSettings
-from det_lightning.experiments.search.space import (
-    Categorical,
-    Const,
-    Double,
-    Grid,
-    Hyperparameter,
-    Int,
-    Log,
-    SearchSpace,
-)
+from det_lightning.experiments.search.search import Search, plan_trials
+from det_lightning.experiments.search.space import Grid
 
 __all__ = [
-    "Categorical",
-    "Const",
     "CreateTrial",
-    "Double",
     "ExitReason",
     "Grid",
-    "Hyperparameter",
-    "Int",
-    "Log",
     "Operation",
     "Outcome",
     "Search",
-    "SearchSpace",
     "SearcherSettings",
     "Shutdown",
     "StopTrial",
     "Warn",
-    "planned_trials",
+    "plan_trials",
 ]

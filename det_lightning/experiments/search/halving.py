@@ -5,14 +5,80 @@ from __future__ import annotations
 import bisect
 import math
 import sys
+from dataclasses import dataclass
 
-from det_lightning.experiments.search.brackets import Bracket, brackets_of
-from det_lightning.experiments.search.creation import TrialFactory, most_replaced
-from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, StopTrial, Warn
-from det_lightning.experiments.search.settings import SearcherSettings
+from det_lightning.experiments.search.operations import (
+    MOST_AT_ONCE,
+    CreateTrial,
+    ExitReason,
+    Operation,
+    SearcherSettings,
+    StopTrial,
+    TrialFactory,
+    Warn,
+    most_replaced,
+)
 
 #: The metric of a failed trial: ranks behind every metric except infinity and NaN.
 _FAILED = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Trials that are compared with each other."""
+
+    rungs: tuple[int, ...]  # the lengths at which they are compared, ascending
+    max_trials: int  # not counting those with invalid hyperparameters
+    initial_trials: int  # those created at the start; each further one follows a stopped or failed one
+
+
+def make_brackets(settings: SearcherSettings) -> list[Bracket]:
+    """Return the brackets of a halving search, the one with the most rungs first."""
+    if settings.name == "async_halving":
+        counts = [settings.num_rungs]
+        trials = [settings.max_trials]
+        concurrent = [settings.max_concurrent_trials or int(settings.divisor ** (settings.num_rungs - 1))]
+    else:
+        counts = sorted(settings.bracket_rungs or _count_rungs(settings), reverse=True)
+        trials = _divide_trials(settings.max_trials, settings.divisor, counts)
+        concurrent = _divide_concurrency(settings.max_concurrent_trials, settings.divisor, trials)
+    return [
+        Bracket(
+            _rung_lengths(num_rungs, settings.divisor, settings.max_time),
+            max_trials,
+            min(at_once, max_trials, MOST_AT_ONCE),
+        )
+        for num_rungs, max_trials, at_once in zip(counts, trials, concurrent, strict=True)
+    ]
+
+
+def _rung_lengths(num_rungs: int, divisor: float, max_time: int) -> tuple[int, ...]:
+    return tuple(max(int(max_time / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs))
+
+
+def _count_rungs(settings: SearcherSettings) -> range:
+    # In floats, like Determined: for 3**5 and 3, or 10**3 and 10, the result is one less than the exact one.
+    of_time = int(math.log(settings.max_time) / math.log(settings.divisor)) + 1
+    of_trials = int(math.log(settings.max_trials) / math.log(settings.divisor)) + 1
+    most = min(settings.max_rungs, of_time, of_trials)
+    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[settings.mode]
+    return range(least, most + 1)
+
+
+def _divide_trials(max_trials: int, divisor: float, counts: list[int]) -> list[int]:
+    """Divide the trials so that all brackets train for about as long; the total may be more than asked for."""
+    weights = [divisor ** (num_rungs - 1) / num_rungs for num_rungs in counts]
+    total = sum(weights)
+    trials = [max(int(weight / total * max_trials), 1) for weight in weights]
+    trials[0] += max(max_trials - sum(trials), 0)
+    return trials
+
+
+def _divide_concurrency(max_concurrent_trials: int, divisor: float, trials: list[int]) -> list[int]:
+    if max_concurrent_trials == 0:
+        return [max(trials[-1], int(divisor))] * len(trials)
+    each, remainder = divmod(max(max_concurrent_trials, len(trials)), len(trials))
+    return [each + 1 if bracket < remainder else each for bracket in range(len(trials))]
 
 
 class Rung:
@@ -127,7 +193,7 @@ class HalvingBracket:
 
     def _create(self) -> CreateTrial:
         lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._settings.force_validations else ()
-        trial = self._factory.drawn(lengths)
+        trial = self._factory.draw_trial(lengths)
         self._rung_of[trial.trial_id] = 0
         return trial
 
@@ -136,19 +202,19 @@ class HalvingSearch:
     """``adaptive_asha`` and ``async_halving``: brackets side by side, whose trials all come from one generator."""
 
     def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
-        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in brackets_of(settings)]
+        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in make_brackets(settings)]
 
     def initial(self) -> list[Operation]:
         return [operation for bracket in self.brackets for operation in bracket.initial()]
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        return self._bracket_of(trial_id).validation_completed(trial_id, metric, at)
+        return self._find_bracket(trial_id).validation_completed(trial_id, metric, at)
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        return self._bracket_of(trial_id).trial_exited(trial_id, reason)
+        return self._find_bracket(trial_id).trial_exited(trial_id, reason)
 
     def trial_retried(self, trial_id: int) -> None:
-        self._bracket_of(trial_id).trial_retried(trial_id)
+        self._find_bracket(trial_id).trial_retried(trial_id)
 
-    def _bracket_of(self, trial_id: int) -> HalvingBracket:
+    def _find_bracket(self, trial_id: int) -> HalvingBracket:
         return next(bracket for bracket in self.brackets if trial_id in bracket)

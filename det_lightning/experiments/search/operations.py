@@ -1,10 +1,17 @@
-"""What a search asks of the runner of its trials, and what it learns from the runner."""
+"""What a search gets and asks for: settings, the exits of trials, operations, and trials to create."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from det_lightning.experiments.search.generator import Generator
+from det_lightning.experiments.search.space import draw
+from det_lightning.hyperparameters import as_passed_on
+
+if TYPE_CHECKING:
+    from det_lightning.experiments.search.space import SearchSpace
 
 
 class ExitReason(str, enum.Enum):
@@ -59,3 +66,54 @@ class Shutdown:
 
 
 Operation = CreateTrial | StopTrial | Warn | Shutdown
+
+
+@dataclass(frozen=True)
+class SearcherSettings:
+    """The ``searcher`` section of an experiment configuration, with Determined's defaults.
+
+    A 0 or an empty string stands for a value that the search does not have.
+    """
+
+    name: str
+    metric: str
+    smaller_is_better: bool = True
+    max_trials: int = 0
+    max_concurrent_trials: int = 16  # 0 means as many as it can use
+    max_time: int = 0  # how long the halving methods let a trial train,
+    time_metric: str = ""  # measured by a metric that comes with each validation, such as "batches" or "epochs"
+    mode: str = "standard"
+    divisor: float = 4.0
+    max_rungs: int = 5
+    bracket_rungs: tuple[int, ...] = ()  # the number of rungs of each bracket, in place of those of the mode
+    num_rungs: int = 0  # of the only bracket of async_halving
+    # Trials of the halving methods validate at the lengths of the rungs; otherwise a trial that validates only at its
+    # end is never stopped early.
+    force_validations: bool = False
+
+
+#: More trials than this are never created at once, whatever a search may have. Each of them is the same trial later.
+MOST_AT_ONCE = 100_000
+
+
+class TrialFactory:
+    """Creates the trials of one search, all from one generator: trial k is the same whenever it is created."""
+
+    def __init__(self, space: SearchSpace, experiment_seed: int) -> None:
+        self._space = space
+        self._generator = Generator(experiment_seed)
+        self.created = 0
+
+    def draw_trial(self, validate_at: tuple[int, ...] = ()) -> CreateTrial:
+        return self.create(draw(self._space, self._generator), validate_at)
+
+    def create(self, hparams: dict[str, Any], validate_at: tuple[int, ...] = ()) -> CreateTrial:
+        for _ in range(4):
+            self._generator.word()  # Determined draws 16 bytes for the id of its request
+        self.created += 1
+        return CreateTrial(self.created, self._generator.below(2**31), as_passed_on(hparams), validate_at)
+
+
+def most_replaced(max_trials: int) -> int:
+    """Return how many trials with invalid hyperparameters are replaced, so that a search without valid ones ends."""
+    return max(100, 10 * max_trials)

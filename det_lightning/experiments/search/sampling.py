@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from det_lightning.experiments.search.creation import MOST_AT_ONCE, TrialFactory, most_replaced
-from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Warn
+from det_lightning.experiments.search.operations import (
+    MOST_AT_ONCE,
+    CreateTrial,
+    ExitReason,
+    Operation,
+    TrialFactory,
+    Warn,
+    most_replaced,
+)
 
 
 class SamplingSearch:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from det_lightning.experiments.search.creation import TrialFactory
+from typing import TYPE_CHECKING
+
 from det_lightning.experiments.search.halving import HalvingSearch
 from det_lightning.experiments.search.operations import (
     CreateTrial,
     ExitReason,
     Operation,
     Outcome,
+    SearcherSettings,
     Shutdown,
     StopTrial,
+    TrialFactory,
 )
 from det_lightning.experiments.search.sampling import SamplingSearch
-from det_lightning.experiments.search.settings import SearcherSettings
-from det_lightning.experiments.search.space import Grid, SearchSpace
+from det_lightning.experiments.search.space import Grid
+
+if TYPE_CHECKING:
+    from det_lightning.experiments.search.space import SearchSpace
 
 # A list of this many trials takes next to no time.
 _MOST_PLANNED = 100_000
@@ -31,7 +36,7 @@ class Search:
         self.settings = settings
         self._factory = TrialFactory(space, experiment_seed)
         # It only sees events of trials that it created, and none of a trial that has exited.
-        self._method = _method_of(self.settings, space, self._factory)
+        self._method = _make_method(self.settings, space, self._factory)
         self._exits: dict[int, ExitReason] = {}
         self._failed: set[int] = set()
 
@@ -87,7 +92,7 @@ class Search:
         return Outcome.CANCELED if reasons == {ExitReason.CANCELED} else Outcome.COMPLETED
 
 
-def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
+def plan_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
     """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
 
     Raises a ValueError if there are too many to list.
@@ -103,13 +108,15 @@ def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_se
     return planned
 
 
-def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SamplingSearch | HalvingSearch:
+def _make_method(
+    settings: SearcherSettings, space: SearchSpace, factory: TrialFactory
+) -> SamplingSearch | HalvingSearch:
     at_once = settings.max_concurrent_trials
     if settings.name == "single":  # ends with its trial even if that has invalid hyperparameters
-        return SamplingSearch(factory, factory.drawn, max_trials=1, at_once=1)
+        return SamplingSearch(factory, factory.draw_trial, max_trials=1, at_once=1)
     if settings.name == "random":
-        return SamplingSearch(factory, factory.drawn, settings.max_trials, at_once, replace_invalid=True)
+        return SamplingSearch(factory, factory.draw_trial, settings.max_trials, at_once, replace_invalid=True)
     if settings.name == "grid":
         grid = Grid(space)
-        return SamplingSearch(factory, lambda: factory.with_hparams(grid.point(factory.created)), grid.size, at_once)
+        return SamplingSearch(factory, lambda: factory.create(grid.point(factory.created)), grid.size, at_once)
     return HalvingSearch(factory, settings)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from det_lightning.experiments.search import SearcherSettings
-from det_lightning.experiments.search.brackets import Bracket, brackets_of
+from det_lightning.experiments.search.halving import Bracket, make_brackets
 
 
 def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[int], int, int]]:
-    of = brackets_of(SearcherSettings(name, "loss", time_metric="batches", **settings))
+    of = make_brackets(SearcherSettings(name, "loss", time_metric="batches", **settings))
     return [(list(bracket.rungs), bracket.max_trials, bracket.initial_trials) for bracket in of]
 
 
@@ -104,4 +104,4 @@ def test_async_halving_starts_enough_for_one_to_reach_the_top(max_trials: int, a
         divisor=3,
         max_time=9,
     )
-    assert brackets_of(settings) == [Bracket((1, 3, 9), max_trials, initial)]
+    assert make_brackets(settings) == [Bracket((1, 3, 9), max_trials, initial)]

@@ -9,7 +9,6 @@ import pytest
 
 from det_lightning.experiments.search import (
     CreateTrial,
-    Double,
     ExitReason,
     Operation,
     Outcome,
@@ -19,6 +18,7 @@ from det_lightning.experiments.search import (
     StopTrial,
     Warn,
 )
+from tests.experiments.search.spaces import number
 
 NAN = math.nan
 
@@ -26,7 +26,7 @@ NAN = math.nan
 def halving(**changed: Any) -> Search:
     """Rungs at 4 and 16 with a divisor of 4, and eight trials, all at once."""
     given: dict[str, Any] = {"max_trials": 8, "num_rungs": 2, "max_time": 16, "time_metric": "batches", **changed}
-    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": Double(0, 1)}, 0)
+    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": number(0, 1)}, 0)
 
 
 def stops(operations: list[Operation]) -> list[int]:

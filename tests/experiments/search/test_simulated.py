@@ -9,23 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.experiments.search import (
-    Categorical,
     CreateTrial,
-    Double,
     ExitReason,
-    Int,
     Outcome,
     Search,
     SearcherSettings,
-    SearchSpace,
     StopTrial,
-    planned_trials,
+    plan_trials,
 )
-from det_lightning.experiments.search.brackets import brackets_of
+from det_lightning.experiments.search.halving import make_brackets
 from tests.experiments.search.oracle import Oracle
 from tests.experiments.search.simulation import Chances, Simulation, report
+from tests.experiments.search.spaces import choice, integer, number
 
-SPACE: SearchSpace = {"x": Double(0, 1, count=3), "n": {"k": Int(1, 4, count=2)}, "c": Categorical((1, 2))}
+SPACE: dict[str, Any] = {"x": number(0, 1, count=3), "n": {"k": integer(1, 4, count=2)}, "c": choice(1, 2)}
 
 halving_settings = st.builds(
     SearcherSettings,
@@ -66,7 +63,7 @@ def simulated(of: SearcherSettings, chances: Chances, seed: int, slots: int = 10
 
 def asked_for(of: SearcherSettings) -> int:
     if of.name == "adaptive_asha":
-        return sum(bracket.max_trials for bracket in brackets_of(of))
+        return sum(bracket.max_trials for bracket in make_brackets(of))
     return {"single": 1, "grid": 12, "random": of.max_trials}[of.name]
 
 
@@ -125,7 +122,7 @@ def test_trial_k_has_the_same_hyperparameters_and_seed_in_any_order_of_events(
         simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, of.max_time or 5)
         simulation.run()
         created.append([(trial.hparams, trial.trial_seed) for trial in simulation.created()])
-    planned = [(trial.hparams, trial.trial_seed) for trial in planned_trials(of, SPACE, 42)]
+    planned = [(trial.hparams, trial.trial_seed) for trial in plan_trials(of, SPACE, 42)]
     common = min(len(trials) for trials in created)
     assert created[0][:common] == created[1][:common]
     assert created[0][: len(planned)] == planned
@@ -136,7 +133,7 @@ def test_exactly_those_are_stopped_that_are_not_among_the_best_of_a_rung(
     of: SearcherSettings, chances: Chances, seed: int
 ) -> None:
     simulation = simulated(of, chances, seed)
-    oracle = Oracle(brackets_of(of), of.divisor, of.smaller_is_better)
+    oracle = Oracle(make_brackets(of), of.divisor, of.smaller_is_better)
     for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):
         stopped = [operation.trial_id for operation in answer if isinstance(operation, StopTrial)]
         expected = [event[0]] if len(event) == 3 and oracle.stops(*event) else []
