@@ -1,4 +1,4 @@
-"""HTML and Markdown reports from Jinja templates; HTML pages contain their style, script and plotly's library."""
+"""HTML and Markdown reports from Jinja templates; HTML pages contain style, script and plotly's library."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def render_page(
 ) -> str:
     """Return the page of a template, named by ``"package:file"``.
 
-    ``charts`` is the JSON that the page's script draws; a page without charts needs no plotly.
+    ``charts`` is the JSON for the page's script; a page without charts needs no plotly.
 
     Raises:
-        ImportError: jinja2 or plotly is not installed; the message names the extra that installs both.
+        ImportError: jinja2 or plotly is not installed; the message names the extra to install.
     """
     try:
         from jinja2 import Environment, FunctionLoader, StrictUndefined

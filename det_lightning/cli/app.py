@@ -1,4 +1,4 @@
-"""The commands of ``det-lightning``, put together."""
+"""All commands of ``det-lightning`` in groups, each with an example and a page of the documentation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _epilog(example: str, page: str, exit_codes: str) -> str:
 
 
 def _add_to(group: typer.Typer, page: str, exit_codes: str) -> Callable[..., None]:
-    """Return a function that adds a command to a group, with an example of its use."""
+    """Return a function that adds a command with an example to a group."""
 
     def add(function: Callable[..., None], name: str, example: str, **settings: Any) -> None:
         group.command(name, epilog=_epilog(example, page, exit_codes), cls=Command, **settings)(function)
@@ -47,7 +47,7 @@ _add_to(app, "experiments", experiment.EXIT_CODES)(experiment.run, "run", "run c
 
 
 def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callable[..., None]:
-    """Add a group of commands, whose page in the documentation is ``NAMEs``; return the function that fills it."""
+    """Add a group of commands, documented on the page ``NAMEs``; return a function that adds commands."""
     group = typer.Typer(
         help=summary, epilog=_epilog(example, f"{name}s", exit_codes), cls=CommandGroup, **TYPER_SETTINGS
     )

@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint export``: a checkpoint, or all of a storage, as single files that other programs read."""
+"""``det-lightning checkpoint export``: a checkpoint, or all of a storage, as single files for other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExportKind(str, enum.Enum):
-    """The format that ``export`` writes."""
+    """The format of an exported file."""
 
     weights = "weights"
     safetensors = "safetensors"
@@ -74,7 +74,7 @@ def export(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a checkpoint, or all of a storage, as files that other programs read."""
+    """Write a checkpoint, or all of a storage, as files for other programs."""
     from det_lightning.cli.checkpoint_locations import locate_checkpoint
 
     if module is not None and to is not ExportKind.lightning:
@@ -106,7 +106,7 @@ def _export_all(
     force: bool,
     json: bool,
 ) -> None:
-    """Export each complete checkpoint into a file of its own; go on after a checkpoint that cannot be exported."""
+    """Export each complete checkpoint into a separate file; a failed export does not stop the others."""
     from det_lightning.cli.checkpoint_locations import open_storage
 
     storage = open_storage(url, options)
@@ -142,7 +142,7 @@ def _export_one(
     trusted: bool,
     options: dict[str, Any],
 ) -> tuple[list[str], str]:
-    """Export a checkpoint; return the entries that are left out, and a program that goes on with the file."""
+    """Export a checkpoint; return the names of omitted entries, and a program that goes on with the file."""
     from det_lightning.checkpoint.format import exports  # imports torch
     from det_lightning.checkpoint.safe_load import read_checkpoint
     from det_lightning.cli.checkpoint_locations import opened

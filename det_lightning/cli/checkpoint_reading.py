@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the last two import torch once they find a checkpoint."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported for an existing checkpoint only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_checkpoints(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    """List the checkpoints of a storage, newest first, incomplete checkpoints and links included."""
     from det_lightning.checkpoint.retention.old_indexes import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
@@ -92,7 +92,7 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 
 
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
-    """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
+    """Return the known facts about a checkpoint, and whether smaller values of the metric are better."""
     from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
 
     notes = notes_in(info.metadata)
@@ -127,7 +127,7 @@ def show(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a checkpoint contains, without running any of it."""
+    """Show the contents of a checkpoint, without running any code in the files."""
     from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, opened, with_name_of
 
     options = parse_options(option)
@@ -237,7 +237,7 @@ def verify(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check that checkpoints are complete, undamaged and safe to read; those being written or deleted are left out."""
+    """Check that checkpoints are complete, undamaged and safe to read, except while being written or deleted."""
     from det_lightning.cli.checkpoint_locations import locate_checkpoints
 
     options = parse_options(option)
@@ -256,7 +256,7 @@ def verify(
 
 
 def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict[str, Any] | None:
-    """Return what is wrong with a checkpoint; None if a live run has not completed it, or has deleted it meanwhile."""
+    """Return the problems of a checkpoint; None if a live run is still writing the checkpoint, or has deleted it."""
     from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
     from det_lightning.checkpoint.storage.location import explain_errors
     from det_lightning.checkpoint.storage.staging import find_writers

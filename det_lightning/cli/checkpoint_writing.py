@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint import``, ``merge``, ``annotate`` and ``prune``, which import torch when they run."""
+"""``det-lightning checkpoint import``, ``merge``, ``annotate`` and ``prune``; torch is imported on demand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def import_file(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print its id."""
+    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print the id."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
     options = parse_options(option)
@@ -73,9 +73,10 @@ def merge(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a sharded checkpoint as a new one in Determined's format, and print its id.
+    """Write a sharded checkpoint as a new checkpoint in Determined's format, and print the id.
 
-    It has the same code, metadata and state for an exact resume. The whole state must fit into main memory.
+    The new checkpoint has the same code, metadata and state for an exact resume. The whole state must fit into main
+    memory.
     """
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
@@ -135,10 +136,10 @@ def annotate(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add what only Determined's master knew to checkpoints: experiment, trial, metric, hyperparameters.
+    """Add the knowledge of Determined's master to checkpoints: experiment, trial, metric, hyperparameters.
 
-    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` know them. Files that say something else than
-    a checkpoint does are refused, and nothing is written.
+    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` use these facts. If a file contradicts a
+    checkpoint, the command refuses and writes nothing.
     """
     from det_lightning.checkpoint.format.master_export import MasterExport
     from det_lightning.checkpoint.storage.annotating import carry_out_annotation, plan_annotation
@@ -195,10 +196,10 @@ def prune(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Delete the checkpoints that need not be kept, by Determined's rule.
+    """Delete superfluous checkpoints by Determined's rule.
 
-    The rule needs each checkpoint's metric and trial, which a run writes into its metadata. Checkpoints without
-    these, and those that a live run has written or resumed from, are left alone.
+    The rule needs each checkpoint's metric and trial, which a run writes into the metadata. Checkpoints without both
+    are left alone, and so are checkpoints that a live run has written or resumed from.
     """
     from det_lightning.checkpoint.retention.policy import Retention
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning

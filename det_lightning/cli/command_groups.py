@@ -1,4 +1,4 @@
-"""Commands and groups of ``det-lightning``: what their help shows, and what they say to an unknown command."""
+"""Commands and groups of ``det-lightning``: the layout of help, and hints after an unknown command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class Command(TyperCommand):
-    """A command whose help fits the terminal, and names no type for options that are given without a value."""
+    """A command with help that fits the terminal, and without a type for options that take no value."""
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
         # Typer keeps the line breaks of a docstring after its first paragraph.
@@ -37,7 +37,7 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
 
 
 class CommandGroup(TyperGroup):
-    """Commands that answer an unknown command with what may be meant, and one of Determined's with what replaces it."""
+    """A group that answers an unknown command with similar commands, or with the counterpart of Determined's."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
@@ -55,7 +55,7 @@ class CommandGroup(TyperGroup):
 
 
 def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
-    """Return a hint at the commands of all groups with that name or a similar one."""
+    """Return a hint at the commands of all groups with the same or a similar name."""
     by_path = {path: path for path in commands}
     for group, content in commands.items():
         by_path |= {f"{group} {member}": member for member in getattr(content, "commands", {})}

@@ -1,6 +1,6 @@
 """``det-lightning run`` and ``experiment resume``, ``check`` and ``stop``, for Determined's configuration files.
 
-The commands import what they need when they run, so that none slows down the start of another.
+Each command imports its parts when run, so that no command slows down the start of another.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Trusted = Annotated[
 
 
 class Hook(str, enum.Enum):
-    """What to do with a start-up hook."""
+    """The choices for a start-up hook."""
 
     run = "run"
     skip = "skip"
@@ -108,7 +108,7 @@ def run(
         bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
     ] = False,
 ) -> None:
-    """Train what an experiment configuration of Determined describes."""
+    """Train the trials of a Determined experiment configuration."""
     config = _read_or_report(config_file, override)
     if try_out and config is not None:
         config = _read_or_report(config_file, [*(override or ()), *_OF_A_TRY, *_short_length(config)])
@@ -167,9 +167,9 @@ def resume(
     ] = False,
     trusted: Trusted = False,
 ) -> None:
-    """Continue an experiment that was paused, whose runner was killed, or whose trials failed.
+    """Continue an experiment after a pause, after a kill of the runner, or after failed trials.
 
-    The options are those of the last `run` or `resume` of the experiment unless others are given.
+    Options that you do not give are taken from the last `run` or `resume` of the experiment.
     """
     from det_lightning.config import read_config
     from det_lightning.experiments import experiment
@@ -197,7 +197,7 @@ def check(
     override: Overrides = None,
     json: JsonFlag = False,
 ) -> None:
-    """Validate experiment configurations, without the code beside them."""
+    """Validate experiment configurations, but not the code next to the files."""
     configs = [(file, _read_or_report(file, override)) for file in config_files]
     for file, config in configs:
         if config is not None and json:
@@ -212,7 +212,7 @@ def check(
 
 @report_errors()
 def stop(directory: Experiment) -> None:
-    """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it.
+    """Ask the runner of an experiment to pause: the trials save and end, and you go on with `resume`.
 
     Asked once more, the runner ends the trials at once.
     """
@@ -233,7 +233,7 @@ def stop(directory: Experiment) -> None:
 
 
 def _short_length(config: ExperimentConfig) -> list[str]:
-    """Return an override for the length of a try: at most a few of the unit that the configuration counts in."""
+    """Return an override for the length of a try: a few of the units in the configuration."""
     length = config.searcher.training_length
     if length is None:
         return []
@@ -242,7 +242,7 @@ def _short_length(config: ExperimentConfig) -> list[str]:
 
 
 def _check_hook(code: Path, choice: Hook | None) -> None:
-    """Raise an error if the start-up hook may install something and there is no choice; say that it runs otherwise."""
+    """Raise an error if the start-up hook may install something and there is no choice; otherwise announce the hook."""
     if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
         return
     installs = [*installs_of(code)]
@@ -272,7 +272,7 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
 def _run(
     directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
 ) -> None:
-    """Run an experiment in this process, and exit with the code for its outcome."""
+    """Run an experiment in this process, and exit with the code of the outcome."""
     from det_lightning.experiments import experiment
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import find_failed_trials
@@ -291,5 +291,5 @@ def _run(
 
 
 def _command(*arguments: object) -> str:
-    """Return a command for an experiment as a shell takes it."""
+    """Return a command for an experiment, quoted for a shell."""
     return shlex.join(["det-lightning", "experiment", *map(str, arguments)])

@@ -1,6 +1,6 @@
-"""``det-lightning experiment ls``, ``show`` and ``logs``: experiments as their files describe them.
+"""``det-lightning experiment ls``, ``show``, ``compare`` and ``logs``, which only read files of experiments.
 
-The commands import what they need when they run, so that none slows down the start of another.
+Each command imports its parts when run, so that no command slows down the start of another.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def show(
     ] = False,
     option: Options = None,
 ) -> None:
-    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints.
+    """Show the trials of an experiment with hyperparameters, metrics and best checkpoints.
 
-    Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
+    For a storage, all experiments named by the checkpoints are shown (see `checkpoint annotate`).
     """
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.trial_table import sort_trials
@@ -106,7 +106,7 @@ def compare(
     ] = None,
     option: Options = None,
 ) -> None:
-    """Compare the best trials of several experiments, or of runs: metrics, seeds, hyperparameters that differ."""
+    """Compare the best trials of several experiments or storages: metrics, seeds, different hyperparameters."""
     from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
 
     found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
@@ -169,7 +169,7 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
 
 
 def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | None) -> None:
-    """Print where the best trial's checkpoint is: in ``storage``, or in the one that describes the experiment."""
+    """Print the place of the best trial's checkpoint: in ``storage``, or in the storage of the description."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.experiments.trial_table import has_other_checkpoint
 
@@ -198,7 +198,7 @@ def logs(
     directory: Experiment,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
 ) -> None:
-    """Print what a trial wrote to its standard output and error."""
+    """Print the standard output and error of a trial."""
     from det_lightning.escaping import escape
     from det_lightning.experiments.directory import ExperimentDirectory
 

@@ -34,7 +34,7 @@ _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
 
 class Target(str, enum.Enum):
-    """What ``port`` writes."""
+    """The result of ``port``."""
 
     det_lightning = "det_lightning"
     lightning = "lightning"
@@ -75,7 +75,8 @@ def port(
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
 
-    What cannot be rewritten is listed with what to do about it, unless its line has the comment `# det-lightning: ok`.
+    The command lists everything that you must change yourself, with advice, except lines with the comment
+    `# det-lightning: ok`.
     """
     missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
@@ -104,7 +105,7 @@ def port(
 
 
 def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callable[..., None]:
-    """Return what writes the page of ``--report``, whose options are checked before anything is written."""
+    """Return a function that writes the page of ``--report``; raise at once if an option is wrong."""
     from det_lightning.porting import move_report
 
     if file.suffix not in move_report.FORMATS:
@@ -205,7 +206,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
 
 
 def _aggregating_configuration(path: pathlib.Path) -> str:
-    """Return the name of a configuration next to a trial that aggregates gradients over batches, or an empty string."""
+    """Return the name of a configuration that aggregates gradients, next to a trial, or an empty string."""
     for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
         found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
         if found is not None and found.group(1) != "1":
@@ -214,7 +215,7 @@ def _aggregating_configuration(path: pathlib.Path) -> str:
 
 
 def _package_of_lightning(path: pathlib.Path) -> str:
-    """Return the package that a file, or else the files next to and below it, import Lightning from."""
+    """Return the package of Lightning that a file imports, or else the files next to and below the file."""
     from det_lightning.porting.project import find_files
 
     for files in ([path], find_files([path.parent])):

@@ -1,4 +1,4 @@
-"""The files of an experiment, all of which are in one directory."""
+"""The directory of an experiment: paths, configuration, options, and finding experiments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NUMBER = re.compile(r".*-(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the trials of an experiment run, as the options of a command say.
+    """The machine and devices for an experiment's trials, from the options of a command.
 
-    ``slots`` replaces ``resources.slots_per_trial`` unless it is None. ``ray`` is the address of a Ray cluster; without
-    it, trials run on this machine.
+    ``slots`` replaces ``resources.slots_per_trial`` unless None. ``ray`` is the address of a Ray cluster, or None for
+    this machine.
     """
 
     slots: int | None = None
@@ -72,7 +72,7 @@ class ExperimentDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
-        """Return the experiment in ``path``; raise an ExperimentError that names those near it if there is none."""
+        """Return the experiment in ``path``; otherwise raise an ExperimentError that names experiments nearby."""
         if not is_experiment(path):
             raise errors.ExperimentError(
                 f"{path} is not an experiment; expected a directory with events.jsonl in it. {_name_near(path)}"
@@ -80,7 +80,7 @@ class ExperimentDirectory:
         return cls(path)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration with all defaults, as it was when the experiment began."""
+        """Return the configuration with all defaults, from the beginning of the experiment."""
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
@@ -90,14 +90,14 @@ class ExperimentDirectory:
         return config
 
     def loggers(self) -> list[str]:
-        """Return the names of the loggers that were chosen when the experiment began."""
+        """Return the names of the loggers from the beginning of the experiment."""
         loggers = self._chosen_options().get("loggers")
         if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
         return loggers
 
     def source_checkpoint(self) -> str | None:
-        """Return the checkpoint that trials start from, as it was found when the experiment began."""
+        """Return the first checkpoint of all trials, found when the experiment began, or None."""
         named = self.config()["searcher"].get("source_checkpoint_uuid")  # also where an earlier release kept it
         source = self._chosen_options().get("source_checkpoint", named)
         if not isinstance(source, str | None):
@@ -124,11 +124,11 @@ class ExperimentDirectory:
         write_private(self.options, to_json(options))
 
     def is_trusted(self) -> bool:
-        """Return whether trials may read checkpoints that hold objects, and so run whatever code these contain."""
+        """Return whether trials may unpickle objects in checkpoints, which runs any code in the files."""
         return self._chosen_options().get("trusted") is True
 
     def trust(self) -> None:
-        """Let trials read checkpoints that hold objects, from now on."""
+        """Let trials unpickle objects in checkpoints from now on."""
         self.write_options({**self._chosen_options(), "trusted": True})
 
     def _chosen_options(self) -> dict[str, Any]:
@@ -140,9 +140,9 @@ class ExperimentDirectory:
         return options
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
-        """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory.
+        """Return the storage of the trials: a section of the configuration, or a path in the experiment's directory.
 
-        A relative path in the section is one in the experiment's directory.
+        A relative path in the section is relative to the experiment's directory.
         """
         named = read_storage(self.config())
         if named is None:
@@ -152,7 +152,7 @@ class ExperimentDirectory:
         return named
 
     def files_with_settings(self) -> list[Path]:
-        """Return the files that hold the configuration or hyperparameters as they were given, with their secrets."""
+        """Return the files with the given configuration or hyperparameters, secrets included."""
         tasks = sorted(self.path.glob("trials/*/task.json"))
         return [self.given_config, self.config_file, self.options, self.events, *tasks]
 
@@ -187,7 +187,7 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def read_storage(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the storage that a configuration names, without retention rules; None if it names none."""
+    """Return the storage in a configuration, without retention rules, or None."""
     section = config.get("checkpoint_storage") or {}
     if section.get("type") is None:
         return None
@@ -203,7 +203,7 @@ def find_experiments(parent: Path) -> list[ExperimentDirectory]:
 
 
 def _name_near(path: Path) -> str:
-    """Return which experiments may be meant by a path, which may be a number as in Determined."""
+    """Return a hint at the experiments that a path may mean; as in Determined, the path may be a number."""
     parents = [path, path.parent, path.parent / "experiments"]
     found = {one.path.name: one for parent in parents if parent.is_dir() for one in find_experiments(parent)}
     if not found:

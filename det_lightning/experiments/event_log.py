@@ -1,4 +1,4 @@
-"""The append-only log of an experiment: its only state, from which everything shown or resumed is computed."""
+"""The append-only log of an experiment: events with required entries, from which the state is computed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _TIMED = {"run_started", "checkpoint", "run_ended"}
 def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     """Return the name of a missing or wrong entry of an event, or None; unknown types need no entries of their own.
 
-    ``trials`` are those that earlier events created; a trial that this event creates is added.
+    ``trials`` are the trials of earlier events; the trial of a ``trial_created`` event is added.
     """
     kind = event["type"]
     if kind == "trial_created" and _is_whole(event.get("trial")):
@@ -98,10 +98,10 @@ def _fits(value: Any, form: _Form) -> bool:
 
 
 class EventLog:
-    """Appends events, each a JSON object on a line of its own, and syncs them to disk.
+    """Appends events, each a JSON object on a line of its own, and syncs the file to disk.
 
-    Only one process at a time may have it open; others get an ExperimentInUse. A line that a killed process left
-    incomplete is removed when the log is opened again.
+    Only one process at a time may open a log; others get an ExperimentInUse. Opening the log again removes a line left
+    incomplete by a killed process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class EventLog:
         self._file.truncate(len(complete))
 
     def append(self, event: dict[str, Any]) -> None:
-        """Append an event, as strict JSON; it is on disk when this returns."""
+        """Append an event, as strict JSON; the event is on disk when this method returns."""
         write_line(self._file, event)
         self.events.append(event)
 
@@ -132,7 +132,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log, which may be in use."""
+    """Return the events of a log, even while a runner appends to the log."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise errors.DamagedExperiment(
             f"{escape(path)} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. Either it is damaged, "
@@ -142,7 +142,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def find_runner(path: Path) -> tuple[int, str] | None:
-    """Return the process id and machine name of the process that has a log open; None if unknown, or there is none."""
+    """Return process id and machine of the process with the log open; None if unknown, or without a process."""
     if not is_locked(path):
         return None
     try:
@@ -161,7 +161,7 @@ def _runner_file(path: Path) -> Path:
 
 
 def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
-    """Append ``value`` to a file of JSON lines, and sync it to disk."""
+    """Append ``value`` to a file of JSON lines, and sync the file to disk."""
     # One write, so that a reader never sees the parts of two lines mixed.
     file.write(to_json(value, separators=(",", ":")).encode() + b"\n")
     file.flush()

@@ -32,19 +32,19 @@ Show = Callable[[ExperimentState], None]
 
 
 def plan(config: ExperimentConfig) -> list[CreateTrial]:
-    """Return the trials that do not depend on results, in order of creation: all of them for random and grid."""
+    """Return the trials known before any result, in order of creation: all trials of a random or grid search."""
     return plan_trials(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
 
 
 def make_demand(config: ExperimentConfig, placement: Placement) -> Demand:
-    """Return what the trials of an experiment need."""
+    """Return the devices that the trials of an experiment need."""
     slots_per_trial = config.resources.slots_per_trial if placement.slots is None else placement.slots
     return Demand(slots_per_trial, config.resources.max_slots, placement.cpu)
 
 
 @contextlib.contextmanager
 def find_machines(ray_address: str | None) -> Iterator[Machines]:
-    """Yield the machines for trials: this one or, while the block runs, those of the Ray cluster at an address."""
+    """Yield the machines for trials: this machine or, while the block runs, the Ray cluster at an address."""
     if ray_address is None:
         yield LocalMachine()
         return
@@ -70,9 +70,9 @@ def create(
 ) -> ExperimentDirectory:
     """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
-    Unless ``with_hook``, the copy of the code has no start-up hook. If ``trusted``, its trials unpickle anything in the
-    checkpoints that they start from, whoever wrote those. Raises an ExperimentError if the code or a logger cannot be
-    used, or the checkpoint to start from does not exist.
+    Without ``with_hook``, the copy of the code has no start-up hook. With ``trusted``, the trials unpickle anything in
+    the checkpoint that they start from. Raise an ExperimentError if the code or a logger cannot be used, or if the
+    checkpoint to start from does not exist.
     """
     require_loggers(loggers)
     searcher = config.searcher
@@ -102,9 +102,9 @@ def run(
     *,
     retry_failed: bool = False,
 ) -> Outcome | None:
-    """Run an experiment from its current state to its end, and return how it ended; None if a signal paused it.
+    """Run an experiment from its current state to its end; return the outcome, or None after a signal to pause.
 
-    ``machines`` are those of the placement. With ``retry_failed``, trials that ended with an error go on.
+    ``machines`` belong to the placement. With ``retry_failed``, trials that ended with an error go on.
     """
     config = read_config(directory.config())
     require_loggers(directory.loggers())
@@ -137,7 +137,7 @@ def run(
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
-    """Delete the checkpoints that need not be kept; if that fails, the experiment is complete anyway."""
+    """Delete superfluous checkpoints; the experiment is complete even if a deletion fails."""
     try:
         for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
             runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)
@@ -147,7 +147,7 @@ def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
 
 @contextlib.contextmanager
 def _signals(runner: ExperimentRunner) -> Iterator[None]:
-    """Let the first signal pause the experiment, and any further one end it at once."""
+    """Let the first signal pause the experiment, and any further signal end it at once."""
     seen: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
@@ -167,7 +167,7 @@ def _signals(runner: ExperimentRunner) -> Iterator[None]:
 
 
 class BestValidations:
-    """Keeps a file, which trials read at each validation, up to date with the best metric of each trial."""
+    """Writes the best metric of each trial to a file, which trials read at each validation."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -186,9 +186,9 @@ class BestValidations:
 
 
 def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
-    """Delete what ``save_experiment_best`` and the like do not keep; yield the trial and id of each deleted one.
+    """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
 
-    Those that live runs have resumed from, such as trials of another experiment, stay.
+    A checkpoint stays if a live run, such as a trial of another experiment, has resumed from it.
     """
     retention = Retention.from_config(directory.config()["checkpoint_storage"])
     if retention is None:
@@ -213,7 +213,7 @@ PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wand
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Raise an ExperimentError that names all loggers which are not known, or whose packages are not installed."""
+    """Raise an ExperimentError that names all loggers with an unknown name or a missing package."""
     mistakes = [
         f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES
     ]

@@ -1,4 +1,4 @@
-"""What the terminal shows while an experiment runs: a live table, or plain lines if the output is piped."""
+"""The terminal during an experiment: a live table, or plain lines if the output is piped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REDRAW_S = 0.5
 
 @contextlib.contextmanager
 def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
-    """Show the trials of an experiment on the standard error; yield what to call when the state may have changed."""
+    """Show the trials of an experiment on the standard error; yield a function to call after possible changes."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -42,7 +42,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
 
 
 class _Notices:
-    """The notices that are shown once: warnings, and that the trials are asked to save and end."""
+    """The notices to show once: warnings, and the request to all trials to save and end."""
 
     def __init__(self) -> None:
         self._messages = 0
@@ -58,7 +58,7 @@ class _Notices:
 
 
 class _Lines:
-    """Writes a line for each change of a trial's state and for each of its validations."""
+    """Writes a line for each change of a trial's state and for each validation."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}
@@ -89,7 +89,7 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is redrawn when something changed, at most twice a second; notices stay above it."""
+    """A table, redrawn after changes but at most twice a second; notices stay above the table."""
 
     def __init__(self, live: Live, trials: int | None) -> None:
         self._live = live
@@ -134,7 +134,7 @@ class _Table:
         self._live.update(table, refresh=True)
 
     def _caption(self, state: ExperimentState) -> str | None:
-        """Return how long the experiment will still take; None if that depends on results, or is not known yet."""
+        """Return the time left for the experiment; None if unknown so far, or if results decide."""
         left_s = self._progress.time_left_s(time.time())
         if self._trials is None or left_s is None or state.outcome is not None:
             return None
@@ -142,7 +142,7 @@ class _Table:
         return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
 
     def _time_left(self, trial: TrialRecord) -> str:
-        """Return how long a trial will still train, if known; a search that stops trials may end it earlier."""
+        """Return the time left for a trial, if known; a search may stop the trial earlier."""
         left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
         if left_s is None:
             return ""

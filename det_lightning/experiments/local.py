@@ -1,4 +1,4 @@
-"""Runs trials as processes on this machine."""
+"""The machine for trials: what trials demand of machines, and trials as processes on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PART_LISTED = re.compile(rf"\(UUID: ({_PART}\S+)\)")
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a part of one."""
+    """A GPU, or a part of a GPU."""
 
     name: str  # what CUDA_VISIBLE_DEVICES calls it
     uuid: str
@@ -44,7 +44,7 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What an experiment's trials need; 0 slots are one process without a GPU, and ``max_slots`` None is no limit."""
+    """The devices for an experiment's trials; 0 slots are a process without a GPU, ``max_slots`` None is no limit."""
 
     slots_per_trial: int
     max_slots: int | None = None
@@ -61,12 +61,12 @@ class Machines(Protocol):
     """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        """Check that trials can run with the experiment's directory in ``folder``, or its nearest existing parent."""
+        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
 
     def launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> Launcher:
-        """Return the launcher that starts the trials, from the checkpoint ``warm_start`` unless that is None."""
+        """Return the launcher of the trials; each starts from the checkpoint ``warm_start`` unless None."""
 
 
 class LocalMachine:
@@ -143,10 +143,10 @@ def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
 
 
 def find_gpus() -> dict[int, Gpu]:
-    """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
+    """Return the GPUs for this process, by slot, without spending seconds on importing torch.
 
-    The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; an ExperimentError says that
-    this machine does not have one.
+    The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; raise an ExperimentError if
+    this machine lacks such a part.
     """
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -166,7 +166,7 @@ def find_gpus() -> dict[int, Gpu]:
 
 
 def _find_part(name: str, parts: list[str]) -> str:
-    """Return the part of a GPU that a name stands for, of which it may be the beginning."""
+    """Return the part of a GPU with a name, of which only the beginning may be given."""
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
         raise errors.ExperimentError(

@@ -1,4 +1,4 @@
-"""Log policies: lines in a trial's log that forbid starting it again."""
+"""Log policies: patterns of lines in a trial's log that forbid a restart."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 
 
 def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
-    """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
+    """Return the name or pattern of a policy that matches a line of the log and cancels retries, or None.
 
-    A warning says if that is not known: the log cannot be searched, or not within ``limit_s``.
+    A warning tells of a log that cannot be searched, or not within ``limit_s``.
     """
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])

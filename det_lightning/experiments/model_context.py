@@ -1,4 +1,4 @@
-"""Copies the code that an experiment trains with, so that later edits do not affect trials yet to start."""
+"""Copies the code of an experiment, so that later edits do not affect later trials."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
-    """Copy a directory of code without experiments and without what ``.detignore`` excludes, as ``.gitignore`` would.
+    """Copy a directory of code without experiments and the files in ``.detignore``, read like a ``.gitignore``.
 
-    Links are replaced with copies of their targets. If there is more than Determined accepts, an ExperimentError names
-    the largest files.
+    Links are replaced with copies of their targets. If the code is larger than Determined accepts, raise an
+    ExperimentError that names the largest files.
     """
     files = list(_files(source))
     sizes = {file: (source / file).stat().st_size for file in files}
@@ -44,7 +44,7 @@ def copy_model_context(source: Path, target: Path) -> None:
 
 
 def _files(source: Path) -> Iterator[str]:
-    """Yield the paths of the files that belong to the code, relative to ``source``."""
+    """Yield the paths of the code's files, relative to ``source``."""
     patterns = list(_NEVER)
     if (source / ".detignore").is_file():
         patterns += (source / ".detignore").read_text(encoding="utf-8-sig").splitlines()

@@ -1,4 +1,4 @@
-"""What ``experiment ls`` and ``experiment show`` say about an experiment, from its files alone."""
+"""The description of an experiment for ``experiment ls``, ``show`` and ``compare``, from files alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from det_lightning.masking import mask
 
 
 def read_state(directory: ExperimentDirectory) -> ExperimentState:
-    """Return the state of an experiment, which may be running.
+    """Return the state of an experiment, even while the experiment runs.
 
-    What its trials have reported is in it, even if the runner has not noted it yet, or was killed before.
+    The state includes reports of trials that the runner has not noted yet, or was killed before noting.
     """
     searcher = directory.config()["searcher"]
     state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
@@ -31,7 +31,7 @@ def read_state(directory: ExperimentDirectory) -> ExperimentState:
 
 
 def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
-    """Return what a trial does whose runner was killed: its supervisor has asked it to save and end."""
+    """Return the status of a trial whose runner was killed; the supervisor has asked the trial to save and end."""
     folder = directory.trial(trial.trial_id)
     if is_running(folder):
         return TrialStatus.STOPPING
@@ -74,18 +74,18 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
 
 
 def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
-    """Return the id of the first trial whose best metric is that of the experiment; None if no trial has a metric."""
+    """Return the id of the first trial with the best metric of the experiment; None without a metric."""
     return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
 
 
 def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
-    """Return the ids of the trials that ended with an error."""
+    """Return the ids of the trials with an error at the end."""
     trials = read_state(directory).trials.values()
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
 def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
-    """Return a trial's checkpoint with the best metric, or the newest one if none has a metric."""
+    """Return a trial's checkpoint with the best metric, or the newest checkpoint without any metric."""
     metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
     best = state.best(metrics.values())
     if best is None:
@@ -96,7 +96,7 @@ def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoi
 def _find_best_validation(
     state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
 ) -> Validation | None:
-    """Return a trial's best validation, that of the checkpoint if several are equally good."""
+    """Return a trial's best validation; of several equally good validations, the one of the checkpoint."""
     value = state.best_of(trial)
     best = [one for one in trial.validations.values() if value is not None and state.metric_of(one) == value]
     at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and finds out which trials its nodes can run."""
+"""The nodes of a Ray cluster: connecting, and finding the trials that the nodes can run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _CONNECT_S = 10.0
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[RayCluster]:
-    """Connect to a Ray cluster while the block runs; raise an ExperimentError if there is none.
+    """Connect to a Ray cluster while the block runs; raise an ExperimentError without a cluster.
 
-    The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start one here for the block.
+    The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start a cluster for the block.
     """
     _check_address(address)
     options: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def connected(address: str) -> Iterator[RayCluster]:
 
 
 def _check_address(address: str) -> None:
-    """Check that something answers at an address, because Ray would wait for minutes."""
+    """Check for an answer at an address, because Ray would wait for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -69,7 +69,7 @@ def _check_address(address: str) -> None:
 
 
 class RayCluster:
-    """The cluster that this process is connected to. A trial runs on one of its nodes."""
+    """The connected cluster. A trial runs on a single node."""
 
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
@@ -94,7 +94,7 @@ def _list_nodes() -> list[dict[str, Any]]:
 
 
 def _find_needs(demand: Demand) -> dict[str, int]:
-    """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used."""
+    """Return the Ray resources of a trial: a CPU for each process, and a GPU if GPUs are used."""
     demand.check_limit()
     slots = demand.slots_per_trial
     nodes = _list_nodes()
@@ -112,17 +112,17 @@ def _find_needs(demand: Demand) -> dict[str, int]:
 
 
 def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
-    """Return how many trials a node can run at once if it runs nothing else."""
+    """Return the number of trials for an otherwise idle node."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
 
 
 def _find_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder, or the nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
-    """Check that the nodes see the same files in a folder as this process, and its locks."""
+    """Check that the nodes see the same files and locks in a folder as this process."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
         file.write(content)
@@ -155,7 +155,7 @@ def _answer(reference: Any) -> str | None:
 
 
 def find_problem(path: str, content: bytes, version: str) -> str | None:
-    """Return why the node that runs this cannot run trials, given a file that the runner has locked; None if it can."""
+    """Return why this node cannot run trials, or None; ``path`` is a file that the runner has locked."""
     if __version__ != version:
         return f"has det_lightning {__version__}, not {version}"
     try:

@@ -12,7 +12,7 @@ from det_lightning.pages import make_curve, render_page
 
 
 def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
-    """Write the page of an experiment that was described with the curves of its trials.
+    """Write the page of an experiment; ``details`` include the curves of the trials.
 
     Raises:
         ImportError: plotly or jinja2 is not installed.

@@ -39,23 +39,23 @@ class StartedRun(Protocol):
     """A started run of a trial."""
 
     def has_ended(self) -> bool:
-        """Return whether all its processes have ended."""
+        """Return whether all processes of the run have ended."""
 
     def exit_status(self) -> int | None:
-        """Return its exit status, as a shell shows it; None if that is lost."""
+        """Return the exit status, as a shell shows it; None if lost."""
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what the trial reported since the last call, each record with its line number."""
+        """Return the reports of the trial since the last call, each with its line number."""
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Ask the run to save and end."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the run at once."""
 
 
 class Launcher(Protocol):
-    """Starts trials where there is room for them."""
+    """Starts trials where there is room."""
 
     def has_room(self) -> bool:
         """Return whether another trial can be started."""
@@ -64,21 +64,21 @@ class Launcher(Protocol):
         """Start the next run of a trial, number ``trial.runs``."""
 
     def adopt(self, trial: TrialRecord) -> StartedRun:
-        """Return the run of a trial that a killed runner left behind; it saves and ends by itself."""
+        """Return the run left behind by a killed runner; the trial saves and ends by itself."""
 
     def release(self, trial_id: int) -> None:
-        """Take back the slots of a trial whose run has ended."""
+        """Take back the slots of an ended run."""
 
     def find_retry_policy(self, trial_id: int) -> str | None:
-        """Return the log policy that forbids restarting the trial after a failure; None if there is none."""
+        """Return the log policy that forbids restarting the trial after a failure, or None."""
 
 
 class ExperimentRunner:
-    """Runs the trials that a search asks for, until the search is finished or the runner is asked to stop.
+    """Runs the trials of a search, until the search is finished or a signal pauses the experiment.
 
-    Everything that happens is in the log before it has consequences, and the state and the search are computed from
-    the log. So another runner with the same arguments can take over from one that was killed at any moment. The search
-    has not answered any event yet, and ``on_change`` is called again and again, after the state may have changed.
+    The log has every event before the event has consequences; the state and the search follow from the log. So another
+    runner with the same arguments can take over after a kill at any moment. ``search`` must not have answered an event
+    yet. The runner calls ``on_change`` again and again, after possible changes of the state.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ExperimentRunner:
         self._kill_at_s: dict[int, float] = {}
 
     def run(self, *, retry_failed: bool = False) -> Outcome | None:
-        """Run until the search is finished; return its outcome, or None if the experiment was paused.
+        """Run until the search is finished; return the outcome, or None if the experiment was paused.
 
-        With ``retry_failed``, trials that ended with an error go on as if they had not, and may fail as often again.
+        With ``retry_failed``, failed trials go on as if they had not failed, and may fail as often again.
         """
         self._replay(retry_failed)
         while self.state.outcome is None:
@@ -132,7 +132,7 @@ class ExperimentRunner:
     # What the search asks for
 
     def _replay(self, retry_failed: bool) -> None:
-        """Give the search the events of the log; carry out what is not done yet according to the log."""
+        """Give the search the events of the log; carry out the operations missing in the log."""
         operations = self._search.initial()
         events = list(self._log.events)
         self.record("experiment_resumed" if events else "experiment_started")
@@ -154,7 +154,7 @@ class ExperimentRunner:
         self._carry_out(operation for operation in operations if not self._is_done(operation))
 
     def _retry(self, trial_id: int, operations: list[Operation]) -> list[Operation]:
-        """Tell the search that a failed trial goes on; return the operations without those that the failure caused."""
+        """Tell the search about a retried trial; return the operations without the consequences of the failure."""
         self._search.trial_retried(trial_id)
         stop = (operation for operation in operations if isinstance(operation, StopTrial) and operation.error)
         ended = [operation for operation in stop if operation.trial_id == trial_id]
@@ -228,7 +228,7 @@ class ExperimentRunner:
             self._take_exit(self.state.trials[trial_id], run.exit_status())
 
     def _take(self, trial_id: int, line: int, record: dict[str, Any]) -> None:
-        """Act on what a trial has reported."""
+        """Act on a report of a trial."""
         trial = self.state.trials[trial_id]
         note_steps(trial, record)
         if record["group"] == "progress":
@@ -247,7 +247,7 @@ class ExperimentRunner:
             self._kill_at_s.setdefault(trial_id, time.monotonic() + _GIVING_UP_S)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
-        """Decide what the end of a run means for its trial."""
+        """Decide what the end of a run means for the trial."""
         is_done = status == 0 and not trial.preempted
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
         closed, reason = self._closing(trial, status, ended_well)
@@ -268,7 +268,7 @@ class ExperimentRunner:
     def _closing(
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
-        """Return the trial's final status, or None if it is to be started again, and the reason if there is one."""
+        """Return the trial's final status, or None for another start, and the reason, if any."""
         # One rank that says so is enough: the others may fail because of it.
         if trial.invalid_hp and trial.stop_error is None:
             return TrialStatus.COMPLETED, "invalid hyperparameters"
@@ -292,7 +292,7 @@ class ExperimentRunner:
         return None, what
 
     def record(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Append an event to the log and apply it to the state."""
+        """Append an event to the log and apply the event to the state."""
         event = {"type": kind, "time": time.time(), **values}
         self._log.append(event)
         self.state.apply(event)
@@ -300,8 +300,8 @@ class ExperimentRunner:
 
 
 def _was_preempted(trial: TrialRecord) -> bool:
-    """Return whether a run that says that it was preempted was, or at least can be continued where it ended.
+    """Return whether to accept a run's claim of preemption: the run was asked to stop, or saved new progress.
 
-    Without this, a command that always says so would be started again for ever.
+    Otherwise, a command that always claims preemption would be started again for ever.
     """
     return trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from

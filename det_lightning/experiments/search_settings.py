@@ -9,7 +9,7 @@ from det_lightning.experiments.search.halving import make_brackets
 
 
 def make_settings(config: ExperimentConfig) -> SearcherSettings:
-    """Return the ``searcher`` section in the form that the search takes."""
+    """Return the ``searcher`` section as settings of a search."""
     searcher = config.searcher
     not_of_the_search = {"source_trial_id", "source_checkpoint_uuid", "stop_once", "max_length"}
     section = {**searcher.model_dump(exclude=not_of_the_search), "metric": searcher.metric or ""}
@@ -23,7 +23,7 @@ def make_settings(config: ExperimentConfig) -> SearcherSettings:
 
 
 def count_full_trials(config: ExperimentConfig) -> int | None:
-    """Return how many trials the search trains to their end; None if that depends on their results."""
+    """Return the number of trials that the search trains to the end; None if results decide."""
     searcher = config.searcher
     if searcher.name == "grid":
         return Grid(config.hyperparameters).size
@@ -33,7 +33,7 @@ def count_full_trials(config: ExperimentConfig) -> int | None:
 
 
 def count_most_trials(config: ExperimentConfig) -> int:
-    """Return how many trials the search creates at most, not counting the replacements of those with invalid values."""
+    """Return the largest possible number of trials, without replacements of invalid trials."""
     in_full = count_full_trials(config)
     if in_full is not None:
         return in_full

@@ -1,4 +1,4 @@
-"""The state of an experiment and its trials, computed from the events of its log."""
+"""The state of an experiment and its trials, computed from the events of the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
             self._at_s = at_s
 
     def time_left_s(self, now_s: float) -> float | None:
-        """Return the seconds left at the average speed so far; None if that is not known, as after a single report."""
+        """Return the seconds left at the average speed so far; None if unknown, as after a single report."""
         if self.fraction is None or self.fraction <= self._first_fraction or self._at_s <= self._first_at_s:
             return None
         speed = (self.fraction - self._first_fraction) / (self._at_s - self._first_at_s)
@@ -38,7 +38,7 @@ class Progress:
 
 
 class TrialStatus(str, enum.Enum):
-    """What a trial is doing, in Determined's terms where they exist."""
+    """The activity of a trial, in Determined's terms where possible."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -55,7 +55,7 @@ class TrialStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The metrics of a validation, and the number of batches trained before it."""
+    """The metrics of a validation, and the number of batches trained before."""
 
     steps_completed: int
     metrics: dict[str, Any]
@@ -63,9 +63,9 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a trial has written completely, and the time at which that became known.
+    """A completely written checkpoint of a trial, and the time of the report.
 
-    ``sha256`` are those of its files that hold objects, by which the trial knows them again.
+    ``sha256`` are the hashes of the files with objects; by these hashes, the trial recognizes its own files.
     """
 
     checkpoint_id: str
@@ -77,7 +77,7 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class TrialRecord:
-    """One trial."""
+    """A trial."""
 
     trial_id: int
     trial_seed: int
@@ -108,7 +108,7 @@ class TrialRecord:
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
     def steps_saved(self) -> int:
-        """Return how many batches its newest checkpoint was trained for; -1 if there is none."""
+        """Return the number of batches of the newest checkpoint; -1 without a checkpoint."""
         newest = self.newest_checkpoint()
         return -1 if newest is None else newest.steps_completed
 
@@ -130,7 +130,7 @@ class ExperimentState:
             self.apply(event)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take one more event into account; events of unknown types change at most ``lines_read``."""
+        """Take another event into account; events of unknown types change at most ``lines_read``."""
         handler = getattr(self, f"on_{event['type']}", None)
         if handler is not None:
             handler(event)
@@ -138,7 +138,7 @@ class ExperimentState:
             self.trials[event["trial"]].lines_read = event["lines"]
 
     def metric_of(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None if the validation has no number of that name."""
+        """Return the searcher's metric of a validation; None without a number of this name."""
         return None if validation is None else as_number(validation.metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
@@ -158,7 +158,7 @@ class ExperimentState:
         return min(known) if self.smaller_is_better else max(known)
 
     def pause_queued(self) -> None:
-        """Call the trials paused that wait for a runner, because there is none any more."""
+        """Mark the queued trials as paused, because there is no runner any more."""
         for trial in self.trials.values():
             if trial.status is TrialStatus.QUEUED:
                 trial.status = TrialStatus.PAUSED

@@ -1,4 +1,4 @@
-"""Experiments and runs that left only checkpoints, as the metadata of the checkpoints describe them."""
+"""Experiments and runs of which only checkpoints are left, described by the checkpoints' metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """A complete checkpoint that names its trial and experiment."""
+    """A complete checkpoint with the names of trial and experiment."""
 
     info: CheckpointInfo
     notes: CheckpointNotes
@@ -40,7 +40,7 @@ class _Noted:
 
 
 def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
-    """Return what the checkpoints in a storage say about experiments, in the form of ``experiment show``.
+    """Return the experiments that the checkpoints in a storage name, in the form of ``experiment show``.
 
     Only trials with a checkpoint in the storage are included.
     """
@@ -105,7 +105,7 @@ def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[
 
 
 def _read_hparams(checkpoint: Location) -> Any:
-    """Return the hyperparameters in ``load_data.json``, where runs of the Trainer API have them; None without any."""
+    """Return the hyperparameters in ``load_data.json``, as written by the Trainer API; None if missing."""
     if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / LOAD_DATA_FILE):
         return None
     try:
@@ -116,7 +116,7 @@ def _read_hparams(checkpoint: Location) -> Any:
 
 
 def _make_curves(noted: list[_Noted]) -> dict[str, list[tuple[float, float]]]:
-    """Return the batches and values of each metric that the checkpoints of a trial have."""
+    """Return the batches and values of each metric in the checkpoints of a trial."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for one in sorted((one for one in noted if one.notes.metric is not None), key=lambda one: one.age):
         for name, value in _metrics(one).items():
@@ -132,7 +132,7 @@ def _metrics(best: _Noted | None) -> dict[str, Any]:
 
 
 def _best(noted: list[_Noted]) -> _Noted | None:
-    """Return the checkpoint with the best metric, None without any; the newest one says which direction is better."""
+    """Return the checkpoint with the best metric, or None; the newest checkpoint says which direction is better."""
     # Only NaN differs from itself.
     validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
     if not validated:

@@ -1,4 +1,4 @@
-"""What the records in a trial's ``metrics.jsonl`` mean for its experiment."""
+"""The records in a trial's ``metrics.jsonl``: events for the experiment, and curves of metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from det_lightning.files.strict_json import as_number
 
 
 def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
-    """Note how far a trial has come, which records without an event say, too."""
+    """Note the trial's progress, which also records without an event have."""
     if record["steps_completed"] is not None:
         trial.steps_completed = max(trial.steps_completed, record["steps_completed"])
 
 
 def read_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
-    """Return the type and the entries of the event that a record reports; None if nothing depends on the record."""
+    """Return type and entries of the event in a record; None for a record without consequences."""
     steps = record["steps_completed"]
     metrics = record["metrics"]
     at_line = {"trial": trial.trial_id, "lines": line}
@@ -40,10 +40,10 @@ def read_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tupl
 
 
 def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:
-    """Apply to the state what a trial has reported and its runner has not noted.
+    """Apply the reports of a trial that the runner has not noted to the state.
 
     Raises:
-        DamagedExperiment: a line of the file is not what trials report.
+        DamagedExperiment: a line of the file is not a report.
     """
     if not file.is_file() or file.stat().st_size > MOST_BYTES:  # reading a pipe would wait for a writer
         return
@@ -84,7 +84,7 @@ def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, f
 def _validation(
     trial: TrialRecord, steps: Any, metrics: dict[str, Any], at_line: dict[str, Any]
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return the first report at a step, or what a later one adds to it."""
+    """Return the first report at a step, or the additions of a later report."""
     values = {**at_line, "steps_completed": steps}
     known = trial.validations.get(steps)
     if known is None:

@@ -1,4 +1,4 @@
-"""Starts a run of a trial: writes the files that it needs, and starts its process here or on another machine."""
+"""Starts a run of a trial: files, command and environment, for this machine or another."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ exec "$@"
 
 @dataclasses.dataclass(frozen=True)
 class TrialStart:
-    """A run of a trial whose files are written; it can be started on any machine that has them.
+    """A run of a trial with all files written, to start on any machine with access to the files.
 
-    ``variables`` are those that the configuration sets; ``lines_read`` lines of the trial's metrics were already read.
+    ``variables`` come from the configuration; ``lines_read`` lines of the trial's metrics were already read.
     """
 
     task: TrialTask
@@ -51,9 +51,9 @@ class TrialStart:
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
     ) -> TrialProcess:
-        """Start it on this machine with these GPUs; ``detached`` if it should not be a child of this process.
+        """Start the run on this machine with these GPUs; ``detached`` if not as a child of this process.
 
-        It gets ``environment`` in addition to the variables of the configuration and the platform.
+        The run gets ``environment`` in addition to the variables of the configuration and the platform.
         """
         workdir = find_workdir(self.task)
         command = make_command(self.task.config["entrypoint"], len(self.task.slots))
@@ -72,7 +72,7 @@ class TrialStart:
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return ``environment`` with the variables that the configuration and Determined's platform set."""
+        """Return ``environment`` with the variables of the configuration and of Determined's platform."""
         task = self.task
         given = {**environment, **self.variables}
         # Only in the processes of trials, importing determined imports det_lightning.
@@ -98,9 +98,9 @@ class TrialStart:
 
 
 class PreparingLauncher:
-    """The part of a launcher that writes the files that runs of trials need, and reads those of earlier runs.
+    """The part of a launcher that writes the files of new runs and reads the files of earlier runs.
 
-    ``warm_start`` is the checkpoint that trials start from, if any.
+    ``warm_start`` is the checkpoint to start trials from, or None.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PreparingLauncher:
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
-        """Write the files that run number ``trial.runs`` of a trial needs."""
+        """Write the files of run number ``trial.runs`` of a trial."""
         task = dataclasses.replace(self._task(trial, state, slots), gpu_uuids=list(gpu_uuids))
         workdir = find_workdir(task)
         if workdir.exists():
@@ -154,7 +154,7 @@ class PreparingLauncher:
 
 
 def find_workdir(task: TrialTask) -> Path:
-    """Return the working directory of a trial's processes, which holds a copy of the code."""
+    """Return the working directory of a trial's processes, with a copy of the code."""
     return task.directory / "workdir"
 
 
@@ -179,8 +179,8 @@ def is_class(entrypoint: str | list[str]) -> bool:
 def make_command(entrypoint: str | list[str], slots: int) -> list[str]:
     """Return the command that runs an entrypoint in ``slots`` processes.
 
-    A class is trained by the harness, under torchrun if there are several processes; any other string is a shell
-    command, and a list is run as it is.
+    The harness trains a class, under torchrun if there are several processes. Any other string is a shell command, and
+    a list is the command itself.
     """
     if isinstance(entrypoint, list):
         return entrypoint

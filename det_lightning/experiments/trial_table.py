@@ -49,14 +49,14 @@ def _find_metric(trial: dict[str, Any], name: str) -> float | None:
 
 
 def has_other_checkpoint(trial: dict[str, Any]) -> bool:
-    """Return whether a trial's checkpoint was written at another batch than its best validation."""
+    """Return whether a trial's checkpoint and best validation are of different batches."""
     return trial["best_batches"] is not None and trial["checkpoint_batches"] not in (None, trial["best_batches"])
 
 
 def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Sequence[str] = ()) -> list[Column]:
     """Return the columns of an experiment's trials, without empty columns.
 
-    ``sorted_by`` adds the column of a metric, and ``more`` names entries of the trials that get columns, too.
+    ``sorted_by`` adds the column of a metric, and ``more`` adds columns for other entries of the trials.
     """
     trials = details["trials"]
     ids = [f"* {trial['id']}" if trial["id"] == details["best_trial"] else str(trial["id"]) for trial in trials]
@@ -73,7 +73,7 @@ def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Se
 
 
 def divide_hparams(trials: list[dict[str, Any]]) -> tuple[list[Column], str]:
-    """Return a column for each hyperparameter that differs between trials, and a line with the others."""
+    """Return a column for each hyperparameter with different values in the trials, and a line with the others."""
     columns = []
     constants = []
     hparams = [flat(trial["hparams"] or {}) for trial in trials]
@@ -99,14 +99,14 @@ def _describe_checkpoint(trial: dict[str, Any]) -> str | None:
 
 
 def format_cell(value: Any) -> str:
-    """Return a cell's value as people write it: numbers with four digits, nothing for None, JSON for lists."""
+    """Return a cell's value as text for people: numbers with four digits, nothing for None, JSON for lists."""
     if value is None or isinstance(value, float):
         return format_number(value)
     return value if isinstance(value, str) else to_json(value)
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with four significant digits, without those after the point from 10,000 on; empty for None."""
+    """Return a number with four significant digits, but all digits before the point; empty for None."""
     if value is None:
         return ""
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

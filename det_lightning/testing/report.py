@@ -1,4 +1,4 @@
-"""The conversion report of ``pytest --trial``: checks, first difference and curves on one self-contained page."""
+"""The page of ``pytest --trial-report``: checks, first difference and curves in a self-contained file."""
 
 from __future__ import annotations
 

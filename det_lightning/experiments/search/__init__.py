@@ -1,7 +1,7 @@
 """Hyperparameter search as in Determined 0.38.1, in plain Python: no clock, no files, no processes.
 
 :class:`Search` answers events of trials with operations. The same events in the same order give the same operations, so
-a log of events is all the state that needs to be kept: a new ``Search`` that replays the log continues the old one.
+a log of events is the only state to keep: a new ``Search`` continues an old one by replaying the log.
 """
 
 from det_lightning.experiments.search.operations import (

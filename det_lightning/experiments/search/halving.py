@@ -1,4 +1,4 @@
-"""Asynchronous halving: the search methods that stop trials early."""
+"""Asynchronous halving: search methods that stop trials early, and the brackets and rungs of trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAILED = sys.float_info.max
 
 @dataclass(frozen=True)
 class Bracket:
-    """Trials that are compared with each other."""
+    """A group of trials to compare with each other."""
 
     rungs: tuple[int, ...]  # the lengths at which they are compared, ascending
     max_trials: int  # not counting those with invalid hyperparameters
@@ -33,7 +33,7 @@ class Bracket:
 
 
 def make_brackets(settings: SearcherSettings) -> list[Bracket]:
-    """Return the brackets of a halving search, the one with the most rungs first."""
+    """Return the brackets of a halving search, most rungs first."""
     if settings.name == "async_halving":
         counts = [settings.num_rungs]
         trials = [settings.max_trials]
@@ -66,7 +66,7 @@ def _count_rungs(settings: SearcherSettings) -> range:
 
 
 def _divide_trials(max_trials: int, divisor: float, counts: list[int]) -> list[int]:
-    """Divide the trials so that all brackets train for about as long; the total may be more than asked for."""
+    """Divide the trials so that all brackets train for about as long; the total may exceed ``max_trials``."""
     weights = [divisor ** (num_rungs - 1) / num_rungs for num_rungs in counts]
     total = sum(weights)
     trials = [max(int(weight / total * max_trials), 1) for weight in weights]
@@ -82,14 +82,14 @@ def _divide_concurrency(max_concurrent_trials: int, divisor: float, trials: list
 
 
 class Rung:
-    """The trials that have trained for ``length``: pairs of a metric (smaller is better) and a trial's id, sorted."""
+    """The trials after ``length`` of training: sorted pairs of a metric (smaller is better) and a trial's id."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.metrics: list[tuple[float, int]] = []
 
     def insert(self, trial_id: int, metric: float) -> int:
-        """Insert a metric before equal ones, or NaN behind all others, and return its index."""
+        """Insert a metric before equal metrics, or NaN behind all others; return the index."""
         if math.isnan(metric):
             metric = math.inf
             index = len(self.metrics)
@@ -103,15 +103,14 @@ class Rung:
 
 
 class HalvingBracket:
-    """The trials of one bracket.
+    """The trials of a bracket.
 
-    A validation counts in each rung whose length it has reached, starting from the trial's current one. A trial
-    continues while it is among the best ``1 / divisor`` of those that have reached the rung so far, itself included;
-    no decision is revised. While there are trials left, each stopped or failed trial is followed by another one. As in
-    Determined, a trial that ends by itself is not.
+    A validation counts in each rung from the trial's current rung up to the length trained. A trial continues while it
+    is among the best ``1 / divisor`` of all trials in the rung so far; no decision is revised. While trials are left,
+    another trial follows each stopped or failed trial. As in Determined, nothing follows a trial that ends by itself.
 
-    Unlike in Determined, a stopped trial is not ranked again if it then fails or validates once more, and gets no
-    second follower. Otherwise more trials would run at once from then on.
+    Unlike in Determined, a stopped trial is not ranked again after a failure or another validation, and gets no second
+    follower. Otherwise more trials would run at once from then on.
     """
 
     def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:
@@ -154,7 +153,7 @@ class HalvingBracket:
         return self._fail(trial_id)
 
     def trial_retried(self, trial_id: int) -> None:
-        """Rank a failed trial by its next validations, unless it was stopped before; it has a follower already."""
+        """Rank a failed trial by the next validations, unless stopped earlier; a follower exists already."""
         self._retried.add(trial_id)
         rung = self.rungs[self._rung_of[trial_id]]
         if (_FAILED, trial_id) in rung.metrics:
@@ -162,7 +161,7 @@ class HalvingBracket:
             self._decided.discard(trial_id)
 
     def _continues(self, trial_id: int, metric: float, at: int) -> bool:
-        """Insert the metric into all rungs that the trial has reached; return False if one of them stops it."""
+        """Insert the metric into all rungs up to the length trained; return False if a rung stops the trial."""
         for index in range(self._rung_of[trial_id], len(self.rungs)):
             rung = self.rungs[index]
             self._rung_of[trial_id] = index
@@ -199,7 +198,7 @@ class HalvingBracket:
 
 
 class HalvingSearch:
-    """``adaptive_asha`` and ``async_halving``: brackets side by side, whose trials all come from one generator."""
+    """``adaptive_asha`` and ``async_halving``: brackets side by side, with a generator for all trials."""
 
     def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
         self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in make_brackets(settings)]

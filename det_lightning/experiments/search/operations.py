@@ -24,7 +24,7 @@ class ExitReason(str, enum.Enum):
 
 
 class Outcome(str, enum.Enum):
-    """How an experiment ended, in Determined's terms for its states."""
+    """The end of an experiment, in Determined's terms for states."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -44,7 +44,7 @@ class CreateTrial:
 
 @dataclass(frozen=True)
 class StopTrial:
-    """End a trial; requested at most once. It checkpoints and exits, and its exit is then reported like any other."""
+    """End a trial; requested at most once. The trial checkpoints and exits, and the exit is reported as usual."""
 
     trial_id: int
     error: str | None = None  # why the trial counts as failed; None if the search does not need it any longer
@@ -52,7 +52,7 @@ class StopTrial:
 
 @dataclass(frozen=True)
 class Warn:
-    """Show a message. It is part of the answers to events, so a replay repeats it."""
+    """Show a message. As a part of the answers to events, a replay repeats the message."""
 
     trial_id: int
     message: str
@@ -72,7 +72,7 @@ Operation = CreateTrial | StopTrial | Warn | Shutdown
 class SearcherSettings:
     """The ``searcher`` section of an experiment configuration, with Determined's defaults.
 
-    A 0 or an empty string stands for a value that the search does not have.
+    A 0 or an empty string stands for a missing value.
     """
 
     name: str
@@ -97,7 +97,7 @@ MOST_AT_ONCE = 100_000
 
 
 class TrialFactory:
-    """Creates the trials of one search, all from one generator: trial k is the same whenever it is created."""
+    """Creates the trials of a search from one generator: trial k is the same whenever created."""
 
     def __init__(self, space: SearchSpace, experiment_seed: int) -> None:
         self._space = space
@@ -115,5 +115,5 @@ class TrialFactory:
 
 
 def most_replaced(max_trials: int) -> int:
-    """Return how many trials with invalid hyperparameters are replaced, so that a search without valid ones ends."""
+    """Return how many trials with invalid hyperparameters are replaced, so that a hopeless search ends."""
     return max(100, 10 * max_trials)

@@ -1,7 +1,7 @@
-"""Powers to the bit as Determined's master computes them, which is written in Go; C's ``pow`` differs in the last bit.
+"""Powers to the bit like Go's in Determined's master; C's ``pow`` differs in the last bit.
 
-Go squares repeatedly for the integral part of the exponent and uses ``exp`` and ``log`` for the rest. Its ``log`` is
-that of FreeBSD. Its ``exp`` for x86-64 is a Taylor series, with fused multiply-adds on processors that have them.
+Go squares repeatedly for the integral part of the exponent and uses ``exp`` and ``log`` for the rest. Go's ``log``
+comes from FreeBSD. Go's ``exp`` for x86-64 is a Taylor series, with fused multiply-adds where the processor has them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def raise_to_power(base: float, exponent: float) -> float:
 
 
 def _multiply_by_power(factor: float, base: float, power: int) -> tuple[float, int]:
-    """Return ``factor * base ** power`` as a fraction and an exponent of 2, so that nothing overflows."""
+    """Return ``factor * base ** power`` as a fraction and an exponent of 2, so nothing overflows."""
     scale = 0
     square, square_scale = math.frexp(base)
     while power and abs(square_scale) <= _LARGEST_SCALE:

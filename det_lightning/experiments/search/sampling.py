@@ -1,4 +1,4 @@
-"""The search methods that do not compare trials: single, random and grid."""
+"""The search methods without comparisons of trials: single, random and grid."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from det_lightning.experiments.search.operations import (
 
 
 class SamplingSearch:
-    """Creates ``max_trials`` trials, a new one whenever one ends, however it ends.
+    """Creates ``max_trials`` trials, a new trial after each end, whatever the reason.
 
-    With ``replace_invalid``, those with invalid hyperparameters do not count.
+    With ``replace_invalid``, trials with invalid hyperparameters do not count.
     """
 
     def __init__(

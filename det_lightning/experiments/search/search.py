@@ -26,10 +26,10 @@ _MOST_PLANNED = 100_000
 
 
 class Search:
-    """Decides which trials run and which are stopped, as Determined 0.38.1 does.
+    """Decides which trials to run and which to stop, as Determined 0.38.1 does.
 
-    Call :meth:`initial` once, then report the events in order, and carry out the operations that each call returns. The
-    results depend only on the events so far. A seed that cannot be used is a ValueError, as are trials never created.
+    Call :meth:`initial` once, then report the events in order, and carry out the operations returned by each call. The
+    results depend only on the events so far. An unusable seed is a ValueError, and so is an event of an unknown trial.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
@@ -44,10 +44,10 @@ class Search:
         return self._method.initial()
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        """Return what follows from a validation.
+        """Return the operations that follow a validation.
 
-        ``metric`` is None if the validation lacks it, or it is not a number; NaN ranks last. ``at`` is the time metric,
-        None if the validation lacks it; methods without one ignore it.
+        ``metric`` is None if missing or not a number; NaN ranks last. ``at`` is the time metric, None if missing;
+        methods without a time metric ignore ``at``.
         """
         self._check_created(trial_id)
         if trial_id in self._exits:
@@ -57,7 +57,7 @@ class Search:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial. Reporting an end twice changes nothing."""
+        """Return the operations after the end of a trial. Reporting an end twice changes nothing."""
         self._check_created(trial_id)
         if trial_id in self._exits:
             return []
@@ -70,7 +70,7 @@ class Search:
         return operations
 
     def trial_retried(self, trial_id: int) -> None:
-        """Count a trial that has ended with an error as one that trains; what followed from its end stays as it is."""
+        """Count a failed trial as training again; the consequences of its failure stay."""
         self._check_created(trial_id)
         self._exits.pop(trial_id, None)
         self._failed.discard(trial_id)
@@ -93,9 +93,9 @@ class Search:
 
 
 def plan_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
-    """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
+    """Return the trials known before any result: all of single, random and grid, otherwise the initial trials.
 
-    Raises a ValueError if there are too many to list.
+    Raise a ValueError if there are too many to list.
     """
     search = Search(settings, space, experiment_seed)
     is_grid = search.settings.name == "grid"

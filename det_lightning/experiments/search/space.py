@@ -1,4 +1,4 @@
-"""The search space of a configuration: one random draw of its hyperparameters, and their grid."""
+"""The search space of a configuration: a random draw of the hyperparameters, and the grid."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def list_values(leaf: Leaf) -> list[Any]:
 
 
 class Grid:
-    """All combinations of the grid values, in the order in which Determined tries them: from the last to the first.
+    """All combinations of the grid values, in Determined's order: from the last to the first.
 
     The first name in alphabetical order changes slowest. There may be more combinations than fit into memory.
     """
@@ -81,7 +81,7 @@ class Grid:
 
 
 def _walk(space: SearchSpace, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf | None]]:
-    """Yield each hyperparameter that is not a nest with its path; None stands for an empty nest."""
+    """Yield each hyperparameter that is not a group with the path to it; None stands for an empty group."""
     for name in sorted(space):
         inner = space[name]
         path = (*above, name)
@@ -100,6 +100,6 @@ def _space_evenly(minval: float, maxval: float, count: int) -> list[float]:
 
 
 def _round(value: float) -> int:
-    """Return the nearest integer, or of two the one further from 0; Python's ``round`` prefers the even one."""
+    """Return the nearest integer; halves are rounded away from 0, unlike with Python's ``round``."""
     whole = math.trunc(value)
     return whole if abs(value - whole) < 0.5 else whole + (1 if value > 0 else -1)
