@@ -55,7 +55,7 @@ def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callab
     return _add_to(group, f"{name}s", exit_codes)
 
 
-_add = _add_group("experiment", "Run experiments, and look at them.", "experiment ls", experiment.EXIT_CODES)
+_add = _add_group("experiment", "Run, show and compare experiments.", "experiment ls", experiment.EXIT_CODES)
 _add(experiment.run, "run", "experiment run const.yaml")
 _add(experiment.check, "check", "experiment check *.yaml")
 _add(experiment_reading.ls, "ls", "experiment ls")

@@ -59,17 +59,17 @@ def export(
         str, typer.Option("--output", "-o", help="The file to write; with --all the directory.", show_default=False)
     ],
     all_: Annotated[
-        bool, typer.Option("--all", help="Export all complete checkpoints of a storage. Files that exist are kept.")
+        bool, typer.Option("--all", help="Export all complete checkpoints of a storage. Existing files are kept.")
     ] = False,
     module: Annotated[
         str | None,
         typer.Option(
             metavar="FILE:CLASS",
-            help="With --to lightning: write the .ckpt for this LightningModule, such as `port --to lightning` writes, "
-            "instead of for a TrialModule. The class is imported, and created with the trial's hyperparameters.",
+            help="With --to lightning: write the .ckpt for this LightningModule, such as a result of "
+            "`port --to lightning`. The class is imported, and created with the trial's hyperparameters.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     trusted: TrustedFlag = False,
     option: Options = None,
     json: JsonFlag = False,

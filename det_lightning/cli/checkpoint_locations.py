@@ -109,6 +109,6 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     parent, _, name = location.path.rpartition("/")
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {escape(location)}.")
-    # The storage's error lists similar names in it.
+    # The storage's error lists similar names.
     storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)

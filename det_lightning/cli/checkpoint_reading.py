@@ -36,7 +36,7 @@ _SHOWN_TENSORS = 10
 def list_checkpoints(
     storage: Storage,
     best: Annotated[
-        bool, typer.Option("--best", help="List only those with a metric, the best of each experiment first.")
+        bool, typer.Option("--best", help="List only checkpoints with a metric, the best of each experiment first.")
     ] = False,
     option: Options = None,
     json: JsonFlag = False,
@@ -60,7 +60,7 @@ def list_checkpoints(
 def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, with_trial: bool) -> None:
     now = time.time()
     metric_names = {entry["metric"]["name"] for entry in found if entry["metric"]}
-    # Usually all have the same metric, whose name is then shown only once.
+    # If all checkpoints have the same metric, the heading is its name.
     common = metric_names.pop() if len(metric_names) == 1 else None
     rows = [
         [
@@ -84,7 +84,7 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
     ranked = []
     for entry, smaller_is_better in entries:
         metric = entry["metric"]
-        # Only NaN differs from itself.
+        # NaN is not equal to NaN.
         if entry["complete"] and metric is not None and metric["value"] == metric["value"]:
             value = metric["value"] if smaller_is_better else -metric["value"]
             ranked.append(((entry["experiment"] or "", metric["name"] or "", value), entry))

@@ -32,8 +32,8 @@ def import_file(
         bool,
         typer.Option(
             "--any-module",
-            help="Accept the file of a LightningModule that is not a TrialModule: its weights, as those of one model, "
-            "and its optimizers and schedulers.",
+            help="Accept the file of any LightningModule, not only of a TrialModule: the weights, as for a single "
+            "model, the optimizers and the schedulers.",
         ),
     ] = False,
     trusted: TrustedFlag = False,
@@ -56,7 +56,7 @@ def import_file(
         except errors.InvalidCheckpointException as e:
             raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
     content.notes["imported_from"] = file.rpartition("/")[2]
-    # The file does not contain the trial's code, and the working directory need not be it.
+    # The file does not contain the trial's code, and the working directory may hold other code.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
         checkpoint_id = target.write(content, code=empty)
     _print_new(checkpoint_id, target, json)
@@ -67,7 +67,9 @@ def merge(
     checkpoint: Checkpoint,
     storage: Annotated[
         str | None,
-        typer.Argument(help="Storage of the new checkpoint; by default that of the sharded one.", show_default=False),
+        typer.Argument(
+            help="Storage of the new checkpoint. Defaults to the storage of the sharded checkpoint.", show_default=False
+        ),
     ] = None,
     trusted: TrustedFlag = False,
     option: Options = None,
@@ -132,7 +134,7 @@ def annotate(
             show_default=False,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the changes, but write nothing.")] = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
@@ -189,9 +191,9 @@ def prune(
     trial_best: Annotated[int, typer.Option(help="Number to keep of each trial's best.")] = 1,
     trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Also delete those that are incomplete and older than an hour.")
+        bool, typer.Option("--incomplete", help="Also delete incomplete checkpoints older than an hour.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the checkpoints, but delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     option: Options = None,
     json: JsonFlag = False,

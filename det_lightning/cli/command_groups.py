@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from det_lightning.masking import mask_text, secrets_in
 
-# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
+# Newer releases of Typer contain a copy of click, so this class has no name common to all releases.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
@@ -22,7 +22,7 @@ class Command(TyperCommand):
     """A command with help that fits the terminal, and without a type for options that take no value."""
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
-        # Typer keeps the line breaks of a docstring after its first paragraph.
+        # Typer keeps the line breaks of a docstring after the first paragraph.
         super().__init__(*args, help=help and re.sub(r"(?<!\n)\n(?!\n)", " ", help), **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -23,14 +23,14 @@ from det_lightning.startup_hook import STARTUP_HOOK, installs_of
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory, Placement
-    from det_lightning.experiments.local import Machines
+    from det_lightning.experiments.machines import Machines
 
 EXIT_CODES = (
-    "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
-    "130 it was paused by a signal."
+    "Exit codes: 0 the experiment is complete; 1 the experiment failed; 2 wrong usage, or a wrong configuration; "
+    "130 a signal paused the experiment."
 )
 
-# What --try changes: one trial, of which no checkpoint is kept. A script may read its length in the unit of the file.
+# The changes by --try: one trial, and no kept checkpoint. A script may read the length in the unit of the file.
 _SHORT = {"epochs": 1, "batches": 4, None: 4}
 _OF_A_TRY = (
     "searcher.name=single",
@@ -60,14 +60,16 @@ Loggers = Annotated[
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
 Ray = Annotated[
     str | None,
-    typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts a cluster."
+    ),
 ]
 Trusted = Annotated[
     bool,
     typer.Option(
         "--trusted",
-        help="Unpickle anything in the checkpoints that trials start from, running whatever code they contain. A trial "
-        "resumes from what it wrote itself without this.",
+        help="Unpickle anything in the checkpoints that trials start from, which runs any code in the files. A trial "
+        "resumes from its own checkpoints without this option.",
     ),
 ]
 
@@ -102,11 +104,9 @@ def run(
     ] = None,
     try_out: Annotated[
         bool,
-        typer.Option("--try", help="Only see whether it runs: one trial, a few batches, and no checkpoint is kept."),
+        typer.Option("--try", help="Only see whether the code runs: one trial, a few batches, no kept checkpoint."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first trials as JSON; write nothing.")] = False,
 ) -> None:
     """Train the trials of a Determined experiment configuration."""
     config = _read_or_report(config_file, override)
@@ -122,7 +122,7 @@ def run(
     from det_lightning.masking import mask
 
     if try_out:
-        os.environ[TRY_VARIABLE] = "1"  # the processes of the trial inherit it
+        os.environ[TRY_VARIABLE] = "1"  # inherited by the processes of the trial
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}

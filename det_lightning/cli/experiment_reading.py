@@ -52,8 +52,8 @@ def show(
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="Sort trials by the metric of their best validation: the best first for the metric of the search, "
-            "the smallest for others; -METRIC reverses the order.",
+            help="Sort trials by a metric of the best validation: best first for the metric of the search, smallest "
+            "first for other metrics; -METRIC reverses the order.",
         ),
     ] = None,
     best: Annotated[
@@ -206,5 +206,5 @@ def logs(
     if not log.is_file():
         raise ValueError(f"There is no log of trial {trial} in {directory}.")
     with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # as the trial wrote it: its words may look like secrets
+        for line in lines:  # unmasked, because words in a log may look like secrets
             typer.echo(escape(line.rstrip("\n")))

@@ -47,7 +47,7 @@ def warn(text: str) -> None:
 
 def as_command_line(text: str) -> str:
     """Return a message of the library as a printable line, with command-line options in place of arguments."""
-    # Spaces within a line stay as they are, also those in the path of a command.
+    # Spaces within a line stay, since the path of a command may contain some.
     line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
     return escape(line.replace("any_module=True", "--any-module"))
 

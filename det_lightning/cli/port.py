@@ -52,20 +52,20 @@ def port(
         bool, typer.Option("--check", help="Change nothing; exit with 1 if there is something to change or to do.")
     ] = False,
     to: Annotated[
-        Target, typer.Option(help="lightning: write one trial as a LightningModule that needs no det_lightning.")
+        Target, typer.Option(help="lightning: write a trial as a LightningModule without det_lightning.")
     ] = Target.det_lightning,
     output: Annotated[
         pathlib.Path | None,
         typer.Option("--output", "-o", help="With --to lightning: the file to write; by default the standard output."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --output if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file of --output.")] = False,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(metavar="FILE", help="Write a page (.html or .md) on what was done and what is left, too."),
+        typer.Option(metavar="FILE", help="Also write a page (.html or .md) on the finished and the remaining work."),
     ] = None,
     checks: Annotated[
         list[pathlib.Path] | None,
-        typer.Option(metavar="FILE", help="With --report: what pytest --trial --junitxml FILE wrote. Several times."),
+        typer.Option(metavar="FILE", help="With --report: a file of pytest --trial --junitxml. May be repeated."),
     ] = None,
     try_out: Annotated[
         bool,

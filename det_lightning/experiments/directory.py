@@ -37,7 +37,7 @@ class ExperimentDirectory:
     """The paths of the parts of an experiment."""
 
     def __init__(self, path: Path) -> None:
-        # Absolute, because the processes of trials have their own working directories.
+        # Absolute, because the processes of trials have other working directories.
         path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"
@@ -66,7 +66,7 @@ class ExperimentDirectory:
             path = parent / f"{slug}-{number}"
             try:
                 path.mkdir(mode=0o700)  # a configuration may hold secrets
-            except FileExistsError:  # created by another experiment that is starting now
+            except FileExistsError:  # created by another starting experiment
                 continue
             return cls(path)
 
@@ -98,7 +98,7 @@ class ExperimentDirectory:
 
     def source_checkpoint(self) -> str | None:
         """Return the first checkpoint of all trials, found when the experiment began, or None."""
-        named = self.config()["searcher"].get("source_checkpoint_uuid")  # also where an earlier release kept it
+        named = self.config()["searcher"].get("source_checkpoint_uuid")  # as in earlier releases, too
         source = self._chosen_options().get("source_checkpoint", named)
         if not isinstance(source, str | None):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
@@ -196,7 +196,7 @@ def read_storage(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     """Return the experiments in a directory, by number."""
-    # Those that are closed to this user are left out; Path.is_file() would be an error there.
+    # Unreadable directories are left out; Path.is_file() would be an error there.
     readable = (path for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK))
     found = [ExperimentDirectory(path) for path in readable if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)

@@ -18,7 +18,7 @@ from det_lightning.files.locks import NoLocks, is_locked, lock_file
 from det_lightning.files.private_files import open_private
 from det_lightning.files.strict_json import to_json
 
-#: Of a log that may come from elsewhere. Several hundred trials with a thousand validations each have a tenth of it.
+#: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.
 MOST_BYTES = 2**30
 
 
@@ -38,7 +38,7 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-# A type, or what says whether a value is right.
+# A type, or a function that says whether a value is right.
 _Form = type | UnionType | Callable[[Any], bool]
 _OF_TRIAL: dict[str, _Form] = {"trial": _is_whole}
 _FORMS: dict[str, dict[str, _Form]] = {
@@ -63,7 +63,7 @@ _FORMS: dict[str, dict[str, _Form]] = {
     "experiment_ended": {"outcome": str},
     "message": {"text": str},
 }
-# Entries that earlier releases did not write.
+# Entries missing in logs of earlier releases.
 _OPTIONAL_FORMS: dict[str, dict[str, _Form]] = {"run_ended": {"steps_completed": _is_number, "invalid_hp": bool}}
 _TIMED = {"run_started", "checkpoint", "run_ended"}
 
@@ -162,7 +162,7 @@ def _runner_file(path: Path) -> Path:
 
 def write_line(file: IO[bytes], value: dict[str, Any]) -> None:
     """Append ``value`` to a file of JSON lines, and sync the file to disk."""
-    # One write, so that a reader never sees the parts of two lines mixed.
+    # A single write, so a reader never sees the parts of two lines mixed.
     file.write(to_json(value, separators=(",", ":")).encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())

@@ -17,7 +17,8 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.directory import ExperimentDirectory, Placement, read_storage
 from det_lightning.experiments.event_log import EventLog
-from det_lightning.experiments.local import Demand, LocalMachine, Machines
+from det_lightning.experiments.local import LocalMachine
+from det_lightning.experiments.machines import Demand, Machines
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search import CreateTrial, Outcome, Search, plan_trials
@@ -201,14 +202,14 @@ def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -
     storage = CheckpointStorage(directory.checkpoint_storage())
     for checkpoint_id in retention.choose_to_delete(records, state.smaller_is_better):
         is_gone = True
-        # A runner that was killed here may have deleted it already.
+        # A runner that was killed here may have deleted the checkpoint already.
         with contextlib.suppress(errors.CheckpointNotFound):
             is_gone = delete_unless_used(storage, checkpoint_id)
         if is_gone:
             yield checkpoints[checkpoint_id].trial_id, checkpoint_id
 
 
-#: The package that each logger needs in addition to those of det_lightning.
+#: The additional package of each logger.
 PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wandb"}
 
 

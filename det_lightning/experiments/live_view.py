@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 Update = Callable[[ExperimentState], None]
-# A terminal shows at most this many trials; ended ones are left out first, in the order of their creation.
+# The most trials on a terminal; ended trials are left out first, in the order of creation.
 _MOST_ROWS = 20
 _REDRAW_S = 0.5
 

@@ -1,4 +1,4 @@
-"""The machine for trials: what trials demand of machines, and trials as processes on this machine."""
+"""This machine: GPUs and other slots, and trials as processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from det_lightning import errors
 from det_lightning.escaping import escape, name_some
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.runner import Launcher
+from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
 from det_lightning.experiments.trial_start import PreparingLauncher
@@ -29,7 +29,7 @@ _PART_LISTED = re.compile(rf"\(UUID: ({_PART}\S+)\)")
 class Gpu(NamedTuple):
     """A GPU, or a part of a GPU."""
 
-    name: str  # what CUDA_VISIBLE_DEVICES calls it
+    name: str  # for CUDA_VISIBLE_DEVICES
     uuid: str
 
 
@@ -37,36 +37,9 @@ class Gpu(NamedTuple):
 class Devices:
     """The slots of this machine."""
 
-    slots: tuple[int, ...]  # indices of GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers
+    slots: tuple[int, ...]  # indices of GPUs; just numbers for parts of GPUs (MIG) and on the CPU
     are_gpus: bool
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """The devices for an experiment's trials; 0 slots are a process without a GPU, ``max_slots`` None is no limit."""
-
-    slots_per_trial: int
-    max_slots: int | None = None
-    on_cpu: bool = False
-
-    def check_limit(self) -> None:
-        if self.max_slots is not None and self.max_slots < self.slots_per_trial:
-            raise errors.ExperimentError(
-                f"resources.max_slots is {self.max_slots}, too few for trials of {self.slots_per_trial} slots."
-            )
-
-
-class Machines(Protocol):
-    """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
-
-    def check(self, demand: Demand, folder: Path) -> None:
-        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
-
-    def launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
-    ) -> Launcher:
-        """Return the launcher of the trials; each starts from the checkpoint ``warm_start`` unless None."""
 
 
 class LocalMachine:
@@ -108,7 +81,7 @@ class LocalLauncher(PreparingLauncher):
         del self._free[:taken]
         gpus = [self._devices.gpus[slot] for slot in slots] if self._devices.are_gpus else []
         prepared = self.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
-        # The processes of a trial must see only its own devices.
+        # The processes of a trial must see no devices of other trials.
         return prepared.start(os.environ, [gpu.name for gpu in gpus])
 
     def release(self, trial_id: int) -> None:
@@ -159,7 +132,7 @@ def find_gpus() -> dict[int, Gpu]:
     parts = [_find_part(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
     if parts:
         return {slot: Gpu(part, part) for slot, part in enumerate(dict.fromkeys(parts))}
-    # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
+    # Schedulers of clusters name a GPU by index, or by the beginning of the UUID.
     indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_select_names(names, gpu))}
     chosen = (indices[name] for name in names if name in indices)
     return {index: Gpu(str(index), ids[index]) for index in chosen}

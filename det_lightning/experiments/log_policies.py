@@ -16,7 +16,7 @@ from det_lightning.escaping import escape, name_some
 logger = logging.getLogger(__name__)
 
 # Determined's search takes time in proportion to the log. Python's may take any time for some patterns, and cannot be
-# interrupted, so it has a process of its own.
+# interrupted, so a separate process searches.
 _LIMIT_S = 60.0
 _SEARCH = """
 import json, re, sys
@@ -25,7 +25,7 @@ with open(log, encoding="utf-8", errors="replace") as lines:
     texts = (line.rstrip("\\n") for line in lines)  # a pattern may end with the line
     print(json.dumps(next((name for text in texts for pattern, name in policies if re.search(pattern, text)), None)))
 """
-# A search finds the same lines without it, and takes far less time for long ones.
+# A search finds the same lines without this beginning, and far sooner in long lines.
 _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 
 

@@ -51,7 +51,7 @@ def _files(source: Path) -> Iterator[str]:
     ignored = pathspec.GitIgnoreSpec.from_lines(patterns)
     visited: set[str] = set()
     for folder, folders, names in os.walk(source, followlinks=True):
-        # A link to a directory above it would be followed forever.
+        # A link to a parent directory would be followed forever.
         real = os.path.realpath(folder)
         if real in visited:
             folders.clear()

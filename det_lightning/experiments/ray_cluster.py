@@ -17,10 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from det_lightning import __version__, errors
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.local import Demand
+from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
 
-# A node may have to start a process first, which imports this package.
+# A node may have to start a process and import this package first.
 _ANSWER_S = 120.0
 _CONNECT_S = 10.0
 
@@ -134,9 +134,8 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
     found = "; ".join(f"{name}: {problem}" for name, problem in problems if problem)
     if found:
         raise errors.ExperimentError(
-            f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). They need this "
-            "version of det_lightning, and the experiment in a file system that all of them share; --experiments "
-            "names a directory."
+            f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). The nodes need "
+            "this version of det_lightning and a shared file system for the experiment; --experiments names a directory."
         )
 
 

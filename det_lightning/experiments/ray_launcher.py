@@ -22,7 +22,7 @@ from det_lightning.experiments.trial_start import PreparingLauncher, TrialStart
 
 _POLL_S = 0.05
 _CANNOT_START = 127
-# Ray sets these in its workers. The number of threads changes sums, so the runner's is used, as on one machine.
+# Variables that Ray sets in workers. The number of threads changes sums, so the runner's number is used.
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
@@ -41,7 +41,7 @@ class RayLauncher(PreparingLauncher):
         self._needs = needs
         self._count_room = count_room
         self._runs: dict[int, RayRun] = {}
-        # Its methods run concurrently, because one of them waits until the trial has ended.
+        # The methods run concurrently, because wait() lasts until the end of the trial.
         self._actor_class = ray.remote(TrialActor).options(
             num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_concurrency=4
         )
@@ -131,7 +131,7 @@ class RayRun:
         return self._records.new_records()
 
     def stop(self) -> None:
-        # Left to the next has_ended(), because a signal handler that calls this may have interrupted a call to Ray.
+        # Left to the next has_ended(), because the calling signal handler may have interrupted a call to Ray.
         self._request = "stop"
 
     def kill(self) -> None:
@@ -148,7 +148,7 @@ class RayRun:
         if _is_ready(self._started):
             getattr(self._actor, request).remote()
         else:
-            # It is waiting for its resources, perhaps for a long time.
+            # The actor is waiting for resources, perhaps for a long time.
             self._is_lost = True
             self._status = PREEMPTED_EXIT_CODE
             ray.kill(self._actor)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.machines import Launcher, StartedRun
 from det_lightning.experiments.search import (
     CreateTrial,
     ExitReason,
@@ -24,53 +25,15 @@ from det_lightning.experiments.trial_reports import note_steps, read_event
 from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
-# As in Determined, a trial that gave up on its hyperparameters has this long to end by itself.
+# As in Determined, a trial with invalid hyperparameters has this long to end by itself.
 _GIVING_UP_S = 10.0
-# How a run ends that was preempted: 0 is that of a script that has reported it.
+# The exit statuses of a preempted run: 0 comes from a script that has reported the preemption.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 _EXIT_REASONS = {
     TrialStatus.COMPLETED: ExitReason.COMPLETED,
     TrialStatus.ERROR: ExitReason.ERRORED,
     TrialStatus.CANCELED: ExitReason.CANCELED,
 }
-
-
-class StartedRun(Protocol):
-    """A started run of a trial."""
-
-    def has_ended(self) -> bool:
-        """Return whether all processes of the run have ended."""
-
-    def exit_status(self) -> int | None:
-        """Return the exit status, as a shell shows it; None if lost."""
-
-    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the reports of the trial since the last call, each with its line number."""
-
-    def stop(self) -> None:
-        """Ask the run to save and end."""
-
-    def kill(self) -> None:
-        """End the run at once."""
-
-
-class Launcher(Protocol):
-    """Starts trials where there is room."""
-
-    def has_room(self) -> bool:
-        """Return whether another trial can be started."""
-
-    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
-        """Start the next run of a trial, number ``trial.runs``."""
-
-    def adopt(self, trial: TrialRecord) -> StartedRun:
-        """Return the run left behind by a killed runner; the trial saves and ends by itself."""
-
-    def release(self, trial_id: int) -> None:
-        """Take back the slots of an ended run."""
-
-    def find_retry_policy(self, trial_id: int) -> str | None:
-        """Return the log policy that forbids restarting the trial after a failure, or None."""
 
 
 class ExperimentRunner:
@@ -175,7 +138,7 @@ class ExperimentRunner:
         return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
 
     def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:
-        # Earlier releases did not note it here; nor could a trial go on after its end.
+        # Earlier releases did not note invalid_hp here, and no trial went on after the end.
         invalid = event.get("invalid_hp", self.state.trials[event["trial"]].invalid_hp)
         reason = ExitReason.INVALID_HP if invalid else _EXIT_REASONS[TrialStatus(event["closed"])]
         return self._search.trial_exited(event["trial"], reason)
@@ -210,13 +173,13 @@ class ExperimentRunner:
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             run = self._launcher.start(trial, self.state)
             self._running[trial.trial_id] = run
-            # A signal arrived before the run was in the list; or a trial is retried that failed when it was stopped.
+            # A signal arrived before the run was in the list, or a trial is retried after a failure while stopping.
             if self.state.pausing or trial.stop_requested:
                 run.stop()
 
     def _look_at(self, trial_id: int) -> None:
         run = self._running[trial_id]
-        # The order matters: what a run wrote last can only be read after it has ended.
+        # The order matters: the last reports can only be read after the end of the run.
         ended = run.has_ended()
         for line, record in run.new_records():
             self._take(trial_id, line, record)
@@ -269,13 +232,13 @@ class ExperimentRunner:
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
         """Return the trial's final status, or None for another start, and the reason, if any."""
-        # One rank that says so is enough: the others may fail because of it.
+        # A report of one rank is enough: other ranks may fail as a consequence.
         if trial.invalid_hp and trial.stop_error is None:
             return TrialStatus.COMPLETED, "invalid hyperparameters"
         if ended_well:
             if trial.stop_error is not None:
                 return TrialStatus.ERROR, trial.stop_error
-            # A script that ends because it was asked to exits with 0, too, but is not done.
+            # A script that ends on request exits with 0, too, but is not done.
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"

@@ -84,20 +84,20 @@ class TrialRecord:
     hparams: dict[str, Any]
     validate_at: list[int]
     status: TrialStatus = TrialStatus.QUEUED
-    runs: int = 0  # how often it was started
-    restarts: int = 0  # how often it failed and was to be started again
-    lines_read: int = 0  # how many lines of its metrics.jsonl are in the log
-    steps_completed: int = 0  # batches that it has trained, as far as reported
-    progress: Progress = dataclasses.field(default_factory=Progress)  # of its latest run, which is not in the log
+    runs: int = 0  # number of starts
+    restarts: int = 0  # number of failures with another start
+    lines_read: int = 0  # lines of metrics.jsonl that are in the log
+    steps_completed: int = 0  # batches trained, as far as reported
+    progress: Progress = dataclasses.field(default_factory=Progress)  # of the latest run; not in the log
     is_open: bool = False  # whether a run was started and is not known to have ended
-    started_from: int = -1  # batches of the newest checkpoint when its run began; -1 without one
-    orphaned: bool = False  # whether the runner of its run was killed, and the supervisor has asked it to end
+    started_from: int = -1  # batches of the newest checkpoint when the run began; -1 without one
+    orphaned: bool = False  # whether the runner was killed, and the supervisor has asked the run to end
     stop_requested: bool = False
     stop_error: str | None = None
     invalid_hp: bool = False
-    preempted: bool = False  # whether its run reported that it ended on request
-    ended_by_hook: bool = False  # whether its run ended in startup-hook.sh
-    reason: str | None = None  # why its latest run failed, or the trial ended as it did
+    preempted: bool = False  # whether the run reported an end on request
+    ended_by_hook: bool = False  # whether the run ended in startup-hook.sh
+    reason: str | None = None  # why the latest run failed, or the trial ended
     validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
     started_at: float | None = None
@@ -240,7 +240,7 @@ class ExperimentState:
         trial.restarts = 0
         trial.invalid_hp = False
         trial.reason = trial.ended_at = None
-        if trial.stop_error is not None:  # otherwise the search does not need it any longer
+        if trial.stop_error is not None:  # otherwise the search no longer needs the trial
             trial.stop_requested = False
             trial.stop_error = None
 

@@ -133,7 +133,7 @@ def _metrics(best: _Noted | None) -> dict[str, Any]:
 
 def _best(noted: list[_Noted]) -> _Noted | None:
     """Return the checkpoint with the best metric, or None; the newest checkpoint says which direction is better."""
-    # Only NaN differs from itself.
+    # NaN is not equal to NaN.
     validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
     if not validated:
         return None

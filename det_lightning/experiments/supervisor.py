@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: The commands that the runner writes to standard input: save and end; end at once.
+#: The runner's commands on standard input: save and end; end at once.
 STOP = b"s"
 KILL = b"k"
 
@@ -39,7 +39,7 @@ def main(settings_json: str) -> int:
     if settings["detached"] and os.fork():
         return 0
     directory = Path(settings["directory"])
-    # Signals from the terminal are for the runner, which then sends a command.
+    # Signals from the terminal are for the runner; a command follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -80,7 +80,7 @@ def _prepare_child() -> None:
     """Reset the signals changed by Ray and this process; make the child end when this process dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # Ray blocks SIGINT in everything that it starts.
+    # Ray blocks SIGINT in all child processes.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -91,7 +91,7 @@ def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
     listening = [sys.stdin.fileno()]
     while True:
         status = child.poll()
-        # A shell ends at once when asked to, while the processes that it started are still saving.
+        # A shell ends at once on request, while child processes of the shell are still saving.
         if status is not None and (deadline is None or not _group_lives(child.pid)):
             if deadline is not None and status == -signal.SIGTERM:
                 return os.EX_TEMPFAIL  # like a trial that has saved

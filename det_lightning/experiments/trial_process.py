@@ -93,7 +93,7 @@ class TrialProcess:
             self._supervisor.wait()
 
     def has_ended(self) -> bool:
-        # The supervisor writes nothing. Its end closes the pipe, even if it is not a child of this process.
+        # The supervisor writes nothing; the end of the supervisor closes the pipe, even for a detached run.
         pipe = self._supervisor.stdout
         if pipe is not None and not select.select([pipe], [], [], 0)[0]:
             return False
@@ -163,7 +163,7 @@ def is_running(directory: Path) -> bool:
     file = directory / "lock"
     if not file.is_file():
         return False
-    # Some network file systems lock only files that are open for writing, which may not be allowed.
+    # Some network file systems lock only files opened for writing, but writing may be forbidden.
     lock = os.open(file, os.O_RDWR if os.access(file, os.W_OK) else os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -89,6 +89,6 @@ def _validation(
     known = trial.validations.get(steps)
     if known is None:
         return "validation", {**values, "metrics": metrics}
-    # A restarted trial repeats the validations that came after its newest checkpoint.
+    # A restarted trial repeats the validations after the newest checkpoint.
     added = {name: value for name, value in metrics.items() if name not in known.metrics}
     return ("validation_extended", {**values, "metrics": added}) if added else None

@@ -87,7 +87,7 @@ def divide_hparams(trials: list[dict[str, Any]]) -> tuple[list[Column], str]:
     return columns, ", ".join(constants)
 
 
-# A hyperparameter that is given as None; an empty cell stands for one that is not given.
+# A hyperparameter given as None; an empty cell stands for a missing hyperparameter.
 _NULL = "null"
 
 
@@ -112,7 +112,7 @@ def format_number(value: float | None) -> str:
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-#: Columns in addition to those of ``experiment show``.
+#: Columns of a comparison that ``experiment show`` lacks.
 COLUMNS = ("trials", "metric", "seed")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import ExperimentError
-from det_lightning.experiments.local import Demand, Devices, Gpu, find_devices, find_gpus
+from det_lightning.experiments.local import Devices, Gpu, find_devices, find_gpus
+from det_lightning.experiments.machines import Demand
 from tests.experiments.running import run, write_project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")

@@ -27,9 +27,9 @@ _FAILED = sys.float_info.max
 class Bracket:
     """A group of trials to compare with each other."""
 
-    rungs: tuple[int, ...]  # the lengths at which they are compared, ascending
-    max_trials: int  # not counting those with invalid hyperparameters
-    initial_trials: int  # those created at the start; each further one follows a stopped or failed one
+    rungs: tuple[int, ...]  # the lengths at which to compare, ascending
+    max_trials: int  # without invalid hyperparameters
+    initial_trials: int  # created at the start; the others follow stopped or failed trials
 
 
 def make_brackets(settings: SearcherSettings) -> list[Bracket]:

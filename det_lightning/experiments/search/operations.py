@@ -47,7 +47,7 @@ class StopTrial:
     """End a trial; requested at most once. The trial checkpoints and exits, and the exit is reported as usual."""
 
     trial_id: int
-    error: str | None = None  # why the trial counts as failed; None if the search does not need it any longer
+    error: str | None = None  # why the trial counts as failed; None if no longer needed
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,20 @@ class SearcherSettings:
     metric: str
     smaller_is_better: bool = True
     max_trials: int = 0
-    max_concurrent_trials: int = 16  # 0 means as many as it can use
+    max_concurrent_trials: int = 16  # 0 means no limit
     max_time: int = 0  # how long the halving methods let a trial train,
-    time_metric: str = ""  # measured by a metric that comes with each validation, such as "batches" or "epochs"
+    time_metric: str = ""  # measured by a metric of each validation, such as "batches" or "epochs"
     mode: str = "standard"
     divisor: float = 4.0
     max_rungs: int = 5
-    bracket_rungs: tuple[int, ...] = ()  # the number of rungs of each bracket, in place of those of the mode
+    bracket_rungs: tuple[int, ...] = ()  # the number of rungs of each bracket, instead of the mode's
     num_rungs: int = 0  # of the only bracket of async_halving
     # Trials of the halving methods validate at the lengths of the rungs; otherwise a trial that validates only at its
     # end is never stopped early.
     force_validations: bool = False
 
 
-#: More trials than this are never created at once, whatever a search may have. Each of them is the same trial later.
+#: The most trials to create at once, whatever a search allows. Trials created later are the same.
 MOST_AT_ONCE = 100_000
 
 
@@ -109,7 +109,7 @@ class TrialFactory:
 
     def create(self, hparams: dict[str, Any], validate_at: tuple[int, ...] = ()) -> CreateTrial:
         for _ in range(4):
-            self._generator.word()  # Determined draws 16 bytes for the id of its request
+            self._generator.word()  # Determined draws 16 bytes for the id of a request
         self.created += 1
         return CreateTrial(self.created, self._generator.below(2**31), as_passed_on(hparams), validate_at)
 

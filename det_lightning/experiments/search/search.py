@@ -35,7 +35,7 @@ class Search:
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
         self.settings = settings
         self._factory = TrialFactory(space, experiment_seed)
-        # It only sees events of trials that it created, and none of a trial that has exited.
+        # The method sees only events of its own trials, and none after the exit of a trial.
         self._method = _make_method(self.settings, space, self._factory)
         self._exits: dict[int, ExitReason] = {}
         self._failed: set[int] = set()
@@ -102,7 +102,7 @@ def plan_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed:
     if (Grid(space).size if is_grid else search.settings.max_trials) > _MOST_PLANNED:
         raise ValueError(f"There are more than {_MOST_PLANNED:,} trials, which cannot be listed.")
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
-    for trial in planned:  # the list grows by the trials that follow
+    for trial in planned:  # the list grows by followers
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
         planned += [operation for operation in followers if isinstance(operation, CreateTrial)]
     return planned
@@ -112,7 +112,7 @@ def _make_method(
     settings: SearcherSettings, space: SearchSpace, factory: TrialFactory
 ) -> SamplingSearch | HalvingSearch:
     at_once = settings.max_concurrent_trials
-    if settings.name == "single":  # ends with its trial even if that has invalid hyperparameters
+    if settings.name == "single":  # ends with the trial, even after invalid hyperparameters
         return SamplingSearch(factory, factory.draw_trial, max_trials=1, at_once=1)
     if settings.name == "random":
         return SamplingSearch(factory, factory.draw_trial, settings.max_trials, at_once, replace_invalid=True)
