@@ -145,9 +145,9 @@ def _export_one(
     """Export a checkpoint; return the names of omitted entries, and a program that goes on with the file."""
     from det_lightning.checkpoint.format import exports  # imports torch
     from det_lightning.checkpoint.safe_load import read_checkpoint
-    from det_lightning.cli.checkpoint_locations import opened
+    from det_lightning.cli.checkpoint_locations import open_local
 
-    with opened(location, options) as directory:
+    with open_local(location, options) as directory:
         content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
         exports.require_tensors(content)
         if module is not None:

@@ -77,7 +77,7 @@ def list_sizes(checkpoint: Location) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
+def open_local(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
     """Yield a checkpoint as a local directory, with a progress bar for a download; errors name the checkpoint."""
     with contextlib.ExitStack() as stack:
         if checkpoint.is_local:
@@ -91,10 +91,10 @@ def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool 
         try:
             yield directory
         except errors.CheckpointError as e:
-            raise type(e)(with_name_of(checkpoint, directory, str(e))) from e
+            raise type(e)(name_checkpoint(checkpoint, directory, str(e))) from e
 
 
-def with_name_of(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
+def name_checkpoint(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
     """Return a message with ``checkpoint`` in place of ``directory``, and unprintable characters escaped."""
     for name in (str(directory), escape(directory)):
         text = text.replace(name, escape(checkpoint))

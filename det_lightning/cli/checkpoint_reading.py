@@ -128,16 +128,16 @@ def show(
     json: JsonFlag = False,
 ) -> None:
     """Show the contents of a checkpoint, without running any code in the files."""
-    from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, opened, with_name_of
+    from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, name_checkpoint, open_local
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     sizes = list_sizes(location)
     from det_lightning.checkpoint.safe_load import inspect_checkpoint  # imports torch
 
-    with opened(location, options) as directory:
+    with open_local(location, options) as directory:
         content = inspect_checkpoint(directory, trusted=trusted)
-    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in content["problems"]]
+    problems = [as_command_line(name_checkpoint(location, directory, problem)) for problem in content["problems"]]
     if json:
         if not tensors:
             for model in content.get("models", []):
@@ -260,19 +260,19 @@ def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict
     from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
     from det_lightning.checkpoint.storage.location import explain_errors
     from det_lightning.checkpoint.storage.staging import find_writers
-    from det_lightning.cli.checkpoint_locations import opened, with_name_of
+    from det_lightning.cli.checkpoint_locations import name_checkpoint, open_local
 
     with explain_errors("looking for writers in", location.parent):
         if find_writers(location.parent).get(location.name):
             return None
     try:
-        with opened(location, options, with_code=True) as directory:
+        with open_local(location, options, with_code=True) as directory:
             verdict = verify_checkpoint(directory, trusted=trusted)
     except (errors.CheckpointError, OSError):
         if location.is_dir():
             raise
         return None
-    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]
+    problems = [as_command_line(name_checkpoint(location, directory, problem)) for problem in verdict.problems]
     if problems and not location.is_dir():
         return None
     return {"fine": not problems, **vars(verdict), "problems": problems}

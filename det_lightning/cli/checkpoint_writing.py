@@ -81,14 +81,14 @@ def merge(
     memory.
     """
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
+    from det_lightning.cli.checkpoint_locations import locate_checkpoint, open_local
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     from det_lightning.checkpoint.merging import merge_checkpoint  # imports torch
 
     target = CheckpointStorage(storage or location.parent.url, options=options)
-    with opened(location, options, with_code=True) as directory:
+    with open_local(location, options, with_code=True) as directory:
         checkpoint_id = merge_checkpoint(directory, target, trusted=trusted)
     _print_new(checkpoint_id, target, json)
 

@@ -48,7 +48,7 @@ class CommandGroup(TyperGroup):
         except _UsageError as e:
             group = [] if ctx.parent is None else [str(ctx.info_name)]
             said = e.format_message()
-            hint = _counterpart_of([*group, *args])
+            hint = _describe_counterpart([*group, *args])
             if not hint and "Did you mean" not in said:  # Typer looks in this group only
                 hint = _commands_like(args[0], ctx.find_root().command.commands)
             raise _UsageError(f"{said}{hint}", ctx=ctx) from None
@@ -65,7 +65,7 @@ def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
     return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _counterpart_of(arguments: list[str]) -> str:
+def _describe_counterpart(arguments: list[str]) -> str:
     from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
 
     words = ["det", *arguments]
@@ -84,18 +84,18 @@ class MaskingGroup(CommandGroup):
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
-        with _masked_usage_errors(given):
+        with _mask_usage_errors(given):
             context = super().make_context(info_name, args, parent, **extra)
         context.obj = given
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _masked_usage_errors(ctx.obj):
+        with _mask_usage_errors(ctx.obj):
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
+def _mask_usage_errors(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except _UsageError as e:

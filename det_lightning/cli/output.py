@@ -60,10 +60,10 @@ def print_json(content: Any) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Write lines to standard output, without secrets and with unprintable characters escaped, also line breaks."""
     for line in lines:
-        typer.echo(_shown(line))
+        typer.echo(_make_printable(line))
 
 
-def _shown(value: object) -> str:
+def _make_printable(value: object) -> str:
     return escape(mask_text(str(value)))
 
 
@@ -78,7 +78,7 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
     headings = [column.removeprefix(">") for column in columns]
-    cells = [[Text("" if cell is None else _shown(cell)) for cell in row] for row in [headings, *rows]]
+    cells = [[Text("" if cell is None else _make_printable(cell)) for cell in row] for row in [headings, *rows]]
     fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
     least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
     for number, block in enumerate(_divide_columns(least, console.width)):

@@ -130,7 +130,7 @@ def _port_project(
 
         project = try_project(project, paths)
     if write:
-        project = dataclasses.replace(project, files=[_written(port) for port in project.files])
+        project = dataclasses.replace(project, files=[_write_file(port) for port in project.files])
     ports = project.files
     changed = [port for port in ports if port.changed and (port.may_be_written or not write)]
     if as_json:
@@ -147,7 +147,7 @@ def _port_project(
     return project, not left and not changed
 
 
-def _written(port: FilePort) -> FilePort:
+def _write_file(port: FilePort) -> FilePort:
     if port.changed and port.may_be_written:
         try:
             port.write()
@@ -163,7 +163,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     (path,) = paths
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    written = _converted(path)
+    written = _convert(path)
     if output is None:
         sys.stdout.write(written.text)
     else:
@@ -179,7 +179,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
         typer.echo(line, err=True)
 
 
-def _converted(path: pathlib.Path) -> WrittenModule:
+def _convert(path: pathlib.Path) -> WrittenModule:
     import libcst
 
     from det_lightning.cli.port_output import print_findings

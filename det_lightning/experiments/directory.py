@@ -91,7 +91,7 @@ class ExperimentDirectory:
 
     def loggers(self) -> list[str]:
         """Return the names of the loggers from the beginning of the experiment."""
-        loggers = self._chosen_options().get("loggers")
+        loggers = self._read_options().get("loggers")
         if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
         return loggers
@@ -99,14 +99,14 @@ class ExperimentDirectory:
     def source_checkpoint(self) -> str | None:
         """Return the first checkpoint of all trials, found when the experiment began, or None."""
         named = self.config()["searcher"].get("source_checkpoint_uuid")  # as in earlier releases, too
-        source = self._chosen_options().get("source_checkpoint", named)
+        source = self._read_options().get("source_checkpoint", named)
         if not isinstance(source, str | None):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
         return source
 
     def placement(self) -> Placement:
         """Return where trials ran when the experiment was started or resumed last."""
-        options = self._chosen_options()
+        options = self._read_options()
         slots = options.get("slots")
         cpu = options.get("cpu", False)
         ray = options.get("ray")
@@ -118,20 +118,20 @@ class ExperimentDirectory:
 
     def keep_placement(self, placement: Placement) -> None:
         """Write down where trials run, for a resume."""
-        self.write_options({**self._chosen_options(), **dataclasses.asdict(placement)})
+        self.write_options({**self._read_options(), **dataclasses.asdict(placement)})
 
     def write_options(self, options: dict[str, Any]) -> None:
         write_private(self.options, to_json(options))
 
     def is_trusted(self) -> bool:
         """Return whether trials may unpickle objects in checkpoints, which runs any code in the files."""
-        return self._chosen_options().get("trusted") is True
+        return self._read_options().get("trusted") is True
 
     def trust(self) -> None:
         """Let trials unpickle objects in checkpoints from now on."""
-        self.write_options({**self._chosen_options(), "trusted": True})
+        self.write_options({**self._read_options(), "trusted": True})
 
-    def _chosen_options(self) -> dict[str, Any]:
+    def _read_options(self) -> dict[str, Any]:
         if not self.options.exists():  # an earlier release created the experiment
             return {"loggers": []}
         options = _read_json(self.options)

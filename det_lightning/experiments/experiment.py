@@ -50,12 +50,12 @@ def find_machines(ray_address: str | None) -> Iterator[Machines]:
         yield LocalMachine()
         return
     try:
-        from det_lightning.experiments.ray_cluster import connected
+        from det_lightning.experiments.ray_cluster import connect
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
-    with connected(ray_address) as cluster:
+    with connect(ray_address) as cluster:
         yield cluster
 
 
@@ -117,7 +117,7 @@ def run(
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
         demand = make_demand(config, placement)
-        launcher = machines.launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
+        launcher = machines.make_launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:
@@ -125,7 +125,7 @@ def run(
             show(state)
 
         runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
-        with _signals(runner):
+        with _handle_signals(runner):
             outcome = runner.run(retry_failed=retry_failed)
             if outcome is None:
                 runner.state.pause_queued()
@@ -147,7 +147,7 @@ def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
 
 
 @contextlib.contextmanager
-def _signals(runner: ExperimentRunner) -> Iterator[None]:
+def _handle_signals(runner: ExperimentRunner) -> Iterator[None]:
     """Let the first signal pause the experiment, and any further signal end it at once."""
     seen: list[int] = []
 
@@ -178,7 +178,7 @@ class BestValidations:
         """Write the file if metrics of a validation were reported since the last call."""
         if state.validation_reports == self._reports:
             return
-        best = {trial.trial_id: state.best_of(trial) for trial in state.trials.values()}
+        best = {trial.trial_id: state.find_best(trial) for trial in state.trials.values()}
         self._file.parent.mkdir(exist_ok=True)
         draft = self._file.with_suffix(".tmp")
         draft.write_text(to_json({trial: value for trial, value in best.items() if value is not None}))

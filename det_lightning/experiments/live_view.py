@@ -81,7 +81,7 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
         latest = trial.validations[max(trial.validations)]
-        value, best = (format_number(one) or "missing" for one in (state.metric_of(latest), state.best_of(trial)))
+        value, best = (format_number(one) or "missing" for one in (state.find_metric(latest), state.find_best(trial)))
         parts += [f"{state.metric} {value}", f"best {best}"]
     if trial.reason:
         parts.append(trial.reason)
@@ -126,8 +126,8 @@ class _Table:
                 str(trial.trial_id),
                 trial.status.value,
                 str(trial.steps_completed),
-                format_number(state.best_of(trial)),
-                format_number(state.metric_of(latest)),
+                format_number(state.find_best(trial)),
+                format_number(state.find_metric(latest)),
                 str(trial.restarts or ""),
                 self._time_left(trial),
             )

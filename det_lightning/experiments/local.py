@@ -48,7 +48,7 @@ class LocalMachine:
     def check(self, demand: Demand, folder: Path) -> None:
         find_devices(demand)
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
         return LocalLauncher(directory, config, warm_start, find_devices(demand), demand.slots_per_trial)

@@ -70,7 +70,7 @@ class Machines(Protocol):
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> Launcher:
         """Return the launcher of the trials; each starts from the checkpoint ``warm_start`` unless None."""

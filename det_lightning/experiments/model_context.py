@@ -27,7 +27,7 @@ def copy_model_context(source: Path, target: Path) -> None:
     Links are replaced with copies of their targets. If the code is larger than Determined accepts, raise an
     ExperimentError that names the largest files.
     """
-    files = list(_files(source))
+    files = list(_list_files(source))
     sizes = {file: (source / file).stat().st_size for file in files}
     total = sum(sizes.values())
     if total > MOST_BYTES:
@@ -43,7 +43,7 @@ def copy_model_context(source: Path, target: Path) -> None:
         shutil.copy2(source / file, target / file)
 
 
-def _files(source: Path) -> Iterator[str]:
+def _list_files(source: Path) -> Iterator[str]:
     """Yield the paths of the code's files, relative to ``source``."""
     patterns = list(_NEVER)
     if (source / ".detignore").is_file():

@@ -49,7 +49,7 @@ def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
         "name": config["name"],
         "state": _find_status(directory, state),
         "trials": len(state.trials),
-        "best": state.best(state.best_of(trial) for trial in state.trials.values()),
+        "best": state.best(state.find_best(trial) for trial in state.trials.values()),
         "started": next((_format_time(event["time"]) for event in events if "time" in event), None),
         "directory": str(directory.path),
     }
@@ -60,7 +60,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     state = read_state(directory)
     order = "smaller is better" if state.smaller_is_better else "larger is better"
     summary = summarize_experiment(directory)
-    trials = [_trial(state, trial) for trial in state.trials.values()]
+    trials = [_describe_trial(state, trial) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
             shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
@@ -97,13 +97,13 @@ def _find_best_validation(
     state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
 ) -> Validation | None:
     """Return a trial's best validation; of several equally good validations, the one of the checkpoint."""
-    value = state.best_of(trial)
-    best = [one for one in trial.validations.values() if value is not None and state.metric_of(one) == value]
+    value = state.find_best(trial)
+    best = [one for one in trial.validations.values() if value is not None and state.find_metric(one) == value]
     at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)
     return next(at_checkpoint, best[0] if best else None)
 
 
-def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
+def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     latest = trial.validations[max(trial.validations)] if trial.validations else None
     checkpoint = find_best_checkpoint(state, trial)
     best = _find_best_validation(state, trial, checkpoint)
@@ -112,9 +112,9 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
         "id": trial.trial_id,
         "state": trial.status.value,
         "batches": trial.steps_completed,
-        "best": state.metric_of(best),
+        "best": state.find_metric(best),
         "best_batches": None if best is None else best.steps_completed,
-        "latest": state.metric_of(latest),
+        "latest": state.find_metric(latest),
         "metrics": mask(reported.metrics) if reported else {},
         "restarts": trial.restarts,
         "seed": trial.trial_seed,

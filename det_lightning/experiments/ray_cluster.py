@@ -26,7 +26,7 @@ _CONNECT_S = 10.0
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[RayCluster]:
+def connect(address: str) -> Iterator[RayCluster]:
     """Connect to a Ray cluster while the block runs; raise an ExperimentError without a cluster.
 
     The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start a cluster for the block.
@@ -69,7 +69,7 @@ def _check_address(address: str) -> None:
 
 
 class RayCluster:
-    """The connected cluster. A trial runs on a single node."""
+    """The connect cluster. A trial runs on a single node."""
 
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
@@ -77,7 +77,7 @@ class RayCluster:
         suitable = [node for node in _list_nodes() if _count_trials(node, needs)]
         _check_shared(_find_existing(folder.absolute()), suitable)
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
         needs = _find_needs(demand)
@@ -135,7 +135,7 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
     if found:
         raise errors.ExperimentError(
             f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). The nodes need "
-            "this version of det_lightning and a shared file system for the experiment; --experiments names a directory."
+            "this version of det_lightning, and a shared file system with the experiment, which --experiments names."
         )
 
 

@@ -213,7 +213,7 @@ class ExperimentRunner:
         """Decide what the end of a run means for the trial."""
         is_done = status == 0 and not trial.preempted
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
-        closed, reason = self._closing(trial, status, ended_well)
+        closed, reason = self._choose_status(trial, status, ended_well)
         event = self.record(
             "run_ended",
             trial=trial.trial_id,
@@ -228,7 +228,7 @@ class ExperimentRunner:
         if closed is not None:
             self._carry_out(self._answer_to_close(event))
 
-    def _closing(
+    def _choose_status(
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
         """Return the trial's final status, or None for another start, and the reason, if any."""

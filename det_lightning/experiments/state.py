@@ -137,18 +137,18 @@ class ExperimentState:
         if "lines" in event:
             self.trials[event["trial"]].lines_read = event["lines"]
 
-    def metric_of(self, validation: Validation | None) -> float | None:
+    def find_metric(self, validation: Validation | None) -> float | None:
         """Return the searcher's metric of a validation; None without a number of this name."""
         return None if validation is None else as_number(validation.metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
         """Return the searcher's metric of the validation at the same batch as a checkpoint; None if there was none."""
         validations = self.trials[checkpoint.trial_id].validations
-        return self.metric_of(validations.get(checkpoint.steps_completed))
+        return self.find_metric(validations.get(checkpoint.steps_completed))
 
-    def best_of(self, trial: TrialRecord) -> float | None:
+    def find_best(self, trial: TrialRecord) -> float | None:
         """Return the best value of the searcher's metric in a trial."""
-        return self.best(self.metric_of(validation) for validation in trial.validations.values())
+        return self.best(self.find_metric(validation) for validation in trial.validations.values())
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """Return the best of several values of the searcher's metric; None if there is none."""

@@ -146,7 +146,7 @@ class PreparingLauncher:
             latest_checkpoint=self._warm_start if newest is None else newest.checkpoint_id,
             steps_completed=0 if newest is None else newest.steps_completed,
             validate_at=trial.validate_at,
-            best_validation=state.best(state.best_of(other) for other in state.trials.values()),
+            best_validation=state.best(state.find_best(other) for other in state.trials.values()),
             loggers=self._directory.loggers(),
             recorded=[] if newest is None else list(newest.sha256),
             trusted=self._directory.is_trusted(),

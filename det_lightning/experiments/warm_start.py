@@ -63,14 +63,14 @@ def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments:
             missing = f"{_FIELD}: {e}"
         else:
             return checkpoint_id
-    for local in _local_storages(experiments):
+    for local in _find_local_storages(experiments):
         with contextlib.suppress(errors.StorageError):
             if local.is_complete(checkpoint_id):
                 return local.find(checkpoint_id)
     raise errors.ExperimentError(f"{missing} No experiment in {escape(experiments)} has this checkpoint, either.")
 
 
-def _local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
+def _find_local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
     """Yield the readable local storages of the experiments in a directory."""
     for directory in find_experiments(experiments):
         with contextlib.suppress(OSError, errors.DamagedExperiment):

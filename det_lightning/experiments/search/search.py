@@ -65,7 +65,7 @@ class Search:
             reason = ExitReason.ERRORED
         self._exits[trial_id] = reason
         operations = self._method.trial_exited(trial_id, reason)
-        if self.finished:
+        if self.is_finished:
             operations.append(Shutdown(self._outcome()))
         return operations
 
@@ -77,7 +77,7 @@ class Search:
         self._method.trial_retried(trial_id)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all trials have ended and no more will be created."""
         return len(self._exits) == self._factory.created > 0
 

@@ -34,7 +34,7 @@ def test_retries_change_neither_how_many_trials_there_are_nor_the_outcome_of_a_r
     counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
     assert counted == asked_for(of)
     assert ExitReason.ERRORED not in exits.values()
-    assert simulation.search.finished
+    assert simulation.search.is_finished
     assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)
     replayed = Search(of, SPACE, seed)
     answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]

@@ -76,7 +76,7 @@ def test_every_trial_ends_once_and_the_end_of_the_last_one_ends_the_search(
     assert len(simulation.stopped()) == len(set(simulation.stopped()))
     assert simulation.answers[-1] == simulation.shutdowns()
     assert len(simulation.shutdowns()) == 1
-    assert simulation.search.finished
+    assert simulation.search.is_finished
     failed = all(reason is ExitReason.ERRORED for reason in simulation.exits().values())
     assert simulation.shutdowns()[0].outcome == (Outcome.ERROR if failed else Outcome.COMPLETED)
 
@@ -109,8 +109,8 @@ def test_a_replay_of_the_log_gives_the_same_search(
     assert not any(report(replayed, event) for event in simulation.events[:killed] if event[0] in ended)
     answers += [report(replayed, event) for event in simulation.events[killed:]]
     assert answers == simulation.answers[1:]
-    assert replayed.finished
-    assert simulation.search.finished
+    assert replayed.is_finished
+    assert simulation.search.is_finished
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
