@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -20,8 +19,6 @@ from det_lightning.porting.project import ProjectPort
 
 FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
-# Comparing as many equal lines takes seconds.
-_MANY_LINES = 2000
 # By the outcome of an entry point: as the report of a conversion marks that of a check, and what is shown.
 _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
 
@@ -47,7 +44,7 @@ class MovedProject:
     @property
     def changed(self) -> list[tuple[FilePort, int]]:
         """The files to change, each with the number of changed lines."""
-        return [(port, _lines_changed(port)) for port in self.files if port.changed and port.may_be_written]
+        return [(port, _count_changed(port)) for port in self.files if port.changed and port.may_be_written]
 
     @property
     def left(self) -> list[tuple[FilePort, Finding]]:
@@ -111,13 +108,9 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
         yield MovedProject("", [], files[None])
 
 
-def _lines_changed(port: FilePort) -> int:
-    before = port.before.splitlines()
-    after = port.after.splitlines()
-    if len(before) == len(after):
-        return sum(old != new for old, new in zip(before, after, strict=True))
-    blocks = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > _MANY_LINES).get_opcodes()
-    return sum(max(end - start, new_end - new) for tag, start, end, new, new_end in blocks if tag != "equal")
+def _count_changed(port: FilePort) -> int:
+    before, after = Counter(port.before.splitlines()), Counter(port.after.splitlines())
+    return max((before - after).total(), (after - before).total())
 
 
 def _markdown_cell(text: object) -> str:
