@@ -31,7 +31,7 @@ from tests.experiments.made_experiments import NAME, made_experiment
 from tests.experiments.running import run, write_project
 
 
-def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path) -> None:
+def test_incomplete_line_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
     log.append({"type": "first"})
@@ -44,7 +44,7 @@ def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path)
     assert [event["type"] for event in read_events(file)] == ["first", "third"]
 
 
-def test_a_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
+def test_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     with pytest.raises(errors.ExperimentInUse, match="is run by another process"):
         EventLog(tmp_path / "events.jsonl")
@@ -52,9 +52,7 @@ def test_a_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
     EventLog(tmp_path / "events.jsonl").close()
 
 
-def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_huge_log_is_resumed_but_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = made_experiment(tmp_path)
     size = directory.events.stat().st_size
     monkeypatch.setattr("det_lightning.experiments.event_log.MOST_BYTES", size - 1)
@@ -66,14 +64,14 @@ def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
 
 
 @pytest.mark.slow
-def test_the_log_of_a_trial_is_printed_as_it_was_written_without_control_characters(tmp_path: Path) -> None:
+def test_logs_are_printed_escaped(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.trial(1).mkdir(parents=True)
     (directory.trial(1) / "log.txt").write_text("token: hello\n\x1b[31mred\n")
     assert run("experiment", "logs", directory.path, 1).stdout == "token: hello\n\\x1b[31mred\n"
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
     with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl"):
@@ -101,7 +99,7 @@ CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
     ],
     ids=str,
 )
-def test_an_event_that_lacks_what_its_type_needs_is_named(event: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_incomplete_event_is_named(event: dict[str, Any], named: str, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text(f"{json.dumps(CREATED)}\n{json.dumps(event)}\n")
     with pytest.raises(errors.DamagedExperiment, match=rf"Line 2 of .*events\.jsonl has no usable '{named}'"):
@@ -109,7 +107,7 @@ def test_an_event_that_lacks_what_its_type_needs_is_named(event: dict[str, Any],
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len)
-def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
+def test_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(line + "\n")
     with pytest.raises(errors.DamagedExperiment, match=r"Line 1 of .*events\.jsonl is not an event"):
         read_events(tmp_path / "events.jsonl")
@@ -118,7 +116,7 @@ def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", ["{", "[1]", "[" * 100_000, '{"name": "a"}', '{"name": "a", "searcher": {"metric": ["loss"]}}'], ids=len
 )
-def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+def test_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.config_file.write_text(content)
     for read in (summarize_experiment, describe_experiment):
@@ -126,7 +124,7 @@ def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> 
             read(directory)
 
 
-def test_only_one_process_can_be_named_as_that_which_runs_an_experiment(tmp_path: Path) -> None:
+def test_damaged_runner_file_names_nobody(tmp_path: Path) -> None:
     """``experiment stop`` signals it; 0 and negative numbers stand for several."""
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
@@ -137,7 +135,7 @@ def test_only_one_process_can_be_named_as_that_which_runs_an_experiment(tmp_path
     log.close()
 
 
-def test_a_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
+def test_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     log = EventLog(directory.events)
     log.append({"type": "validation", "time": 5.0, "trial": 1, "steps_completed": 30, "metrics": {"loss": 10**400}})
@@ -157,7 +155,7 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
     assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
 
 
-def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
     task.report("training", 1, {"loss": 1})
     with task.metrics_file.open("ab") as cut_off:
@@ -170,7 +168,7 @@ def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplo
     assert [number for number, _ in reader.new_records()] == [4]
 
 
-def test_the_output_of_commands_shows_no_secret_among_hyperparameters(tmp_path: Path) -> None:
+def test_commands_show_no_secrets(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     assert [trial["hparams"]["password"] for trial in describe_experiment(directory)["trials"]] == [MASK] * 3
     checkpoint = write_checkpoint(
@@ -203,9 +201,7 @@ def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_trials_start_from_the_checkpoint_that_was_found_at_first(
-    options: dict[str, Any] | None, source: str, tmp_path: Path
-) -> None:
+def test_source_checkpoint_stays_the_same(options: dict[str, Any] | None, source: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     config = directory.config()
     config["searcher"]["source_checkpoint_uuid"] = "abc"
@@ -215,7 +211,7 @@ def test_trials_start_from_the_checkpoint_that_was_found_at_first(
     assert directory.source_checkpoint() == source
 
 
-def test_a_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
+def test_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.options.write_text('{"loggers": [], "source_checkpoint": 3}')
     with pytest.raises(errors.DamagedExperiment, match=r"options\.json should hold .*'source_checkpoint'"):
@@ -223,7 +219,7 @@ def test_a_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
-def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path) -> None:
+def test_huge_files_are_not_read(name: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     with (directory.path / name).open("ab") as file:
         file.truncate(2**40)  # without taking room on the disk
@@ -231,7 +227,7 @@ def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path
         [describe_experiment(directory), directory.loggers()]
 
 
-def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
+def test_reasons_have_no_secrets(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
     events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
@@ -241,7 +237,7 @@ def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
     assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
 
 
-def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
+def test_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.events.write_text('{"type": "message", "text": "no time"}\n')
     assert summarize_experiment(directory)["started"] is None
@@ -257,7 +253,7 @@ print(find_runner(Path(sys.argv[1])))
 """
 
 
-def test_an_experiment_that_only_others_may_write_to_can_be_looked_at() -> None:
+def test_read_only_experiment_is_shown() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "events.jsonl")
         file.write_text("")
@@ -285,7 +281,7 @@ def ended(tmp_path: Path) -> ExperimentDirectory:
     return directory
 
 
-def test_a_runner_that_was_killed_while_it_deleted_checkpoints_is_no_obstacle(ended: ExperimentDirectory) -> None:
+def test_killed_cleanup_goes_on(ended: ExperimentDirectory) -> None:
     first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     storage.delete(first)
@@ -293,7 +289,7 @@ def test_a_runner_that_was_killed_while_it_deleted_checkpoints_is_no_obstacle(en
     assert storage.list_ids() == [last]
 
 
-def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed(ended: ExperimentDirectory) -> None:
+def test_used_checkpoint_is_not_deleted(ended: ExperimentDirectory) -> None:
     first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     claims = RunClaims(storage)
@@ -304,7 +300,7 @@ def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed
 
 
 @pytest.mark.parametrize("path", ["saved/here", "/saved/here"])
-def test_a_relative_storage_is_in_the_directory_of_the_experiment(path: str, tmp_path: Path) -> None:
+def test_relative_storage_is_in_the_experiment(path: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     named = {"checkpoint_storage": {"type": "directory", "container_path": path, "save_trial_best": 1}}
     directory.config_file.write_text(json.dumps({**directory.config(), **named}))
@@ -312,7 +308,7 @@ def test_a_relative_storage_is_in_the_directory_of_the_experiment(path: str, tmp
     assert directory.checkpoint_storage() == {"type": "directory", "container_path": str(in_trials)}
 
 
-def test_the_code_is_copied_without_what_detignore_names_and_without_experiments(tmp_path: Path) -> None:
+def test_detignore_and_experiments_are_left_out(tmp_path: Path) -> None:
     source = tmp_path / "source"
     experiment = [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]
     files = ("model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD")
@@ -327,7 +323,7 @@ def test_the_code_is_copied_without_what_detignore_names_and_without_experiments
     assert not (tmp_path / "copy" / "data").exists()
 
 
-def test_more_code_than_determined_accepts_is_refused_with_the_largest_files(tmp_path: Path) -> None:
+def test_too_much_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with (tmp_path / "source" / "weights.bin").open("wb") as large:
         large.truncate(MOST_BYTES + 1)
@@ -389,7 +385,7 @@ def modes_of(experiment: Path) -> dict[str, str]:
     }
 
 
-def test_files_with_settings_are_closed_to_others_also_those_of_an_earlier_release(tmp_path: Path) -> None:
+def test_files_with_settings_are_private(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
     run("run", config, config.parent, "--experiments", tmp_path)
     experiment = tmp_path / "small-1"

@@ -16,7 +16,7 @@ from det_lightning.experiments.trial_process import TrialProcess
 from tests.experiments.running import events_of, processes_of, write_project
 
 
-def test_a_trial_that_is_being_started_when_the_experiment_is_paused_saves_and_ends(tmp_path: Path) -> None:
+def test_starting_trial_is_paused(tmp_path: Path) -> None:
     config = read_config(write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}))
     directory = experiment.create(config, None, tmp_path / "project", tmp_path)
 

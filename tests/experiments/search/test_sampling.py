@@ -46,7 +46,7 @@ def test_seed_42_gives_these_trials() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 84, 1700000000, 2**32 - 1])
-def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> None:
+def test_draws_have_determineds_order(seed: int) -> None:
     state = np.random.RandomState(seed)
     for trial in plan_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
         batch = 16 + state.randint(0, 49)
@@ -57,7 +57,7 @@ def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> N
         assert trial.trial_seed == state.randint(0, 2**31)
 
 
-def test_a_grid_draws_ids_and_seeds_only() -> None:
+def test_grid_draws_ids_and_seeds_only() -> None:
     state = np.random.RandomState(5)
     trials = plan_trials(settings("grid", max_concurrent_trials=5), SPACE, 5)
     assert len(trials) == 12
@@ -88,7 +88,7 @@ def test_single_draws_one_trial_from_its_ranges() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
-def test_random_starts_as_many_as_may_run_and_another_one_for_each_that_ends(at_once: int, initial: list[int]) -> None:
+def test_random_replaces_ended_trials(at_once: int, initial: list[int]) -> None:
     search = Search(settings("random", max_trials=4, max_concurrent_trials=at_once), SPACE, 0)
     created = ids(search.initial())
     assert created == initial
@@ -107,7 +107,7 @@ def test_random_replaces_invalid_trials() -> None:
     assert search.trial_exited(3, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
 
 
-def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
+def test_hopeless_search_ends() -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     created = ids(search.initial())
     operations: list[Operation] = []
@@ -136,14 +136,14 @@ def test_single_and_grid_replace_nothing(name: str) -> None:
         ((ExitReason.ERRORED, ExitReason.COMPLETED), Outcome.COMPLETED),
     ],
 )
-def test_only_when_all_trials_fail_the_experiment_fails(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
+def test_experiment_fails_if_all_trials_fail(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     search.initial()
     assert search.trial_exited(1, reasons[0]) == []
     assert search.trial_exited(2, reasons[1]) == [Shutdown(outcome)]
 
 
-def test_validations_decide_nothing_and_the_second_report_of_an_exit_is_ignored() -> None:
+def test_second_exit_is_ignored() -> None:
     search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
     search.initial()
     assert search.validation_completed(1, None, None) == []
@@ -152,7 +152,7 @@ def test_validations_decide_nothing_and_the_second_report_of_an_exit_is_ignored(
 
 
 @pytest.mark.parametrize("trial_id", [0, 3])
-def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
+def test_trial_that_was_not_created_is_refused(trial_id: int) -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     search.initial()
     with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):
@@ -161,7 +161,7 @@ def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
         search.validation_completed(trial_id, 0.0, 1)
 
 
-def test_a_trial_may_change_its_hyperparameters() -> None:
+def test_trial_may_change_its_hyperparameters() -> None:
     search = Search(settings("random", max_trials=2), {"layers": choice([1])}, 0)
     first, second = search.initial()
     assert isinstance(first, CreateTrial)
@@ -170,7 +170,7 @@ def test_a_trial_may_change_its_hyperparameters() -> None:
     assert second.hparams == {"layers": [1]}
 
 
-def test_numbers_without_a_fraction_are_integers_in_trials_as_after_determineds_master() -> None:
+def test_whole_numbers_become_integers() -> None:
     space: dict[str, Any] = {
         "hidden": constant(1000.0),
         "layers": constant([8.0, {"size": 2.5}]),

@@ -68,9 +68,7 @@ def asked_for(of: SearcherSettings) -> int:
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, slots=st.integers(1, 50))
-def test_every_trial_ends_once_and_the_end_of_the_last_one_ends_the_search(
-    of: SearcherSettings, chances: Chances, seed: int, slots: int
-) -> None:
+def test_last_trial_ends_the_search(of: SearcherSettings, chances: Chances, seed: int, slots: int) -> None:
     simulation = simulated(of, chances, seed, slots)
     assert [trial.trial_id for trial in simulation.created()] == list(range(1, len(simulation.exits()) + 1))
     assert len(simulation.stopped()) == len(set(simulation.stopped()))
@@ -90,13 +88,13 @@ def test_there_are_as_many_valid_trials_as_asked_for(of: SearcherSettings, chanc
 
 
 @given(of=halving_settings, chances=all_chances, seed=seeds)
-def test_no_more_trials_compete_at_once_than_at_the_start(of: SearcherSettings, chances: Chances, seed: int) -> None:
+def test_number_of_competitors_never_grows(of: SearcherSettings, chances: Chances, seed: int) -> None:
     simulation = simulated(of, chances, seed)
     assert simulation.most_undecided == len(simulation.answers[0])
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, data=st.data())
-def test_a_replay_of_the_log_gives_the_same_search(
+def test_replay_of_the_log_gives_the_same_search(
     of: SearcherSettings, chances: Chances, seed: int, data: st.DataObject
 ) -> None:
     simulation = simulated(of, chances, seed)
@@ -114,9 +112,7 @@ def test_a_replay_of_the_log_gives_the_same_search(
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
-def test_trial_k_has_the_same_hyperparameters_and_seed_in_any_order_of_events(
-    of: SearcherSettings, first: int, second: int, chances: Chances
-) -> None:
+def test_trial_k_is_the_same_in_any_order(of: SearcherSettings, first: int, second: int, chances: Chances) -> None:
     created: list[Any] = []
     for order in (first, second):
         simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, of.max_time or 5)
@@ -129,9 +125,7 @@ def test_trial_k_has_the_same_hyperparameters_and_seed_in_any_order_of_events(
 
 
 @given(of=halving_settings, chances=harmless, seed=seeds)
-def test_exactly_those_are_stopped_that_are_not_among_the_best_of_a_rung(
-    of: SearcherSettings, chances: Chances, seed: int
-) -> None:
+def test_oracle_stops_the_same_trials(of: SearcherSettings, chances: Chances, seed: int) -> None:
     simulation = simulated(of, chances, seed)
     oracle = Oracle(make_brackets(of), of.divisor, of.smaller_is_better)
     for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):

@@ -20,7 +20,7 @@ def points(space: dict[str, Any]) -> list[dict[str, Any]]:
     return [grid.point(index) for index in range(grid.size)]
 
 
-def test_names_are_drawn_in_alphabetical_order_at_each_depth() -> None:
+def test_draws_are_in_alphabetical_order() -> None:
     space: dict[str, Any] = {
         "b": integer(0, 9),
         "a": {"z": number(0, 1), "y": choice("p", "q", "r")},
@@ -42,7 +42,7 @@ def test_both_ends_of_an_int_can_be_drawn(minval: int, width: int, seed: int) ->
 
 
 @pytest.mark.parametrize("val", [None, True, "text", [1, [2]], {"type": "anything"}, 1.0])
-def test_a_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
+def test_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
     generator = Generator(1)
     assert draw({"x": constant(val)}, generator) == {"x": val}
     assert generator.word() == Generator(1).word()
@@ -66,11 +66,11 @@ def test_a_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
     ],
     ids=str,
 )
-def test_a_grid_has_both_ends_or_the_middle(hyperparameter: Any, values: list[Any]) -> None:
+def test_grid_has_both_ends_or_the_middle(hyperparameter: Any, values: list[Any]) -> None:
     assert [point["x"] for point in points({"x": hyperparameter})] == values[::-1]
 
 
-def test_a_grid_runs_from_its_last_point_to_its_first_with_the_first_name_slowest() -> None:
+def test_grid_runs_from_last_to_first() -> None:
     space = {"b": choice(1, 2, 3), "a": choice("x", "y")}
     assert [(point["a"], point["b"]) for point in points(space)] == [
         ("y", 3),
@@ -82,7 +82,7 @@ def test_a_grid_runs_from_its_last_point_to_its_first_with_the_first_name_slowes
     ]
 
 
-def test_each_leaf_of_a_nest_is_an_axis_and_an_empty_nest_stays() -> None:
+def test_groups_are_axes_of_a_grid() -> None:
     space: dict[str, Any] = {"n": {"b": integer(0, 1, count=2), "a": {}, "c": {"d": choice(3, 4)}}, "k": constant(9)}
     assert points(space) == [
         {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
@@ -93,7 +93,7 @@ def test_without_hyperparameters_there_is_one_point() -> None:
     assert points({}) == [{}]
 
 
-def test_a_grid_larger_than_memory_can_be_walked() -> None:
+def test_grid_larger_than_memory_can_be_walked() -> None:
     grid = Grid({str(axis): integer(0, 9, count=10) for axis in range(10, 40)})
     assert grid.size == 10**30
     assert set(grid.point(10**30 - 1).values()) == {0}
