@@ -41,16 +41,18 @@ def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> T
 
 def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
     """Return an experiment's entry in the list of experiments."""
-    config = directory.config()
-    events = read_events(directory.events)
-    state = read_state(directory)
+    return _summarize(directory, read_state(directory))
+
+
+def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[str, Any]:
+    is_run = find_runner(directory.events) is not None
     return {
         "id": directory.experiment_id,
-        "name": config["name"],
-        "state": _find_status(directory, state),
+        "name": directory.config()["name"],
+        "state": state.outcome or ("RUNNING" if is_run else "PAUSED"),
         "trials": len(state.trials),
         "best": state.best(state.find_best(trial) for trial in state.trials.values()),
-        "started": next((_format_time(event["time"]) for event in events if "time" in event), None),
+        "started": None if state.started_at is None else _format_time(state.started_at),
         "directory": str(directory.path),
     }
 
@@ -58,8 +60,7 @@ def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
 def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
     """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
     state = read_state(directory)
-    order = "smaller is better" if state.smaller_is_better else "larger is better"
-    summary = summarize_experiment(directory)
+    summary = _summarize(directory, state)
     trials = [_describe_trial(state, trial) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
@@ -67,7 +68,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     return {
         **summary,
         "best_trial": find_best_trial(summary["best"], trials),
-        "metric": f"{state.metric} ({order})",
+        "metric": f"{state.metric} ({'smaller' if state.smaller_is_better else 'larger'} is better)",
         "messages": mask(state.messages),
         "trials": trials,
     }
@@ -123,12 +124,6 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any
         "hparams": mask(trial.hparams),
         "reason": mask(trial.reason),
     }
-
-
-def _find_status(directory: ExperimentDirectory, state: ExperimentState) -> str:
-    if state.outcome is not None:
-        return state.outcome
-    return "RUNNING" if find_runner(directory.events) is not None else "PAUSED"
 
 
 def _format_time(time_s: float) -> str:

@@ -122,6 +122,7 @@ class ExperimentState:
         self.trials: dict[int, TrialRecord] = {}
         #: How many reports of validations there were in all trials.
         self.validation_reports = 0
+        self.started_at: float | None = None
         self.outcome: str | None = None
         self.messages: list[str] = []
         #: Whether all trials are asked to save and end.
@@ -131,6 +132,7 @@ class ExperimentState:
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take another event into account; events of unknown types change at most ``lines_read``."""
+        self.started_at = event.get("time") if self.started_at is None else self.started_at
         handler = getattr(self, f"on_{event['type']}", None)
         if handler is not None:
             handler(event)
