@@ -39,7 +39,7 @@ def outline(kind: str, directory: Path) -> Outline:
 
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
-def test_the_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
+def test_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
     page = made_report(kind, tmp_path).read_text(encoding="utf-8")
     found = Outline(page)
     assert found.references == []
@@ -47,7 +47,7 @@ def test_the_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
     assert ("script" in found.tags) == (kind != "bare")
 
 
-def test_every_check_has_its_outcome_duration_and_message(tmp_path: Path) -> None:
+def test_checks_have_outcome_and_message(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "1 of 4 checks failed" in text
     for line in (
@@ -70,13 +70,13 @@ def test_every_check_has_its_outcome_duration_and_message(tmp_path: Path) -> Non
         ([], "Nothing was compared"),
     ],
 )
-def test_the_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Path) -> None:
+def test_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Path) -> None:
     write_report(tmp_path / "out.html", "t:T", [CheckResult(f"p{i}", o) for i, o in enumerate(outcomes)], {})
     text = Outline((tmp_path / "out.html").read_text(encoding="utf-8")).text
     assert text.startswith(f"{verdict} \N{EN DASH} t:T Conversion report {verdict} t:T")
 
 
-def test_the_first_difference_is_shown_with_its_cause(tmp_path: Path) -> None:
+def test_first_difference_has_a_cause(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "First difference Metric loss at batch 3" in text
     assert f"determined 1.2.3 {falling(20)[3] * 1.2!r} det_lightning 1.2.3 {falling(20)[3]!r}" in text
@@ -89,27 +89,27 @@ def test_equality_to_the_bit_is_stated(tmp_path: Path) -> None:
     assert "equal to the bit" in outline("equal", tmp_path).text
 
 
-def test_the_environments_are_side_by_side_with_differences_marked(tmp_path: Path) -> None:
+def test_environments_are_compared(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "Python (differs) 3.8.18 3.11.7 torch (differs) 1.12.1 2.13.0 numpy 2.4.6 2.4.6" in text
     assert "Hyperparameters: lr = 0.1" in text
 
 
-def test_the_curves_have_their_numbers_as_tables(tmp_path: Path) -> None:
+def test_curves_have_tables(tmp_path: Path) -> None:
     found = outline("different", tmp_path)
     assert found.tags.count("figure") == 2
     assert "loss At most 0.25 apart, at batch 3." in found.text
     assert "Numbers of accuracy Batches trained determined 1.2.3 det_lightning 1.2.3 2 0.5 0.5" in found.text
 
 
-def test_a_trial_without_reference_has_its_own_curves(tmp_path: Path) -> None:
+def test_trial_alone_has_curves(tmp_path: Path) -> None:
     found = outline("alone", tmp_path)
     assert found.tags.count("figure") == 2
     assert "First difference" not in found.text
     assert "determined 1.2.3" not in found.text
 
 
-def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
+def test_markup_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     write_report(tmp_path / "out.html", evil, [CheckResult(evil, "failed", 0, evil)], {}, command=evil)
     found = Outline((tmp_path / "out.html").read_text(encoding="utf-8"))
@@ -117,14 +117,14 @@ def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
     assert found.text.count(evil) == 5
 
 
-def test_without_jinja2_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jinja2_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'det-lightning\[testing\]'"):
         made_report("equal", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_report_keeps_the_order_of_the_checks(tmp_path: Path) -> None:
+def test_checks_keep_their_order(tmp_path: Path) -> None:
     text = outline("equal", tmp_path).text
     places = [text.index(check.name) for check in CHECKS]
     assert places == sorted(places)

@@ -24,7 +24,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
-def test_the_page_makes_no_request_and_logs_nothing(browser: Any, kind: str, tmp_path: Path) -> None:
+def test_page_makes_no_request(browser: Any, kind: str, tmp_path: Path) -> None:
     path = made_report(kind, tmp_path)
     visit = Visit(browser, path)
     assert visit.requests == [path.as_uri()]
@@ -34,7 +34,7 @@ def test_the_page_makes_no_request_and_logs_nothing(browser: Any, kind: str, tmp
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["equal", "different"])
-def test_the_page_is_accessible_in_light_and_dark(browser: Any, kind: str, scheme: str, tmp_path: Path) -> None:
+def test_page_is_accessible(browser: Any, kind: str, scheme: str, tmp_path: Path) -> None:
     """Contrast, names of pictures, headers of tables and the rest of axe's rules."""
     visit = Visit(browser, made_report(kind, tmp_path), viewport=LAPTOP, color_scheme=scheme)
     for summary in visit.page.locator("summary").all():
@@ -55,7 +55,7 @@ def test_nothing_is_wider_than_the_window(browser: Any, viewport: dict[str, int]
         assert box["x"] + box["width"] <= viewport["width"]
 
 
-def test_the_page_follows_the_color_scheme_of_the_system(browser: Any, tmp_path: Path) -> None:
+def test_page_follows_the_color_scheme(browser: Any, tmp_path: Path) -> None:
     def paper(scheme: str) -> list[int]:
         page = Visit(browser, made_report("equal", tmp_path), color_scheme=scheme).page
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -74,7 +74,7 @@ def test_curves_are_drawn_with_the_first_difference(browser: Any, tmp_path: Path
     assert page.get_by_text("first difference", exact=True).is_visible()
 
 
-def test_the_numbers_can_be_opened_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
+def test_numbers_open_with_the_keyboard(browser: Any, tmp_path: Path) -> None:
     page = Visit(browser, made_report("equal", tmp_path)).page
     table = page.get_by_role("table").filter(has_text="Batches trained")
     assert not table.is_visible()
@@ -83,7 +83,7 @@ def test_the_numbers_can_be_opened_with_the_keyboard(browser: Any, tmp_path: Pat
     assert table.is_visible()
 
 
-def test_the_printed_page_is_light_and_shows_all_checks(browser: Any, tmp_path: Path) -> None:
+def test_printed_page_is_light(browser: Any, tmp_path: Path) -> None:
     page = Visit(browser, made_report("different", tmp_path), color_scheme="dark").page
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
