@@ -116,7 +116,7 @@ def run(
         raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.core._task import TRY_VARIABLE
-    from det_lightning.experiments import experiment
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Placement
     from det_lightning.experiments.search_settings import count_most_trials
     from det_lightning.masking import mask
@@ -126,7 +126,7 @@ def run(
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
-            for trial in experiment.plan(config)
+            for trial in lifecycle.plan(config)
         ]
         more = count_most_trials(config) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
@@ -142,10 +142,10 @@ def run(
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     _check_hook(code, hook)
     placement = Placement(slots, cpu, ray)
-    with experiment.find_machines(ray) as machines:
-        machines.check(experiment.make_demand(config, placement), experiments)
+    with lifecycle.find_machines(ray) as machines:
+        machines.check(lifecycle.make_demand(config, placement), experiments)
         with_hook = hook is not Hook.skip
-        directory = experiment.create(
+        directory = lifecycle.create(
             config, config_file, code, experiments, loggers=logger or (), trusted=trusted, with_hook=with_hook
         )
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
@@ -172,7 +172,7 @@ def resume(
     Options that you do not give are taken from the last `run` or `resume` of the experiment.
     """
     from det_lightning.config import read_config
-    from det_lightning.experiments import experiment
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import ExperimentDirectory, Placement
 
     found = ExperimentDirectory.existing(directory)
@@ -182,8 +182,8 @@ def resume(
         cpu=before.cpu if cpu is None else cpu,
         ray=before.ray if ray is None else None if ray == "none" else ray,
     )
-    with experiment.find_machines(placement.ray) as machines:
-        machines.check(experiment.make_demand(read_config(found.config()), placement), found.path)
+    with lifecycle.find_machines(placement.ray) as machines:
+        machines.check(lifecycle.make_demand(read_config(found.config()), placement), found.path)
         if trusted:
             found.trust()
         _run(found, machines, placement, retry_failed=retry_failed)
@@ -273,12 +273,12 @@ def _run(
     directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
 ) -> None:
     """Run an experiment in this process, and exit with the code of the outcome."""
-    from det_lightning.experiments import experiment
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import find_failed_trials
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, machines, placement, retry_failed=retry_failed)
+        outcome = lifecycle.run(directory, update, machines, placement, retry_failed=retry_failed)
     if outcome is None:
         warn(f"Paused. Continue with: {_command('resume', directory.path)}")
         raise typer.Exit(130)

@@ -24,7 +24,7 @@ _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class CheckOutcome:
     """The outcome of a check of ``pytest --trial``, from a JUnit file."""
 
     trial: str
@@ -53,14 +53,14 @@ class MovedProject:
         return sorted(found, key=lambda item: _LEFT.index(item[1].severity))
 
 
-def read_checks(file: pathlib.Path) -> list[Check]:
+def read_checks(file: pathlib.Path) -> list[CheckOutcome]:
     """Return the checks in a file of ``pytest --junitxml``; raise ValueError for any other file."""
     require_file(file)
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
     except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding
         raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
-    return [Check(case.get("classname", ""), case.get("name", ""), *_outcome(case)) for case in cases]
+    return [CheckOutcome(case.get("classname", ""), case.get("name", ""), *_outcome(case)) for case in cases]
 
 
 def _outcome(case: ElementTree.Element) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
     return "passed", ""
 
 
-def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Check], *, written: bool) -> None:
+def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[CheckOutcome], *, written: bool) -> None:
     """Write the report of a move as HTML or Markdown, by the end of the file's name; an existing file is replaced.
 
     ``written`` says whether the project's files were changed, or only would be. Raises ImportError if jinja2 is not

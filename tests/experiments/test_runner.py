@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from det_lightning.config import read_config
-from det_lightning.experiments import experiment
+from det_lightning.experiments import lifecycle
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import Devices, LocalLauncher
 from det_lightning.experiments.runner import ExperimentRunner
@@ -18,7 +18,7 @@ from tests.experiments.running import events_of, processes_of, write_project
 
 def test_starting_trial_is_paused(tmp_path: Path) -> None:
     config = read_config(write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}))
-    directory = experiment.create(config, None, tmp_path / "project", tmp_path)
+    directory = lifecycle.create(config, None, tmp_path / "project", tmp_path)
 
     class InterruptedLauncher(LocalLauncher):
         def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
