@@ -129,7 +129,8 @@ def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     metrics = {details["metric"] for details in found}
     _, is_larger_better = split_metric(found[0])
     ranked = [trial for trial in trials if trial["best"] is not None] if len(metrics) == 1 else []
-    best = (max if is_larger_better else min)(ranked, key=lambda trial: trial["best"], default=None)
+    choose = max if is_larger_better else min
+    best = choose(ranked, key=lambda trial: trial["best"], default=None)
     return {
         "name": f"Comparison of {len(found)} experiments",
         "metric": found[0]["metric"] if len(metrics) == 1 else None,

@@ -109,7 +109,8 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 
 def _count_changed(port: FilePort) -> int:
-    before, after = Counter(port.before.splitlines()), Counter(port.after.splitlines())
+    before = Counter(port.before.splitlines())
+    after = Counter(port.after.splitlines())
     return max((before - after).total(), (after - before).total())
 
 
