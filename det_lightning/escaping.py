@@ -1,4 +1,4 @@
-"""Making names from untrusted sources safe to show."""
+"""Names from untrusted sources, made safe to show."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def name_some(names: Sequence[str], most: int = 5) -> str:
 
 
 def name_type(value: object) -> str:
-    """Return the type of a value as ``module.Name``; only the name if it is a built-in type."""
+    """Return the type of a value as ``module.Name``, or the name alone for a built-in type."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -35,7 +35,7 @@ def imported_with(module: str) -> set[str]:
         ("det_lightning.testing.plugin", [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"]),
         ("det_lightning.porting", [*HEAVY, "libcst"]),
         ("det_lightning.config", HEAVY),
-        ("det_lightning.experiments.experiment", ["ray", "det_lightning.experiments.ray_cluster"]),
+        ("det_lightning.experiments.lifecycle", ["ray", "det_lightning.experiments.ray_cluster"]),
         ("det_lightning.pytorch", [*LIGHTNING, "sympy", "tensorboard", "torch.distributed.tensor", "torchmetrics"]),
         ("det_lightning.pytorch._trainer", ["tensorboard", "boto3"]),
         ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),

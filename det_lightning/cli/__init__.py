@@ -1,4 +1,4 @@
-"""The program ``det-lightning``. Each command imports what it needs when it runs, so that ``--help`` is fast."""
+"""The program ``det-lightning``; commands import their parts only when run, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the command line names."""
+    """Run the program with the arguments of the command line."""
     from det_lightning.cli.app import app
 
     app()

@@ -1,4 +1,4 @@
-"""The commands of ``det-lightning``, put together."""
+"""All commands of ``det-lightning`` in groups, each with an example and a page of the documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from det_lightning.cli import arguments, checkpoint_reading, checkpoint_writing, experiment, experiment_reading, port
+from det_lightning.cli import (
+    arguments,
+    checkpoint_export,
+    checkpoint_reading,
+    checkpoint_writing,
+    experiment,
+    experiment_reading,
+    port,
+)
 from det_lightning.cli.arguments import TYPER_SETTINGS
 from det_lightning.cli.command_groups import Command, CommandGroup, MaskingGroup
 
@@ -21,7 +29,7 @@ def _epilog(example: str, page: str, exit_codes: str) -> str:
 
 
 def _add_to(group: typer.Typer, page: str, exit_codes: str) -> Callable[..., None]:
-    """Return a function that adds a command to a group, with an example of its use."""
+    """Return a function that adds a command with an example to a group."""
 
     def add(function: Callable[..., None], name: str, example: str, **settings: Any) -> None:
         group.command(name, epilog=_epilog(example, page, exit_codes), cls=Command, **settings)(function)
@@ -39,7 +47,7 @@ _add_to(app, "experiments", experiment.EXIT_CODES)(experiment.run, "run", "run c
 
 
 def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callable[..., None]:
-    """Add a group of commands, whose page in the documentation is ``NAMEs``; return the function that fills it."""
+    """Add a group of commands, documented on the page ``NAMEs``; return a function that adds commands."""
     group = typer.Typer(
         help=summary, epilog=_epilog(example, f"{name}s", exit_codes), cls=CommandGroup, **TYPER_SETTINGS
     )
@@ -47,11 +55,14 @@ def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callab
     return _add_to(group, f"{name}s", exit_codes)
 
 
-_add = _add_group("experiment", "Run experiments, and look at them.", "experiment ls", experiment.EXIT_CODES)
+_add = _add_group("experiment", "Run, show and compare experiments.", "experiment ls", experiment.EXIT_CODES)
 _add(experiment.run, "run", "experiment run const.yaml")
 _add(experiment.check, "check", "experiment check *.yaml")
 _add(experiment_reading.ls, "ls", "experiment ls")
 _add(experiment_reading.show, "show", "experiment show experiments/mnist-1 --sort validation_loss")
+_add(
+    experiment_reading.compare, "compare", "experiment compare experiments/mnist-1 experiments/mnist-2 --html page.html"
+)
 _add(experiment_reading.logs, "logs", "experiment logs experiments/mnist-1 1")
 _add(experiment.resume, "resume", "experiment resume experiments/mnist-1")
 _add(experiment.stop, "stop", "experiment stop experiments/mnist-1")
@@ -65,7 +76,7 @@ _add = _add_group(
 _add(checkpoint_reading.list_checkpoints, "ls", "checkpoint ls s3://bucket/prefix")
 _add(checkpoint_reading.show, "show", "checkpoint show s3://bucket/prefix/UUID")
 _add(checkpoint_reading.verify, "verify", "checkpoint verify s3://bucket/prefix")
-_add(checkpoint_writing.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
+_add(checkpoint_export.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
 _add(checkpoint_writing.import_file, "import", "checkpoint import last.ckpt checkpoints")
 _add(checkpoint_writing.merge, "merge", "checkpoint merge checkpoints/UUID")
 _add(checkpoint_writing.annotate, "annotate", "checkpoint annotate s3://bucket/prefix export/*.json --dry-run")

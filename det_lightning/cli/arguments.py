@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they are parsed."""
+"""Arguments shared by several commands, and the parsing of values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 
 
 def output_file(output: str, force: bool) -> pathlib.Path:
-    """Return the local file that ``--output`` names; raise if it exists, unless ``force``."""
+    """Return the local file of ``--output``; raise if the file exists, unless ``force``."""
     if "://" in output:
         raise ValueError(f"--output takes the path of a local file; got {output!r}.")
     file = pathlib.Path(output).expanduser()

@@ -19,7 +19,7 @@ from det_lightning.escaping import escape
 
 
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
-    """Return the storage at ``url``; raise if it holds no checkpoints or links to them, or is itself a checkpoint."""
+    """Return the storage at ``url``; raise if there are neither checkpoints nor links, or ``url`` is a checkpoint."""
     storage = CheckpointStorage(url, options=options)
     with explain_errors(f"looking for {escape(storage)}"):
         if not storage.root.is_dir():
@@ -32,7 +32,7 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
 
 
 def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
-    """Return the location of the checkpoint at ``url``; otherwise raise an error that says what is there instead."""
+    """Return the location of the checkpoint at ``url``; otherwise raise an error that describes the place."""
     location, ids = _locate(url, options)
     if not ids:
         return location
@@ -49,7 +49,7 @@ def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Location, list[str]]:
-    """Return the location of a checkpoint, or of a storage and the ids in it; raise if there is neither."""
+    """Return the location of a checkpoint, or of a storage with the ids of its checkpoints; otherwise raise."""
     location = _existing(url, options)
     with explain_errors(f"looking into {escape(location)}"):
         if is_checkpoint(location):
@@ -61,9 +61,9 @@ def _locate(url: str, options: Mapping[str, Any]) -> tuple[Location, list[str]]:
 
 
 def _find_absence(storage: CheckpointStorage) -> str | None:
-    """Return a message that a storage holds no checkpoints, and where some are; None if it holds some.
+    """Return a message that a storage has no checkpoints, and where others are; None if there are checkpoints.
 
-    A bucket is not listed as a whole for this unless it has many directories, all of which look unlike a checkpoint.
+    A bucket is listed as a whole only if there are many directories, all unlike a checkpoint.
     """
     storages = find_storages(storage.root)
     is_storage = storage.root.path in storages or (not storages and storage.list_ids(complete=False))
@@ -71,13 +71,13 @@ def _find_absence(storage: CheckpointStorage) -> str | None:
 
 
 def list_sizes(checkpoint: Location) -> dict[str, int]:
-    """Return the size of every file of a checkpoint in bytes, by its path relative to the checkpoint."""
+    """Return the size in bytes of each file of a checkpoint, by path relative to the checkpoint."""
     with explain_errors(f"reading {escape(checkpoint)}"):
         return {name: int(info.get("size") or 0) for name, info in sorted(checkpoint.find_files().items())}
 
 
 @contextlib.contextmanager
-def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
+def open_local(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool = False) -> Iterator[pathlib.Path]:
     """Yield a checkpoint as a local directory, with a progress bar for a download; errors name the checkpoint."""
     with contextlib.ExitStack() as stack:
         if checkpoint.is_local:
@@ -91,11 +91,11 @@ def opened(checkpoint: Location, options: Mapping[str, Any], *, with_code: bool 
         try:
             yield directory
         except errors.CheckpointError as e:
-            raise type(e)(with_name_of(checkpoint, directory, str(e))) from e
+            raise type(e)(name_checkpoint(checkpoint, directory, str(e))) from e
 
 
-def with_name_of(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
-    """Return a message about ``directory`` that names ``checkpoint`` instead, with unprintable characters escaped."""
+def name_checkpoint(checkpoint: Location, directory: pathlib.Path, text: str) -> str:
+    """Return a message with ``checkpoint`` in place of ``directory``, and unprintable characters escaped."""
     for name in (str(directory), escape(directory)):
         text = text.replace(name, escape(checkpoint))
     return text
@@ -109,6 +109,6 @@ def _existing(url: str, options: Mapping[str, Any]) -> Location:
     parent, _, name = location.path.rpartition("/")
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {escape(location)}.")
-    # The storage's error lists similar names in it.
+    # The storage's error lists similar names.
     storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)

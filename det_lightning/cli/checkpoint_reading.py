@@ -1,4 +1,4 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; the last two import torch once they find a checkpoint."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported for an existing checkpoint only."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _SHOWN_TENSORS = 10
 def list_checkpoints(
     storage: Storage,
     best: Annotated[
-        bool, typer.Option("--best", help="List only those with a metric, the best of each experiment first.")
+        bool, typer.Option("--best", help="List only checkpoints with a metric, the best of each experiment first.")
     ] = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    """List the checkpoints of a storage, newest first, incomplete checkpoints and links included."""
     from det_lightning.checkpoint.retention.old_indexes import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
@@ -60,7 +60,7 @@ def list_checkpoints(
 def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, with_trial: bool) -> None:
     now = time.time()
     metric_names = {entry["metric"]["name"] for entry in found if entry["metric"]}
-    # Usually all have the same metric, whose name is then shown only once.
+    # If all checkpoints have the same metric, the heading is its name.
     common = metric_names.pop() if len(metric_names) == 1 else None
     rows = [
         [
@@ -84,7 +84,7 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
     ranked = []
     for entry, smaller_is_better in entries:
         metric = entry["metric"]
-        # Only NaN differs from itself.
+        # NaN is not equal to NaN.
         if entry["complete"] and metric is not None and metric["value"] == metric["value"]:
             value = metric["value"] if smaller_is_better else -metric["value"]
             ranked.append(((entry["experiment"] or "", metric["name"] or "", value), entry))
@@ -92,7 +92,7 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 
 
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
-    """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
+    """Return the known facts about a checkpoint, and whether smaller values of the metric are better."""
     from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
 
     notes = notes_in(info.metadata)
@@ -127,17 +127,17 @@ def show(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a checkpoint contains, without running any of it."""
-    from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, opened, with_name_of
+    """Show the contents of a checkpoint, without running any code in the files."""
+    from det_lightning.cli.checkpoint_locations import list_sizes, locate_checkpoint, name_checkpoint, open_local
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     sizes = list_sizes(location)
     from det_lightning.checkpoint.safe_load import inspect_checkpoint  # imports torch
 
-    with opened(location, options) as directory:
+    with open_local(location, options) as directory:
         content = inspect_checkpoint(directory, trusted=trusted)
-    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in content["problems"]]
+    problems = [as_command_line(name_checkpoint(location, directory, problem)) for problem in content["problems"]]
     if json:
         if not tensors:
             for model in content.get("models", []):
@@ -237,7 +237,7 @@ def verify(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check that checkpoints are complete, undamaged and safe to read; those being written or deleted are left out."""
+    """Check that checkpoints are complete, undamaged and safe to read, except while being written or deleted."""
     from det_lightning.cli.checkpoint_locations import locate_checkpoints
 
     options = parse_options(option)
@@ -256,23 +256,23 @@ def verify(
 
 
 def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict[str, Any] | None:
-    """Return what is wrong with a checkpoint; None if a live run has not completed it, or has deleted it meanwhile."""
+    """Return the problems of a checkpoint; None if a live run is still writing the checkpoint, or has deleted it."""
     from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
     from det_lightning.checkpoint.storage.location import explain_errors
     from det_lightning.checkpoint.storage.staging import find_writers
-    from det_lightning.cli.checkpoint_locations import opened, with_name_of
+    from det_lightning.cli.checkpoint_locations import name_checkpoint, open_local
 
     with explain_errors("looking for writers in", location.parent):
         if find_writers(location.parent).get(location.name):
             return None
     try:
-        with opened(location, options, with_code=True) as directory:
+        with open_local(location, options, with_code=True) as directory:
             verdict = verify_checkpoint(directory, trusted=trusted)
     except (errors.CheckpointError, OSError):
         if location.is_dir():
             raise
         return None
-    problems = [as_command_line(with_name_of(location, directory, problem)) for problem in verdict.problems]
+    problems = [as_command_line(name_checkpoint(location, directory, problem)) for problem in verdict.problems]
     if problems and not location.is_dir():
         return None
     return {"fine": not problems, **vars(verdict), "problems": problems}

@@ -1,9 +1,8 @@
-"""``det-lightning checkpoint export``, ``import``, ``merge``, ``annotate``, ``prune``; they import torch when run."""
+"""``det-lightning checkpoint import``, ``merge``, ``annotate`` and ``prune``; torch is imported on demand."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import pathlib
 import sys
 import tempfile
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from det_lightning import errors
-from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, output_file, parse_options
-from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress, warn
+from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
+from det_lightning.cli.output import print_json, print_lines, report_errors, show_progress
 from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_file
 
@@ -25,59 +24,6 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
 
-class ExportKind(str, enum.Enum):
-    """What ``export`` writes."""
-
-    weights = "weights"
-    safetensors = "safetensors"
-    lightning = "lightning"
-
-
-@report_errors()
-def export(
-    checkpoint: Checkpoint,
-    to: Annotated[
-        ExportKind,
-        typer.Option(
-            help="weights: a state dict for torch.load; safetensors: the same without pickle; lightning: a .ckpt that "
-            "pl.Trainer.fit(TrialModule(...), ckpt_path=...) resumes from. With several models the names of weights "
-            "begin with models.<index>.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[str, typer.Option("--output", "-o", help="The file to write.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    trusted: TrustedFlag = False,
-    option: Options = None,
-    json: JsonFlag = False,
-) -> None:
-    """Write a checkpoint as a single file that other programs read."""
-    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
-
-    options = parse_options(option)
-    file = output_file(output, force)
-    location = locate_checkpoint(checkpoint, options)
-    from det_lightning.checkpoint.format import exports  # imports torch
-    from det_lightning.checkpoint.safe_load import read_checkpoint
-
-    left_out: list[str] = []
-    with opened(location, options) as directory:
-        content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
-        exports.require_tensors(content)
-        if to is ExportKind.lightning:
-            exports.export_lightning(content, file)
-        elif to is ExportKind.weights:
-            exports.export_weights(content, file)
-        else:
-            left_out = exports.export_safetensors(content, file)
-    if left_out:
-        warn(f"Left out, since they are not tensors: {', '.join(left_out)}")
-    if json:
-        print_json({"path": str(file), "bytes": file.stat().st_size, "left_out": left_out})
-    else:
-        print_lines([str(file)])
-
-
 @report_errors()
 def import_file(
     file: Annotated[str, typer.Argument(help="Path or URL of Lightning's .ckpt file.", show_default=False)],
@@ -86,15 +32,15 @@ def import_file(
         bool,
         typer.Option(
             "--any-module",
-            help="Accept the file of a LightningModule that is not a TrialModule: its weights, as those of one model, "
-            "and its optimizers and schedulers.",
+            help="Accept the file of any LightningModule, not only of a TrialModule: the weights, as for a single "
+            "model, the optimizers and the schedulers.",
         ),
     ] = False,
     trusted: TrustedFlag = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print its id."""
+    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print the id."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
     options = parse_options(option)
@@ -110,7 +56,7 @@ def import_file(
         except errors.InvalidCheckpointException as e:
             raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
     content.notes["imported_from"] = file.rpartition("/")[2]
-    # The file does not contain the trial's code, and the working directory need not be it.
+    # The file does not contain the trial's code, and the working directory may hold other code.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as empty:
         checkpoint_id = target.write(content, code=empty)
     _print_new(checkpoint_id, target, json)
@@ -121,25 +67,28 @@ def merge(
     checkpoint: Checkpoint,
     storage: Annotated[
         str | None,
-        typer.Argument(help="Storage of the new checkpoint; by default that of the sharded one.", show_default=False),
+        typer.Argument(
+            help="Storage of the new checkpoint. Defaults to the storage of the sharded checkpoint.", show_default=False
+        ),
     ] = None,
     trusted: TrustedFlag = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a sharded checkpoint as a new one in Determined's format, and print its id.
+    """Write a sharded checkpoint as a new checkpoint in Determined's format, and print the id.
 
-    It has the same code, metadata and state for an exact resume. The whole state must fit into main memory.
+    The new checkpoint has the same code, metadata and state for an exact resume. The whole state must fit into main
+    memory.
     """
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.cli.checkpoint_locations import locate_checkpoint, opened
+    from det_lightning.cli.checkpoint_locations import locate_checkpoint, open_local
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
     from det_lightning.checkpoint.merging import merge_checkpoint  # imports torch
 
     target = CheckpointStorage(storage or location.parent.url, options=options)
-    with opened(location, options, with_code=True) as directory:
+    with open_local(location, options, with_code=True) as directory:
         checkpoint_id = merge_checkpoint(directory, target, trusted=trusted)
     _print_new(checkpoint_id, target, json)
 
@@ -185,14 +134,14 @@ def annotate(
             show_default=False,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be written.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the changes, but write nothing.")] = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add what only Determined's master knew to checkpoints: experiment, trial, metric, hyperparameters.
+    """Add the knowledge of Determined's master to checkpoints: experiment, trial, metric, hyperparameters.
 
-    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` know them. Files that say something else than
-    a checkpoint does are refused, and nothing is written.
+    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` use these facts. If a file contradicts a
+    checkpoint, the command refuses and writes nothing.
     """
     from det_lightning.checkpoint.format.master_export import MasterExport
     from det_lightning.checkpoint.storage.annotating import carry_out_annotation, plan_annotation
@@ -242,17 +191,17 @@ def prune(
     trial_best: Annotated[int, typer.Option(help="Number to keep of each trial's best.")] = 1,
     trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Also delete those that are incomplete and older than an hour.")
+        bool, typer.Option("--incomplete", help="Also delete incomplete checkpoints older than an hour.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the checkpoints, but delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Delete the checkpoints that need not be kept, by Determined's rule.
+    """Delete superfluous checkpoints by Determined's rule.
 
-    The rule needs each checkpoint's metric and trial, which a run writes into its metadata. Checkpoints without
-    these, and those that a live run has written or resumed from, are left alone.
+    The rule needs each checkpoint's metric and trial, which a run writes into the metadata. Checkpoints without both
+    are left alone, and so are checkpoints that a live run has written or resumed from.
     """
     from det_lightning.checkpoint.retention.policy import Retention
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning

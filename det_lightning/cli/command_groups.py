@@ -1,4 +1,4 @@
-"""Commands and groups of ``det-lightning``: what their help shows, and what they say to an unknown command."""
+"""Commands and groups of ``det-lightning``: the layout of help, and hints after an unknown command."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from det_lightning.masking import find_secrets, mask_text
 
-# Newer releases of Typer have their own copy of click, so this class has no name common to all releases.
+# Newer releases of Typer contain a copy of click, so this class has no name common to all releases.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class Command(TyperCommand):
-    """A command whose help fits the terminal, and names no type for options that are given without a value."""
+    """A command with help that fits the terminal, and without a type for options that take no value."""
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
-        # Typer keeps the line breaks of a docstring after its first paragraph.
+        # Typer keeps the line breaks of a docstring after the first paragraph.
         super().__init__(*args, help=help and re.sub(r"(?<!\n)\n(?!\n)", " ", help), **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -37,7 +37,7 @@ def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
 
 
 class CommandGroup(TyperGroup):
-    """Commands that answer an unknown command with what may be meant, and one of Determined's with what replaces it."""
+    """A group that answers an unknown command with similar commands, or with the counterpart of Determined's."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
@@ -48,14 +48,14 @@ class CommandGroup(TyperGroup):
         except _UsageError as e:
             group = [] if ctx.parent is None else [str(ctx.info_name)]
             said = e.format_message()
-            hint = _counterpart_of([*group, *args])
+            hint = _describe_counterpart([*group, *args])
             if not hint and "Did you mean" not in said:  # Typer looks in this group only
                 hint = _commands_like(args[0], ctx.find_root().command.commands)
             raise _UsageError(f"{said}{hint}", ctx=ctx) from None
 
 
 def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
-    """Return a hint at the commands of all groups with that name or a similar one."""
+    """Return a hint at the commands of all groups with the same or a similar name."""
     by_path = {path: path for path in commands}
     for group, content in commands.items():
         by_path |= {f"{group} {member}": member for member in getattr(content, "commands", {})}
@@ -65,7 +65,7 @@ def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
     return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _counterpart_of(arguments: list[str]) -> str:
+def _describe_counterpart(arguments: list[str]) -> str:
     from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
 
     words = ["det", *arguments]
@@ -84,18 +84,18 @@ class MaskingGroup(CommandGroup):
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
-        with _masked_usage_errors(given):
+        with _mask_usage_errors(given):
             context = super().make_context(info_name, args, parent, **extra)
         context.obj = given
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _masked_usage_errors(ctx.obj):
+        with _mask_usage_errors(ctx.obj):
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _masked_usage_errors(arguments: list[str]) -> Iterator[None]:
+def _mask_usage_errors(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except _UsageError as e:

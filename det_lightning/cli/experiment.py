@@ -1,6 +1,6 @@
 """``det-lightning run`` and ``experiment resume``, ``check`` and ``stop``, for Determined's configuration files.
 
-The commands import what they need when they run, so that none slows down the start of another.
+Each command imports its parts when run, so that no command slows down the start of another.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from det_lightning.experiments.machines import Machines
 
 EXIT_CODES = (
-    "Exit codes: 0 the experiment is complete; 1 it failed; 2 the command or the configuration was used wrongly; "
-    "130 it was paused by a signal."
+    "Exit codes: 0 the experiment is complete; 1 the experiment failed; 2 wrong usage, or a wrong configuration; "
+    "130 a signal paused the experiment."
 )
 
-# What --try changes: one trial, of which no checkpoint is kept. A script may read its length in the unit of the file.
+# The changes by --try: one trial, and no kept checkpoint. A script may read the length in the unit of the file.
 _SHORT = {"epochs": 1, "batches": 4, None: 4}
 _OF_A_TRY = (
     "searcher.name=single",
@@ -60,20 +60,22 @@ Loggers = Annotated[
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
 Ray = Annotated[
     str | None,
-    typer.Option("--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts one."),
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="Run the trials on the Ray cluster at ADDRESS; `local` starts a cluster."
+    ),
 ]
 Trusted = Annotated[
     bool,
     typer.Option(
         "--trusted",
-        help="Unpickle anything in the checkpoints that trials start from, running whatever code they contain. A trial "
-        "resumes from what it wrote itself without this.",
+        help="Unpickle anything in the checkpoints that trials start from, which runs any code in the files. A trial "
+        "resumes from its own checkpoints without this option.",
     ),
 ]
 
 
 class Hook(str, enum.Enum):
-    """What to do with a start-up hook."""
+    """The choices for a start-up hook."""
 
     run = "run"
     skip = "skip"
@@ -102,13 +104,11 @@ def run(
     ] = None,
     try_out: Annotated[
         bool,
-        typer.Option("--try", help="Only see whether it runs: one trial, a few batches, and no checkpoint is kept."),
+        typer.Option("--try", help="Only see whether the code runs: one trial, a few batches, no kept checkpoint."),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials that would be created first as JSON; write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first trials as JSON; write nothing.")] = False,
 ) -> None:
-    """Train what an experiment configuration of Determined describes."""
+    """Train the trials of a Determined experiment configuration."""
     config = _read_or_report(config_file, override)
     if try_out and config is not None:
         config = _read_or_report(config_file, [*(override or ()), *_OF_A_TRY, *_short_length(config)])
@@ -116,19 +116,19 @@ def run(
         raise typer.Exit(2)
     from det_lightning.config import field_effects
     from det_lightning.core._task import TRY_VARIABLE
-    from det_lightning.experiments import experiment
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Placement
-    from det_lightning.experiments.search_settings import most_trials
+    from det_lightning.experiments.search_settings import count_most_trials
     from det_lightning.masking import mask
 
     if try_out:
-        os.environ[TRY_VARIABLE] = "1"  # the processes of the trial inherit it
+        os.environ[TRY_VARIABLE] = "1"  # inherited by the processes of the trial
     if dry_run:
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
-            for trial in experiment.planned(config)
+            for trial in lifecycle.plan(config)
         ]
-        more = most_trials(config) - len(trials)
+        more = count_most_trials(config) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
         follow = f"up to {more} follow, each when another one is stopped or fails" if more else "no others follow"
         warn(f"Trials listed: {len(trials)}; {follow}.")
@@ -142,10 +142,10 @@ def run(
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     _check_hook(code, hook)
     placement = Placement(slots, cpu, ray)
-    with experiment.machines_at(ray) as machines:
-        machines.check(experiment.demand_of(config, placement), experiments)
+    with lifecycle.find_machines(ray) as machines:
+        machines.check(lifecycle.make_demand(config, placement), experiments)
         with_hook = hook is not Hook.skip
-        directory = experiment.create(
+        directory = lifecycle.create(
             config, config_file, code, experiments, loggers=logger or (), trusted=trusted, with_hook=with_hook
         )
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
@@ -167,12 +167,12 @@ def resume(
     ] = False,
     trusted: Trusted = False,
 ) -> None:
-    """Continue an experiment that was paused, whose runner was killed, or whose trials failed.
+    """Continue an experiment after a pause, after a kill of the runner, or after failed trials.
 
-    The options are those of the last `run` or `resume` of the experiment unless others are given.
+    Options that you do not give are taken from the last `run` or `resume` of the experiment.
     """
     from det_lightning.config import read_config
-    from det_lightning.experiments import experiment
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import ExperimentDirectory, Placement
 
     found = ExperimentDirectory.existing(directory)
@@ -182,8 +182,8 @@ def resume(
         cpu=before.cpu if cpu is None else cpu,
         ray=before.ray if ray is None else None if ray == "none" else ray,
     )
-    with experiment.machines_at(placement.ray) as machines:
-        machines.check(experiment.demand_of(read_config(found.config()), placement), found.path)
+    with lifecycle.find_machines(placement.ray) as machines:
+        machines.check(lifecycle.make_demand(read_config(found.config()), placement), found.path)
         if trusted:
             found.trust()
         _run(found, machines, placement, retry_failed=retry_failed)
@@ -197,7 +197,7 @@ def check(
     override: Overrides = None,
     json: JsonFlag = False,
 ) -> None:
-    """Validate experiment configurations, without the code beside them."""
+    """Validate experiment configurations, but not the code next to the files."""
     configs = [(file, _read_or_report(file, override)) for file in config_files]
     for file, config in configs:
         if config is not None and json:
@@ -212,18 +212,18 @@ def check(
 
 @report_errors()
 def stop(directory: Experiment) -> None:
-    """Ask the runner of an experiment to pause it: its trials save and end. `resume` goes on with it.
+    """Ask the runner of an experiment to pause: the trials save and end, and you go on with `resume`.
 
     Asked once more, the runner ends the trials at once.
     """
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.event_log import runner_of
-    from det_lightning.experiments.overview import summary_of
+    from det_lightning.experiments.event_log import find_runner
+    from det_lightning.experiments.overview import summarize_experiment
 
     found = ExperimentDirectory.existing(directory)
-    runner = runner_of(found.events)
+    runner = find_runner(found.events)
     if runner is None:
-        warn(f"No process runs the experiment in {directory}: it is {summary_of(found)['state']}.")
+        warn(f"No process runs the experiment in {directory}: it is {summarize_experiment(found)['state']}.")
         return
     process, machine = runner
     if machine != platform.node():
@@ -233,7 +233,7 @@ def stop(directory: Experiment) -> None:
 
 
 def _short_length(config: ExperimentConfig) -> list[str]:
-    """Return an override for the length of a try: at most a few of the unit that the configuration counts in."""
+    """Return an override for the length of a try: a few of the units in the configuration."""
     length = config.searcher.training_length
     if length is None:
         return []
@@ -242,7 +242,7 @@ def _short_length(config: ExperimentConfig) -> list[str]:
 
 
 def _check_hook(code: Path, choice: Hook | None) -> None:
-    """Raise an error if the start-up hook may install something and there is no choice; say that it runs otherwise."""
+    """Raise an error if the start-up hook may install something and there is no choice; otherwise announce the hook."""
     if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
         return
     installs = [*installs_of(code)]
@@ -272,24 +272,24 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
 def _run(
     directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
 ) -> None:
-    """Run an experiment in this process, and exit with the code for its outcome."""
-    from det_lightning.experiments import experiment
+    """Run an experiment in this process, and exit with the code of the outcome."""
+    from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
-    from det_lightning.experiments.overview import failed_trials
+    from det_lightning.experiments.overview import find_failed_trials
 
     with live_view(directory) as update:
-        outcome = experiment.run(directory, update, machines, placement, retry_failed=retry_failed)
+        outcome = lifecycle.run(directory, update, machines, placement, retry_failed=retry_failed)
     if outcome is None:
         warn(f"Paused. Continue with: {_command('resume', directory.path)}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
-        for trial_id in failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
+        for trial_id in find_failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
             warn(f"What trial {trial_id} wrote: {_command('logs', directory.path, trial_id)}")
         warn(f"After a fix in {directory.code}: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)
 
 
 def _command(*arguments: object) -> str:
-    """Return a command for an experiment as a shell takes it."""
+    """Return a command for an experiment, quoted for a shell."""
     return shlex.join(["det-lightning", "experiment", *map(str, arguments)])

@@ -1,10 +1,11 @@
-"""``det-lightning experiment ls``, ``show`` and ``logs``: experiments as their files describe them.
+"""``det-lightning experiment ls``, ``show``, ``compare`` and ``logs``, which only read files of experiments.
 
-The commands import what they need when they run, so that none slows down the start of another.
+Each command imports its parts when run, so that no command slows down the start of another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,6 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
-from det_lightning.cli.trial_table import is_of_other_validation, print_details, sort_trials
 from det_lightning.files.file_kinds import require_file
 
 
@@ -20,11 +20,12 @@ from det_lightning.files.file_kinds import require_file
 def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -> None:
     """List the experiments in a directory."""
     from det_lightning.experiments.directory import find_experiments
-    from det_lightning.experiments.overview import format_number, summary_of
+    from det_lightning.experiments.overview import summarize_experiment
+    from det_lightning.experiments.trial_table import format_number
 
     if not experiments.is_dir():
         raise ValueError(f"There is no directory {experiments} with experiments; --experiments names another one.")
-    summaries = [summary_of(directory) for directory in find_experiments(experiments)]
+    summaries = [summarize_experiment(directory) for directory in find_experiments(experiments)]
     if json:
         print_json(summaries)
         return
@@ -51,8 +52,8 @@ def show(
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="Sort trials by the metric of their best validation: the best first for the metric of the search, "
-            "the smallest for others; -METRIC reverses the order.",
+            help="Sort trials by a metric of the best validation: best first for the metric of the search, smallest "
+            "first for other metrics; -METRIC reverses the order.",
         ),
     ] = None,
     best: Annotated[
@@ -60,48 +61,117 @@ def show(
     ] = False,
     option: Options = None,
 ) -> None:
-    """Show the trials of an experiment with their hyperparameters, metrics and best checkpoints.
+    """Show the trials of an experiment with hyperparameters, metrics and best checkpoints.
 
-    Of a storage whose checkpoints name their experiments (see `checkpoint annotate`) all experiments are shown.
+    For a storage, all experiments named by the checkpoints are shown (see `checkpoint annotate`).
     """
     from det_lightning.experiments.directory import ExperimentDirectory
-    from det_lightning.experiments.overview import details_of
-    from det_lightning.experiments.stored import stored_experiments
+    from det_lightning.experiments.trial_table import sort_trials
 
-    directory = Path(experiment)
+    found, is_run_here = _find_experiments(experiment, option, with_curves=html is not None)
     if html is not None:
-        from det_lightning.experiments.report import write_report
-
-        require_file(html, may_be_missing=True)
-        write_report(ExperimentDirectory.existing(directory), html)
-        warn(f"Wrote {html}.")
+        if len(found) > 1:
+            raise ValueError(
+                f"{experiment} holds {len(found)} experiments; `experiment compare` writes a page of several."
+            )
+        _write_page(found[0], html)
         return
-    is_run_here = (directory / "events.jsonl").exists()
-    stored = [] if is_run_here else stored_experiments(experiment, parse_options(option))
-    if "://" in experiment and not stored:
-        raise ValueError(
-            f"No checkpoint in {experiment} names its experiment. `det-lightning checkpoint annotate` adds what "
-            "Determined's master knew."
-        )
-    found = stored or [details_of(ExperimentDirectory.existing(directory))]
     if best:
-        storage = None if stored else ExperimentDirectory(directory).checkpoint_storage()
-        _print_best(found, storage)
+        _print_best(found, ExperimentDirectory(Path(experiment)).checkpoint_storage() if is_run_here else None)
         return
     if sort is not None:
         for details in found:
             details["trials"] = sort_trials(details, sort)
     if json:
-        print_json({"experiments": stored} if stored else found[0])
+        print_json(found[0] if is_run_here else {"experiments": found})
         return
     for index, details in enumerate(found):
         print_lines([""] if index > 0 else [])
-        print_details(details, sort)
+        _print_details(details, sort)
+
+
+@report_errors()
+def compare(
+    experiments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EXPERIMENT...",
+            help="Directories of experiments, and paths or URLs of storages of checkpoints.",
+            show_default=False,
+        ),
+    ],
+    json: JsonFlag = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
+    ] = None,
+    option: Options = None,
+) -> None:
+    """Compare the best trials of several experiments or storages: metrics, seeds, different hyperparameters."""
+    from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
+
+    found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
+    compared = compare_experiments([details for group in found for details in group])
+    if html is not None:
+        _write_page(compared, html, COLUMNS)
+    elif json:
+        print_json(compared)
+    else:
+        _print_details(compared, more_columns=COLUMNS)
+
+
+def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool) -> tuple[list[dict[str, Any]], bool]:
+    """Return the experiments in a directory or storage, and whether ``det-lightning run`` made the directory."""
+    from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.experiments.overview import describe_experiment
+    from det_lightning.experiments.stored import read_stored_experiments
+
+    is_run_here = (Path(given) / "events.jsonl").exists()
+    stored = [] if is_run_here else read_stored_experiments(given, parse_options(option), with_curves=with_curves)
+    if "://" in given and not stored:
+        raise ValueError(
+            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what "
+            "Determined's master knew."
+        )
+    if stored:
+        return stored, False
+    return [describe_experiment(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
+
+
+def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
+    from det_lightning.experiments.report import write_report
+
+    require_file(file, may_be_missing=True)
+    try:
+        write_report(details, file, more_columns)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    warn(f"Wrote {file}.")
+
+
+def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_columns: Sequence[str] = ()) -> None:
+    """Print everything known about an experiment, with a table of trials without empty columns."""
+    from det_lightning.experiments.trial_table import divide_hparams, format_cell, format_number, make_columns
+
+    trials = details["trials"]
+    known = {**details, "best": format_number(details["best"])}
+    if details["best_trial"] is not None:
+        known["best"] += f", of {'' if more_columns else 'trial '}{details['best_trial']} (*)"
+    name = "hyperparameters of all trials" if len(trials) > 1 else "hyperparameters"
+    known[name] = divide_hparams(trials)[1]
+    left_out = ("trials", "best_trial", "messages")
+    print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
+    print_lines(f"message: {message}" for message in details["messages"])
+    columns = make_columns(details, sorted_by, more_columns)
+    if columns:
+        headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
+        cells = [[format_cell(cell) for cell in column.cells] for column in columns]
+        print_table(headings, map(list, zip(*cells, strict=True)))
 
 
 def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | None) -> None:
-    """Print where the best trial's checkpoint is: in ``storage``, or in the one that describes the experiment."""
+    """Print the place of the best trial's checkpoint: in ``storage``, or in the storage of the description."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+    from det_lightning.experiments.trial_table import has_other_checkpoint
 
     if len(found) > 1:
         names = ", ".join(str(details["id"]) for details in found)
@@ -114,7 +184,7 @@ def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | Non
         raise ValueError(f"No trial of the experiment in {details['directory']} has reported {details['metric']} yet.")
     if trial["checkpoint"] is None:
         raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")
-    if is_of_other_validation(trial):
+    if has_other_checkpoint(trial):
         warn(
             f"warning: the checkpoint was written after {trial['checkpoint_batches']} batches; the best validation was "
             f"after {trial['best_batches']}."
@@ -128,7 +198,7 @@ def logs(
     directory: Experiment,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
 ) -> None:
-    """Print what a trial wrote to its standard output and error."""
+    """Print the standard output and error of a trial."""
     from det_lightning.escaping import escape
     from det_lightning.experiments.directory import ExperimentDirectory
 
@@ -136,5 +206,5 @@ def logs(
     if not log.is_file():
         raise ValueError(f"There is no log of trial {trial} in {directory}.")
     with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # as the trial wrote it: its words may look like secrets
+        for line in lines:  # unmasked, because words in a log may look like secrets
             typer.echo(escape(line.rstrip("\n")))

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs, errors in one line."""
+"""The output of commands: tables for people, JSON for programs, errors in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRONG_CHECKPOINT = (errors.IncompleteCheckpointError, errors.InvalidCheckpointE
 
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
-    """Exit with one line and the right exit code if a command cannot do what was asked."""
+    """Exit with a one-line message and the right exit code after an expected error."""
     try:
         yield
     except BrokenPipeError:
@@ -46,8 +46,8 @@ def warn(text: str) -> None:
 
 
 def as_command_line(text: str) -> str:
-    """Return a message of the library as one printable line that names command-line options instead of arguments."""
-    # Spaces within a line stay as they are, also those in the path of a command.
+    """Return a message of the library as a printable line, with command-line options in place of arguments."""
+    # Spaces within a line stay, since the path of a command may contain some.
     line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
     return escape(line.replace("any_module=True", "--any-module"))
 
@@ -60,15 +60,15 @@ def print_json(content: Any) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Write lines to standard output, without secrets and with unprintable characters escaped, also line breaks."""
     for line in lines:
-        typer.echo(_shown(line))
+        typer.echo(_make_printable(line))
 
 
-def _shown(value: object) -> str:
+def _make_printable(value: object) -> str:
     return escape(mask_text(str(value)))
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
-    """Write a table; ``>`` in a heading marks a column of numbers, which, like the first column, is never wrapped.
+    """Write a table; ``>`` in a heading marks a column of numbers. Such a column and the first are never wrapped.
 
     Where a terminal is too narrow for the longest words of all columns, the last columns follow as further tables, each
     with the first column.
@@ -78,7 +78,7 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
     headings = [column.removeprefix(">") for column in columns]
-    cells = [[Text("" if cell is None else _shown(cell)) for cell in row] for row in [headings, *rows]]
+    cells = [[Text("" if cell is None else _make_printable(cell)) for cell in row] for row in [headings, *rows]]
     fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
     least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
     for number, block in enumerate(_divide_columns(least, console.width)):
@@ -88,13 +88,13 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
 
 
 def _least_width(cells: list[Text], is_fixed: bool) -> int:
-    """Return how wide a column must be: for its longest cell, or its longest word if it may be wrapped."""
+    """Return the least width of a column: the longest cell, or the longest word of a wrapped column."""
     words = (word for cell in cells for word in ([cell] if is_fixed else cell.split()))
     return max((word.cell_len for word in words), default=0)
 
 
 def _divide_columns(widths: list[int], available: int) -> list[list[int]]:
-    """Return the indices of the columns of each table that fits into a width; the first column is in all of them."""
+    """Return the indices of the columns of each table that fits into a width; each has the first column."""
     blocks = [[0]]
     for index in range(1, len(widths)):
         together = [*blocks[-1], index]
@@ -138,7 +138,7 @@ def describe_size(size_bytes: int) -> str:
 
 
 def describe_age(age_s: float) -> str:
-    """Return a duration in its largest unit."""
+    """Return a duration in the largest unit."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= length_s:
             return f"{int(age_s // length_s)} {unit}"
@@ -146,7 +146,7 @@ def describe_age(age_s: float) -> str:
 
 
 def describe_metric(metric: Any, with_name: bool = True) -> str | None:
-    """Return ``name=value``, or the value alone, for a metric as ``metadata.json`` or an index holds it."""
+    """Return ``name=value``, or the value alone, for a metric from ``metadata.json`` or an index."""
     if not isinstance(metric, Mapping):
         return None
     value = metric.get("value")

@@ -34,7 +34,7 @@ _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
 
 class Target(str, enum.Enum):
-    """What ``port`` writes."""
+    """The result of ``port``."""
 
     det_lightning = "det_lightning"
     lightning = "lightning"
@@ -52,20 +52,20 @@ def port(
         bool, typer.Option("--check", help="Change nothing; exit with 1 if there is something to change or to do.")
     ] = False,
     to: Annotated[
-        Target, typer.Option(help="lightning: write one trial as a LightningModule that needs no det_lightning.")
+        Target, typer.Option(help="lightning: write a trial as a LightningModule without det_lightning.")
     ] = Target.det_lightning,
     output: Annotated[
         pathlib.Path | None,
         typer.Option("--output", "-o", help="With --to lightning: the file to write; by default the standard output."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --output if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file of --output.")] = False,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(metavar="FILE", help="Write a page (.html or .md) on what was done and what is left, too."),
+        typer.Option(metavar="FILE", help="Also write a page (.html or .md) on the finished and the remaining work."),
     ] = None,
     checks: Annotated[
         list[pathlib.Path] | None,
-        typer.Option(metavar="FILE", help="With --report: what pytest --trial --junitxml FILE wrote. Several times."),
+        typer.Option(metavar="FILE", help="With --report: a file of pytest --trial --junitxml. May be repeated."),
     ] = None,
     try_out: Annotated[
         bool,
@@ -75,7 +75,8 @@ def port(
 ) -> None:
     """Port a Determined project: Python, notebooks, experiment files, shell scripts, Dockerfiles, requirements.
 
-    What cannot be rewritten is listed with what to do about it, unless its line has the comment `# det-lightning: ok`.
+    The command lists everything that you must change yourself, with advice, except lines with the comment
+    `# det-lightning: ok`.
     """
     missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
@@ -104,7 +105,7 @@ def port(
 
 
 def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callable[..., None]:
-    """Return what writes the page of ``--report``, whose options are checked before anything is written."""
+    """Return a function that writes the page of ``--report``; raise at once if an option is wrong."""
     from det_lightning.porting import move_report
 
     if file.suffix not in move_report.FORMATS:
@@ -129,7 +130,7 @@ def _port_project(
 
         project = try_project(project, paths)
     if write:
-        project = dataclasses.replace(project, files=[_written(port) for port in project.files])
+        project = dataclasses.replace(project, files=[_write_file(port) for port in project.files])
     ports = project.files
     changed = [port for port in ports if port.changed and (port.may_be_written or not write)]
     if as_json:
@@ -146,7 +147,7 @@ def _port_project(
     return project, not left and not changed
 
 
-def _written(port: FilePort) -> FilePort:
+def _write_file(port: FilePort) -> FilePort:
     if port.changed and port.may_be_written:
         try:
             port.write()
@@ -162,7 +163,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     (path,) = paths
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}.")
-    written = _converted(path)
+    written = _convert(path)
     if output is None:
         sys.stdout.write(written.text)
     else:
@@ -178,7 +179,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
         typer.echo(line, err=True)
 
 
-def _converted(path: pathlib.Path) -> WrittenModule:
+def _convert(path: pathlib.Path) -> WrittenModule:
     import libcst
 
     from det_lightning.cli.port_output import print_findings
@@ -205,7 +206,7 @@ def _converted(path: pathlib.Path) -> WrittenModule:
 
 
 def _aggregating_configuration(path: pathlib.Path) -> str:
-    """Return the name of a configuration next to a trial that aggregates gradients over batches, or an empty string."""
+    """Return the name of a configuration that aggregates gradients, next to a trial, or an empty string."""
     for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
         found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
         if found is not None and found.group(1) != "1":
@@ -214,7 +215,7 @@ def _aggregating_configuration(path: pathlib.Path) -> str:
 
 
 def _package_of_lightning(path: pathlib.Path) -> str:
-    """Return the package that a file, or else the files next to and below it, import Lightning from."""
+    """Return the package of Lightning that a file imports, or else the files next to and below the file."""
     from det_lightning.porting.project import find_files
 
     for files in ([path], find_files([path.parent])):

@@ -1,4 +1,4 @@
-"""What ``det-lightning port`` prints: a patch, findings, and what each entry point will do."""
+"""The output of ``det-lightning port``: a patch, findings, and the outcome of each entry point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 def project_as_json(project: ProjectPort, with_diff: bool) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+    """Return the output of ``--json``."""
     return {
         "files": [_as_json(port, with_diff) for port in project.files],
         "entry_points": [_entry_as_json(entry) for entry in project.entry_points],
@@ -90,7 +90,7 @@ def print_findings(ports: list[FilePort]) -> None:
 
 
 def print_summary(project: ProjectPort, paths: list[pathlib.Path], changed: int, written: bool) -> None:
-    """Write what each entry point will do, and how much is left."""
+    """Write the outcome of each entry point, and how much is left."""
     ports = project.files
     if not ports and not project.entry_points:
         names = ", ".join(map(escape, paths))

@@ -1,1 +1,1 @@
-"""Experiments: a configuration, its hyperparameter search, and the trials that the search runs."""
+"""Experiments: configurations, their hyperparameter searches, and the trials of the searches."""

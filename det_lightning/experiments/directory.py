@@ -1,4 +1,4 @@
-"""The files of an experiment, all of which are in one directory."""
+"""The directory of an experiment: paths, configuration, options, and finding experiments."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NUMBER = re.compile(r".*-(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the trials of an experiment run, as the options of a command say.
+    """The machine and devices for an experiment's trials, from the options of a command.
 
-    ``slots`` replaces ``resources.slots_per_trial`` unless it is None. ``ray`` is the address of a Ray cluster; without
-    it, trials run on this machine.
+    ``slots`` replaces ``resources.slots_per_trial`` unless None. ``ray`` is the address of a Ray cluster, or None for
+    this machine.
     """
 
     slots: int | None = None
@@ -37,7 +37,7 @@ class ExperimentDirectory:
     """The paths of the parts of an experiment."""
 
     def __init__(self, path: Path) -> None:
-        # Absolute, because the processes of trials have their own working directories.
+        # Absolute, because the processes of trials have other working directories.
         path = path.absolute()
         self.path = path
         self.given_config = path / "experiment.yaml"
@@ -66,13 +66,13 @@ class ExperimentDirectory:
             path = parent / f"{slug}-{number}"
             try:
                 path.mkdir(mode=0o700)  # a configuration may hold secrets
-            except FileExistsError:  # created by another experiment that is starting now
+            except FileExistsError:  # created by another starting experiment
                 continue
             return cls(path)
 
     @classmethod
     def existing(cls, path: Path) -> ExperimentDirectory:
-        """Return the experiment in ``path``; raise an ExperimentError that names those near it if there is none."""
+        """Return the experiment in ``path``; otherwise raise an ExperimentError that names experiments nearby."""
         if not is_experiment(path):
             raise errors.ExperimentError(
                 f"{path} is not an experiment; expected a directory with events.jsonl in it. {_name_near(path)}"
@@ -80,7 +80,7 @@ class ExperimentDirectory:
         return cls(path)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration with all defaults, as it was when the experiment began."""
+        """Return the configuration with all defaults, from the beginning of the experiment."""
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
@@ -90,23 +90,23 @@ class ExperimentDirectory:
         return config
 
     def loggers(self) -> list[str]:
-        """Return the names of the loggers that were chosen when the experiment began."""
-        loggers = self._chosen_options().get("loggers")
+        """Return the names of the loggers from the beginning of the experiment."""
+        loggers = self._read_options().get("loggers")
         if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
         return loggers
 
     def source_checkpoint(self) -> str | None:
-        """Return the checkpoint that trials start from, as it was found when the experiment began."""
-        named = self.config()["searcher"].get("source_checkpoint_uuid")  # also where an earlier release kept it
-        source = self._chosen_options().get("source_checkpoint", named)
+        """Return the first checkpoint of all trials, found when the experiment began, or None."""
+        named = self.config()["searcher"].get("source_checkpoint_uuid")  # as in earlier releases, too
+        source = self._read_options().get("source_checkpoint", named)
         if not isinstance(source, str | None):
             raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
         return source
 
     def placement(self) -> Placement:
         """Return where trials ran when the experiment was started or resumed last."""
-        options = self._chosen_options()
+        options = self._read_options()
         slots = options.get("slots")
         cpu = options.get("cpu", False)
         ray = options.get("ray")
@@ -118,20 +118,20 @@ class ExperimentDirectory:
 
     def keep_placement(self, placement: Placement) -> None:
         """Write down where trials run, for a resume."""
-        self.write_options({**self._chosen_options(), **dataclasses.asdict(placement)})
+        self.write_options({**self._read_options(), **dataclasses.asdict(placement)})
 
     def write_options(self, options: dict[str, Any]) -> None:
         write_private(self.options, to_json(options))
 
     def is_trusted(self) -> bool:
-        """Return whether trials may read checkpoints that hold objects, and so run whatever code these contain."""
-        return self._chosen_options().get("trusted") is True
+        """Return whether trials may unpickle objects in checkpoints, which runs any code in the files."""
+        return self._read_options().get("trusted") is True
 
     def trust(self) -> None:
-        """Let trials read checkpoints that hold objects, from now on."""
-        self.write_options({**self._chosen_options(), "trusted": True})
+        """Let trials unpickle objects in checkpoints from now on."""
+        self.write_options({**self._read_options(), "trusted": True})
 
-    def _chosen_options(self) -> dict[str, Any]:
+    def _read_options(self) -> dict[str, Any]:
         if not self.options.exists():  # an earlier release created the experiment
             return {"loggers": []}
         options = _read_json(self.options)
@@ -140,11 +140,11 @@ class ExperimentDirectory:
         return options
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
-        """Return where the trials write checkpoints: a section of the configuration, or the experiment's directory.
+        """Return the storage of the trials: a section of the configuration, or a path in the experiment's directory.
 
-        A relative path in the section is one in the experiment's directory.
+        A relative path in the section is relative to the experiment's directory.
         """
-        named = storage_named_in(self.config())
+        named = read_storage(self.config())
         if named is None:
             return str(self.checkpoints)
         if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again
@@ -152,7 +152,7 @@ class ExperimentDirectory:
         return named
 
     def files_with_settings(self) -> list[Path]:
-        """Return the files that hold the configuration or hyperparameters as they were given, with their secrets."""
+        """Return the files with the given configuration or hyperparameters, secrets included."""
         tasks = sorted(self.path.glob("trials/*/task.json"))
         return [self.given_config, self.config_file, self.options, self.events, *tasks]
 
@@ -186,8 +186,8 @@ def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
     )
 
 
-def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the storage that a configuration names, without retention rules; None if it names none."""
+def read_storage(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the storage in a configuration, without retention rules, or None."""
     section = config.get("checkpoint_storage") or {}
     if section.get("type") is None:
         return None
@@ -196,14 +196,14 @@ def storage_named_in(config: dict[str, Any]) -> dict[str, Any] | None:
 
 def find_experiments(parent: Path) -> list[ExperimentDirectory]:
     """Return the experiments in a directory, by number."""
-    # Those that are closed to this user are left out; Path.is_file() would be an error there.
+    # Unreadable directories are left out; Path.is_file() would be an error there.
     readable = (path for path in parent.glob("*-*") if os.access(path / "events.jsonl", os.R_OK))
     found = [ExperimentDirectory(path) for path in readable if (path / "events.jsonl").is_file()]
     return sorted(found, key=lambda directory: directory.experiment_id)
 
 
 def _name_near(path: Path) -> str:
-    """Return which experiments may be meant by a path, which may be a number as in Determined."""
+    """Return a hint at the experiments that a path may mean; as in Determined, the path may be a number."""
     parents = [path, path.parent, path.parent / "experiments"]
     found = {one.path.name: one for parent in parents if parent.is_dir() for one in find_experiments(parent)}
     if not found:

@@ -1,4 +1,4 @@
-"""What the terminal shows while an experiment runs: a live table, or plain lines if the output is piped."""
+"""The terminal during an experiment: a live table, or plain lines if the output is piped."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.overview import format_number
-from det_lightning.experiments.progress import Progress
-from det_lightning.experiments.search_settings import trials_in_full
-from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.search_settings import count_full_trials
+from det_lightning.experiments.state import ExperimentState, Progress, TrialRecord, TrialStatus
+from det_lightning.experiments.trial_table import format_number
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 Update = Callable[[ExperimentState], None]
-# A terminal shows at most this many trials; ended ones are left out first, in the order of their creation.
+# The most trials on a terminal; ended trials are left out first, in the order of creation.
 _MOST_ROWS = 20
 _REDRAW_S = 0.5
 
 
 @contextlib.contextmanager
 def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
-    """Show the trials of an experiment on the standard error; yield what to call when the state may have changed."""
+    """Show the trials of an experiment on the standard error; yield a function to call after possible changes."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -35,7 +34,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        table = _Table(live, trials_in_full(read_config(directory.config())))
+        table = _Table(live, count_full_trials(read_config(directory.config())))
         try:
             yield table
         finally:
@@ -43,7 +42,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
 
 
 class _Notices:
-    """The notices that are shown once: warnings, and that the trials are asked to save and end."""
+    """The notices to show once: warnings, and the request to all trials to save and end."""
 
     def __init__(self) -> None:
         self._messages = 0
@@ -59,7 +58,7 @@ class _Notices:
 
 
 class _Lines:
-    """Writes a line for each change of a trial's state and for each of its validations."""
+    """Writes a line for each change of a trial's state and for each validation."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}
@@ -72,17 +71,17 @@ class _Lines:
             now = (trial.status.value, len(trial.validations))
             if self._seen.get(trial.trial_id) != now:
                 self._seen[trial.trial_id] = now
-                self._write(_line_of(state, trial))
+                self._write(_describe_trial(state, trial))
 
     def _write(self, line: str) -> None:
         print(escape(line), file=sys.stderr, flush=True)
 
 
-def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
+def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
         latest = trial.validations[max(trial.validations)]
-        value, best = (format_number(one) or "missing" for one in (state.metric_of(latest), state.best_of(trial)))
+        value, best = (format_number(one) or "missing" for one in (state.find_metric(latest), state.find_best(trial)))
         parts += [f"{state.metric} {value}", f"best {best}"]
     if trial.reason:
         parts.append(trial.reason)
@@ -90,7 +89,7 @@ def _line_of(state: ExperimentState, trial: TrialRecord) -> str:
 
 
 class _Table:
-    """A table that is redrawn when something changed, at most twice a second; notices stay above it."""
+    """A table, redrawn after changes but at most twice a second; notices stay above the table."""
 
     def __init__(self, live: Live, trials: int | None) -> None:
         self._live = live
@@ -127,15 +126,15 @@ class _Table:
                 str(trial.trial_id),
                 trial.status.value,
                 str(trial.steps_completed),
-                format_number(state.best_of(trial)),
-                format_number(state.metric_of(latest)),
+                format_number(state.find_best(trial)),
+                format_number(state.find_metric(latest)),
                 str(trial.restarts or ""),
                 self._time_left(trial),
             )
         self._live.update(table, refresh=True)
 
     def _caption(self, state: ExperimentState) -> str | None:
-        """Return how long the experiment will still take; None if that depends on results, or is not known yet."""
+        """Return the time left for the experiment; None if unknown so far, or if results decide."""
         left_s = self._progress.time_left_s(time.time())
         if self._trials is None or left_s is None or state.outcome is not None:
             return None
@@ -143,7 +142,7 @@ class _Table:
         return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
 
     def _time_left(self, trial: TrialRecord) -> str:
-        """Return how long a trial will still train, if known; a search that stops trials may end it earlier."""
+        """Return the time left for a trial, if known; a search may stop the trial earlier."""
         left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
         if left_s is None:
             return ""

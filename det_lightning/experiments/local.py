@@ -1,4 +1,4 @@
-"""Runs trials as processes on this machine."""
+"""This machine: GPUs and other slots, and trials as processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PART_LISTED = re.compile(rf"\(UUID: ({_PART}\S+)\)")
 
 
 class Gpu(NamedTuple):
-    """A GPU, or a part of one."""
+    """A GPU, or a part of a GPU."""
 
-    name: str  # what CUDA_VISIBLE_DEVICES calls it
+    name: str  # for CUDA_VISIBLE_DEVICES
     uuid: str
 
 
@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 class Devices:
     """The slots of this machine."""
 
-    slots: tuple[int, ...]  # indices of GPUs; for parts of GPUs (MIG), which have none, and on the CPU just numbers
+    slots: tuple[int, ...]  # indices of GPUs; just numbers for parts of GPUs (MIG) and on the CPU
     are_gpus: bool
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
 
@@ -46,12 +46,12 @@ class LocalMachine:
     """This machine."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        devices_of(demand)
+        find_devices(demand)
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> LocalLauncher:
-        return LocalLauncher(directory, config, warm_start, devices_of(demand), demand.slots_per_trial)
+        return LocalLauncher(directory, config, warm_start, find_devices(demand), demand.slots_per_trial)
 
 
 class LocalLauncher(PreparingLauncher):
@@ -81,23 +81,23 @@ class LocalLauncher(PreparingLauncher):
         del self._free[:taken]
         gpus = [self._devices.gpus[slot] for slot in slots] if self._devices.are_gpus else []
         prepared = self.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
-        # The processes of a trial must see only its own devices.
+        # The processes of a trial must see no devices of other trials.
         return prepared.start(os.environ, [gpu.name for gpu in gpus])
 
     def release(self, trial_id: int) -> None:
         self._free = sorted([*self._free, *self._held.pop(trial_id, [])])
 
 
-def devices_of(demand: Demand) -> Devices:
+def find_devices(demand: Demand) -> Devices:
     """Return the devices of this machine for an experiment's trials; raise an ExperimentError if there are too few."""
     demand.check_limit()
-    devices = _devices_for(demand.slots_per_trial, demand.on_cpu)
+    devices = _choose_devices(demand.slots_per_trial, demand.on_cpu)
     most = demand.max_slots if demand.slots_per_trial else None  # trials of no slots take none
     return dataclasses.replace(devices, slots=devices.slots[:most])
 
 
-def _devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
-    gpus = {} if on_cpu or slots_per_trial == 0 else visible_gpus()
+def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
+    gpus = {} if on_cpu or slots_per_trial == 0 else find_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
         processes = max(os.cpu_count() or 1, slots_per_trial)
         return Devices(tuple(range(processes)), are_gpus=False)
@@ -115,11 +115,11 @@ def _devices_for(slots_per_trial: int, on_cpu: bool) -> Devices:
     return Devices(tuple(gpus), are_gpus=True, gpus=gpus)
 
 
-def visible_gpus() -> dict[int, Gpu]:
-    """Return the GPUs that this process may use, by slot, without spending seconds on importing torch.
+def find_gpus() -> dict[int, Gpu]:
+    """Return the GPUs for this process, by slot, without spending seconds on importing torch.
 
-    The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; an ExperimentError says that
-    this machine does not have one.
+    The slot of a whole GPU is its index. ``CUDA_VISIBLE_DEVICES`` may name parts of GPUs; raise an ExperimentError if
+    this machine lacks such a part.
     """
     if shutil.which("nvidia-smi") is None:
         return {}
@@ -129,17 +129,17 @@ def visible_gpus() -> dict[int, Gpu]:
     if allowed is None:
         return {index: Gpu(str(index), uuid) for index, uuid in enumerate(ids)}
     names = [name.strip() for name in allowed.split(",") if name.strip()]
-    parts = [_part_named(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
+    parts = [_find_part(name, _PART_LISTED.findall(listed)) for name in names if name.startswith(_PART)]
     if parts:
         return {slot: Gpu(part, part) for slot, part in enumerate(dict.fromkeys(parts))}
-    # A GPU is given by its index, or by the beginning of its UUID, as schedulers of clusters do.
-    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_named(names, gpu))}
+    # Schedulers of clusters name a GPU by index, or by the beginning of the UUID.
+    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_select_names(names, gpu))}
     chosen = (indices[name] for name in names if name in indices)
     return {index: Gpu(str(index), ids[index]) for index in chosen}
 
 
-def _part_named(name: str, parts: list[str]) -> str:
-    """Return the part of a GPU that a name stands for, of which it may be the beginning."""
+def _find_part(name: str, parts: list[str]) -> str:
+    """Return the part of a GPU with a name, of which only the beginning may be given."""
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
         raise errors.ExperimentError(
@@ -149,5 +149,5 @@ def _part_named(name: str, parts: list[str]) -> str:
     return found[0]
 
 
-def _named(names: list[str], gpu: str) -> list[str]:
+def _select_names(names: list[str], gpu: str) -> list[str]:
     return [name for name in names if name.startswith("GPU-") and gpu.startswith(name)]

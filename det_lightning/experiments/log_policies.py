@@ -1,4 +1,4 @@
-"""Log policies: lines in a trial's log that forbid starting it again."""
+"""Log policies: patterns of lines in a trial's log that forbid a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from det_lightning.escaping import escape, name_some
 logger = logging.getLogger(__name__)
 
 # Determined's search takes time in proportion to the log. Python's may take any time for some patterns, and cannot be
-# interrupted, so it has a process of its own.
+# interrupted, so a separate process searches.
 _LIMIT_S = 60.0
 _SEARCH = """
 import json, re, sys
@@ -25,19 +25,19 @@ with open(log, encoding="utf-8", errors="replace") as lines:
     texts = (line.rstrip("\\n") for line in lines)  # a pattern may end with the line
     print(json.dumps(next((name for text in texts for pattern, name in policies if re.search(pattern, text)), None)))
 """
-# A search finds the same lines without it, and takes far less time for long ones.
+# A search finds the same lines without this beginning, and far sooner in long lines.
 _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 
 
-def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
-    """Return the name or pattern of a policy that matches a line of the log and cancels retries; None if there is none.
+def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
+    """Return the name or pattern of a policy that matches a line of the log and cancels retries, or None.
 
-    A warning says if that is not known: the log cannot be searched, or not within ``limit_s``.
+    A warning tells of a log that cannot be searched, or not within ``limit_s``.
     """
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])
         for policy in config.get("log_policies") or []
-        if policy.get("pattern") and _action_of(policy) == "cancel_retries"
+        if policy.get("pattern") and _read_action(policy) == "cancel_retries"
     }
     if not patterns or not log.exists():
         return None
@@ -66,6 +66,6 @@ def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _
     return found
 
 
-def _action_of(policy: dict[str, Any]) -> str | None:
+def _read_action(policy: dict[str, Any]) -> str | None:
     action = policy.get("action")
     return action.get("type") if isinstance(action, dict) else action

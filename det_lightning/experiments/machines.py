@@ -1,4 +1,4 @@
-"""Where the trials of an experiment run, and what they need there."""
+"""The interface between the runner and the machines: demands, launchers, and started runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from det_lightning import errors
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.runner import Launcher
+from det_lightning.experiments.state import ExperimentState, TrialRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What an experiment's trials need; 0 slots are one process without a GPU, and ``max_slots`` None is no limit."""
+    """The devices for an experiment's trials; 0 slots are a process without a GPU, ``max_slots`` None is no limit."""
 
     slots_per_trial: int
     max_slots: int | None = None
@@ -26,13 +26,51 @@ class Demand:
             )
 
 
+class StartedRun(Protocol):
+    """A started run of a trial."""
+
+    def has_ended(self) -> bool:
+        """Return whether all processes of the run have ended."""
+
+    def exit_status(self) -> int | None:
+        """Return the exit status, as a shell shows it; None if lost."""
+
+    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the reports of the trial since the last call, each with its line number."""
+
+    def stop(self) -> None:
+        """Ask the run to save and end."""
+
+    def kill(self) -> None:
+        """End the run at once."""
+
+
+class Launcher(Protocol):
+    """Starts trials where there is room."""
+
+    def has_room(self) -> bool:
+        """Return whether another trial can be started."""
+
+    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
+        """Start the next run of a trial, number ``trial.runs``."""
+
+    def adopt(self, trial: TrialRecord) -> StartedRun:
+        """Return the run left behind by a killed runner; the trial saves and ends by itself."""
+
+    def release(self, trial_id: int) -> None:
+        """Take back the slots of an ended run."""
+
+    def find_retry_policy(self, trial_id: int) -> str | None:
+        """Return the log policy that forbids restarting the trial after a failure, or None."""
+
+
 class Machines(Protocol):
     """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
 
     def check(self, demand: Demand, folder: Path) -> None:
-        """Check that trials can run with the experiment's directory in ``folder``, or its nearest existing parent."""
+        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> Launcher:
-        """Return the launcher that starts the trials, from the checkpoint ``warm_start`` unless that is None."""
+        """Return the launcher of the trials; each starts from the checkpoint ``warm_start`` unless None."""

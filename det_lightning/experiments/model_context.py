@@ -1,4 +1,4 @@
-"""Copies the code that an experiment trains with, so that later edits do not affect trials yet to start."""
+"""Copies the code of an experiment, so that later edits do not affect later trials."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
-    """Copy a directory of code without experiments and without what ``.detignore`` excludes, as ``.gitignore`` would.
+    """Copy a directory of code without experiments and the files in ``.detignore``, read like a ``.gitignore``.
 
-    Links are replaced with copies of their targets. If there is more than Determined accepts, an ExperimentError names
-    the largest files.
+    Links are replaced with copies of their targets. If the code is larger than Determined accepts, raise an
+    ExperimentError that names the largest files.
     """
-    files = list(_files(source))
+    files = list(_list_files(source))
     sizes = {file: (source / file).stat().st_size for file in files}
     total = sum(sizes.values())
     if total > MOST_BYTES:
@@ -43,15 +43,15 @@ def copy_model_context(source: Path, target: Path) -> None:
         shutil.copy2(source / file, target / file)
 
 
-def _files(source: Path) -> Iterator[str]:
-    """Yield the paths of the files that belong to the code, relative to ``source``."""
+def _list_files(source: Path) -> Iterator[str]:
+    """Yield the paths of the code's files, relative to ``source``."""
     patterns = list(_NEVER)
     if (source / ".detignore").is_file():
         patterns += (source / ".detignore").read_text(encoding="utf-8-sig").splitlines()
     ignored = pathspec.GitIgnoreSpec.from_lines(patterns)
     visited: set[str] = set()
     for folder, folders, names in os.walk(source, followlinks=True):
-        # A link to a directory above it would be followed forever.
+        # A link to a parent directory would be followed forever.
         real = os.path.realpath(folder)
         if real in visited:
             folders.clear()

@@ -1,4 +1,4 @@
-"""What ``experiment ls`` and ``experiment show`` say about an experiment, from its files alone."""
+"""The description of an experiment for ``experiment ls``, ``show`` and ``compare``, from files alone."""
 
 from __future__ import annotations
 
@@ -6,83 +6,87 @@ import datetime
 from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.event_log import read_events, runner_of
+from det_lightning.experiments.event_log import find_runner, read_events
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
-from det_lightning.experiments.trial_process import is_running, recorded_status
-from det_lightning.experiments.trial_reports import take_unread_reports
+from det_lightning.experiments.trial_process import is_running, read_status
+from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import mask
 
 
-def state_of(directory: ExperimentDirectory) -> ExperimentState:
-    """Return the state of an experiment, which may be running.
+def read_state(directory: ExperimentDirectory) -> ExperimentState:
+    """Return the state of an experiment, even while the experiment runs.
 
-    What its trials have reported is in it, even if the runner has not noted it yet, or was killed before.
+    The state includes reports of trials that the runner has not noted yet, or was killed before noting.
     """
     searcher = directory.config()["searcher"]
     state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
-    is_run = runner_of(directory.events) is not None
+    is_run = find_runner(directory.events) is not None
     for trial in [trial for trial in state.trials.values() if trial.is_open]:
         take_unread_reports(state, trial, directory.trial(trial.trial_id) / "metrics.jsonl")
         if not is_run:
-            trial.status = _status_of_orphan(directory, trial)
+            trial.status = _find_orphan_status(directory, trial)
     if not is_run:
         state.pause_queued()
     return state
 
 
-def _status_of_orphan(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
-    """Return what a trial does whose runner was killed: its supervisor has asked it to save and end."""
+def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
+    """Return the status of a trial whose runner was killed; the supervisor has asked the trial to save and end."""
     folder = directory.trial(trial.trial_id)
     if is_running(folder):
         return TrialStatus.STOPPING
-    is_done = recorded_status(folder, trial.runs) == 0 and not trial.preempted
+    is_done = read_status(folder, trial.runs) == 0 and not trial.preempted
     return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED
 
 
-def summary_of(directory: ExperimentDirectory) -> dict[str, Any]:
+def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
     """Return an experiment's entry in the list of experiments."""
-    config = directory.config()
-    events = read_events(directory.events)
-    state = state_of(directory)
+    return _summarize(directory, read_state(directory))
+
+
+def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[str, Any]:
+    is_run = find_runner(directory.events) is not None
     return {
         "id": directory.experiment_id,
-        "name": config["name"],
-        "state": _status_of(directory, state),
+        "name": directory.config()["name"],
+        "state": state.outcome or ("RUNNING" if is_run else "PAUSED"),
         "trials": len(state.trials),
-        "best": state.best(state.best_of(trial) for trial in state.trials.values()),
-        "started": next((_moment(event["time"]) for event in events if "time" in event), None),
+        "best": state.best(state.find_best(trial) for trial in state.trials.values()),
+        "started": None if state.started_at is None else _format_time(state.started_at),
         "directory": str(directory.path),
     }
 
 
-def details_of(directory: ExperimentDirectory) -> dict[str, Any]:
-    """Return everything known about an experiment except the curves of its metrics."""
-    state = state_of(directory)
-    order = "smaller is better" if state.smaller_is_better else "larger is better"
-    summary = summary_of(directory)
-    trials = [_trial(state, trial) for trial in state.trials.values()]
+def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
+    """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
+    state = read_state(directory)
+    summary = _summarize(directory, state)
+    trials = [_describe_trial(state, trial) for trial in state.trials.values()]
+    if with_curves:
+        for shown, trial in zip(trials, state.trials.values(), strict=True):
+            shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
     return {
         **summary,
         "best_trial": find_best_trial(summary["best"], trials),
-        "metric": f"{state.metric} ({order})",
+        "metric": f"{state.metric} ({'smaller' if state.smaller_is_better else 'larger'} is better)",
         "messages": mask(state.messages),
         "trials": trials,
     }
 
 
 def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
-    """Return the id of the first trial whose best metric is that of the experiment; None if no trial has a metric."""
+    """Return the id of the first trial with the best metric of the experiment; None without a metric."""
     return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
 
 
-def failed_trials(directory: ExperimentDirectory) -> list[int]:
-    """Return the ids of the trials that ended with an error."""
-    trials = state_of(directory).trials.values()
+def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
+    """Return the ids of the trials with an error at the end."""
+    trials = read_state(directory).trials.values()
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
-def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
-    """Return a trial's checkpoint with the best metric, or the newest one if none has a metric."""
+def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
+    """Return a trial's checkpoint with the best metric, or the newest checkpoint without any metric."""
     metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
     best = state.best(metrics.values())
     if best is None:
@@ -90,35 +94,31 @@ def best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | 
     return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
 
 
-def format_number(value: float | None) -> str:
-    """Return a number with four significant digits, without those after the point from 10,000 on; empty for None."""
-    if value is None:
-        return ""
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _best_validation(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> Validation | None:
-    """Return a trial's best validation, that of the checkpoint if several are equally good."""
-    value = state.best_of(trial)
-    best = [one for one in trial.validations.values() if value is not None and state.metric_of(one) == value]
+def _find_best_validation(
+    state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
+) -> Validation | None:
+    """Return a trial's best validation; of several equally good validations, the one of the checkpoint."""
+    value = state.find_best(trial)
+    best = [one for one in trial.validations.values() if value is not None and state.find_metric(one) == value]
     at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)
     return next(at_checkpoint, best[0] if best else None)
 
 
-def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
+def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     latest = trial.validations[max(trial.validations)] if trial.validations else None
-    checkpoint = best_checkpoint(state, trial)
-    best = _best_validation(state, trial, checkpoint)
+    checkpoint = find_best_checkpoint(state, trial)
+    best = _find_best_validation(state, trial, checkpoint)
     reported = best or latest
     return {
         "id": trial.trial_id,
         "state": trial.status.value,
         "batches": trial.steps_completed,
-        "best": state.metric_of(best),
+        "best": state.find_metric(best),
         "best_batches": None if best is None else best.steps_completed,
-        "latest": state.metric_of(latest),
+        "latest": state.find_metric(latest),
         "metrics": mask(reported.metrics) if reported else {},
         "restarts": trial.restarts,
+        "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,
         "hparams": mask(trial.hparams),
@@ -126,11 +126,5 @@ def _trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def _status_of(directory: ExperimentDirectory, state: ExperimentState) -> str:
-    if state.outcome is not None:
-        return state.outcome
-    return "RUNNING" if runner_of(directory.events) is not None else "PAUSED"
-
-
-def _moment(time_s: float) -> str:
+def _format_time(time_s: float) -> str:
     return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and finds out which trials its nodes can run."""
+"""The nodes of a Ray cluster: connecting, and finding the trials that the nodes can run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.machines import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
 
-# A node may have to start a process first, which imports this package.
+# A node may have to start a process and import this package first.
 _ANSWER_S = 120.0
 _CONNECT_S = 10.0
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[RayCluster]:
-    """Connect to a Ray cluster while the block runs; raise an ExperimentError if there is none.
+def connect(address: str) -> Iterator[RayCluster]:
+    """Connect to a Ray cluster while the block runs; raise an ExperimentError without a cluster.
 
-    The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start one here for the block.
+    The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start a cluster for the block.
     """
     _check_address(address)
     options: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def connected(address: str) -> Iterator[RayCluster]:
 
 
 def _check_address(address: str) -> None:
-    """Check that something answers at an address, because Ray would wait for minutes."""
+    """Check for an answer at an address, because Ray would wait for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")
@@ -69,39 +69,39 @@ def _check_address(address: str) -> None:
 
 
 class RayCluster:
-    """The cluster that this process is connected to. A trial runs on one of its nodes."""
+    """The connect cluster. A trial runs on a single node."""
 
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
-        needs = _needs_of(demand)
-        suitable = [node for node in _nodes() if _trials_on(node, needs)]
-        _check_shared(_existing(folder.absolute()), suitable)
+        needs = _find_needs(demand)
+        suitable = [node for node in _list_nodes() if _count_trials(node, needs)]
+        _check_shared(_find_existing(folder.absolute()), suitable)
 
-    def launcher(
+    def make_launcher(
         self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
     ) -> RayLauncher:
-        needs = _needs_of(demand)
+        needs = _find_needs(demand)
 
         def count_room() -> int:
-            on_nodes = sum(_trials_on(node, needs) for node in _nodes())
+            on_nodes = sum(_count_trials(node, needs) for node in _list_nodes())
             return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
 
         return RayLauncher(directory, config, warm_start, needs, count_room)
 
 
-def _nodes() -> list[dict[str, Any]]:
+def _list_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _needs_of(demand: Demand) -> dict[str, int]:
-    """Return the Ray resources that a trial takes: a CPU for each process, and a GPU if GPUs are used."""
+def _find_needs(demand: Demand) -> dict[str, int]:
+    """Return the Ray resources of a trial: a CPU for each process, and a GPU if GPUs are used."""
     demand.check_limit()
     slots = demand.slots_per_trial
-    nodes = _nodes()
+    nodes = _list_nodes()
     gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
     on_cpu = demand.on_cpu or slots == 0 or (gpus == 0 and slots == 1)
     needs = {"CPU": max(slots, 1)} if on_cpu else {"CPU": slots, "GPU": slots}
-    if any(_trials_on(node, needs) for node in nodes):
+    if any(_count_trials(node, needs) for node in nodes):
         return needs
     largest = [f"{max(int(node['Resources'].get(name, 0)) for node in nodes) or 'no'} {name}s" for name in needs]
     on_cpus = "" if on_cpu else f" --cpu for {slots} processes on the CPU, or"
@@ -111,18 +111,18 @@ def _needs_of(demand: Demand) -> dict[str, int]:
     )
 
 
-def _trials_on(node: dict[str, Any], needs: dict[str, int]) -> int:
-    """Return how many trials a node can run at once if it runs nothing else."""
+def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
+    """Return the number of trials for an otherwise idle node."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
 
 
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+def _find_existing(folder: Path) -> Path:
+    """Return the folder, or the nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
-    """Check that the nodes see the same files in a folder as this process, and its locks."""
+    """Check that the nodes see the same files and locks in a folder as this process."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
         file.write(content)
@@ -134,15 +134,14 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
     found = "; ".join(f"{name}: {problem}" for name, problem in problems if problem)
     if found:
         raise errors.ExperimentError(
-            f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). They need this "
-            "version of det_lightning, and the experiment in a file system that all of them share; --experiments "
-            "names a directory."
+            f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). The nodes need "
+            "this version of det_lightning, and a shared file system with the experiment, which --experiments names."
         )
 
 
 def _ask(node: dict[str, Any], path: str, content: bytes) -> Any:
     only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(problem_on_this_node)
+    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(find_problem)
     return remote.remote(path, content, __version__)
 
 
@@ -154,8 +153,8 @@ def _answer(reference: Any) -> str | None:
     return problem
 
 
-def problem_on_this_node(path: str, content: bytes, version: str) -> str | None:
-    """Return why the node that runs this cannot run trials, given a file that the runner has locked; None if it can."""
+def find_problem(path: str, content: bytes, version: str) -> str | None:
+    """Return why this node cannot run trials, or None; ``path`` is a file that the runner has locked."""
     if __version__ != version:
         return f"has det_lightning {__version__}, not {version}"
     try:

@@ -1,7 +1,7 @@
 """Runs trials on the nodes of a Ray cluster, each under an actor that holds the trial's resources.
 
-Only Ray's actors and their resources are used. Ray Tune has a search and state of its own, which would have to agree
-with the experiment's log, and saves that state only at intervals.
+The module uses only Ray's actors and resources. Ray Tune has a separate search and state, saved only at intervals,
+and would have to agree with the experiment's log.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import RecordReader, is_running, recorded_status
+from det_lightning.experiments.trial_process import RecordReader, is_running, read_status
 from det_lightning.experiments.trial_start import PreparingLauncher, TrialStart
 
 _POLL_S = 0.05
 _CANNOT_START = 127
-# Ray sets these in its workers. The number of threads changes sums, so the runner's is used, as on one machine.
+# Variables that Ray sets in workers. The number of threads changes sums, so the runner's number is used.
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
@@ -41,13 +41,13 @@ class RayLauncher(PreparingLauncher):
         self._needs = needs
         self._count_room = count_room
         self._runs: dict[int, RayRun] = {}
-        # Its methods run concurrently, because one of them waits until the trial has ended.
+        # The methods run concurrently, because wait() lasts until the end of the trial.
         self._actor_class = ray.remote(TrialActor).options(
             num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_concurrency=4
         )
 
     def has_room(self) -> bool:
-        """Return whether the nodes can run another trial, which may have to wait if others use the cluster too."""
+        """Return whether the nodes can run another trial, even if the trial must wait for other users."""
         return len(self._runs) < self._count_room()
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> RayRun:
@@ -63,7 +63,7 @@ class RayLauncher(PreparingLauncher):
 
 
 class TrialActor:
-    """Starts a run of a trial on the node where Ray placed this actor, and waits until it has ended.
+    """Starts a run of a trial on the node of this actor, and waits for the end of the run.
 
     If the actor's process ends, for whatever reason, the trial notices, saves and ends. ``threads`` is the runner's
     ``OMP_NUM_THREADS``, or None.
@@ -77,10 +77,10 @@ class TrialActor:
         self._process = start.start(environment, devices, detached=True)
 
     def confirm(self) -> None:
-        """Do nothing: a call that returns shows that the run was started."""
+        """Do nothing: a returned call shows that the run was started."""
 
     def wait(self) -> int | None:
-        """Wait until the run has ended and return its exit status; None if that is lost."""
+        """Wait for the end of the run; return the exit status, or None if lost."""
         while not self._process.has_ended():
             time.sleep(_POLL_S)
         return self._process.exit_status()
@@ -93,7 +93,7 @@ class TrialActor:
 
 
 class RayRun:
-    """One run of a trial on some node; Ray may not have started its actor yet."""
+    """A run of a trial on some node; Ray may not have started the actor yet."""
 
     def __init__(self, actor: Any, start: TrialStart) -> None:
         self._actor = actor
@@ -122,8 +122,8 @@ class RayRun:
         return not is_running(self._task.directory)
 
     def exit_status(self) -> int | None:
-        """Return its exit status; None if its actor or node was lost before it was done."""
-        if self._status is None and recorded_status(self._task.directory, self._task.run_id) == 0:
+        """Return the exit status; None if the actor or the node was lost before the end."""
+        if self._status is None and read_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
 
@@ -131,7 +131,7 @@ class RayRun:
         return self._records.new_records()
 
     def stop(self) -> None:
-        # Left to the next has_ended(), because a signal handler that calls this may have interrupted a call to Ray.
+        # Left to the next has_ended(), because the calling signal handler may have interrupted a call to Ray.
         self._request = "stop"
 
     def kill(self) -> None:
@@ -148,7 +148,7 @@ class RayRun:
         if _is_ready(self._started):
             getattr(self._actor, request).remote()
         else:
-            # It is waiting for its resources, perhaps for a long time.
+            # The actor is waiting for resources, perhaps for a long time.
             self._is_lost = True
             self._status = PREEMPTED_EXIT_CODE
             ray.kill(self._actor)

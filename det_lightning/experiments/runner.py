@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.machines import Launcher, StartedRun
 from det_lightning.experiments.search import (
     CreateTrial,
     ExitReason,
@@ -20,13 +21,13 @@ from det_lightning.experiments.search import (
     Warn,
 )
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
-from det_lightning.experiments.trial_reports import event_in, note_steps
+from det_lightning.experiments.trial_reports import note_steps, read_event
 from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
-# As in Determined, a trial that gave up on its hyperparameters has this long to end by itself.
+# As in Determined, a trial with invalid hyperparameters has this long to end by itself.
 _GIVING_UP_S = 10.0
-# How a run ends that was preempted: 0 is that of a script that has reported it.
+# The exit statuses of a preempted run: 0 comes from a script that has reported the preemption.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 _EXIT_REASONS = {
     TrialStatus.COMPLETED: ExitReason.COMPLETED,
@@ -35,50 +36,12 @@ _EXIT_REASONS = {
 }
 
 
-class StartedRun(Protocol):
-    """A started run of a trial."""
-
-    def has_ended(self) -> bool:
-        """Return whether all its processes have ended."""
-
-    def exit_status(self) -> int | None:
-        """Return its exit status, as a shell shows it; None if that is lost."""
-
-    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return what the trial reported since the last call, each record with its line number."""
-
-    def stop(self) -> None:
-        """Ask it to save and end."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-
-class Launcher(Protocol):
-    """Starts trials where there is room for them."""
-
-    def has_room(self) -> bool:
-        """Return whether another trial can be started."""
-
-    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
-        """Start the next run of a trial, number ``trial.runs``."""
-
-    def adopt(self, trial: TrialRecord) -> StartedRun:
-        """Return the run of a trial that a killed runner left behind; it saves and ends by itself."""
-
-    def release(self, trial_id: int) -> None:
-        """Take back the slots of a trial whose run has ended."""
-
-    def retries_cancelled_by(self, trial_id: int) -> str | None:
-        """Return the log policy that forbids restarting the trial after a failure; None if there is none."""
-
-
 class ExperimentRunner:
-    """Runs the trials that a search asks for, until the search is finished or the runner is asked to stop.
+    """Runs the trials of a search, until the search is finished or a signal pauses the experiment.
 
-    Everything that happens is in the log before it has consequences, and the state and the search are computed from
-    the log. So another runner with the same arguments can take over from one that was killed at any moment. The search
-    has not answered any event yet, and ``on_change`` is called again and again, after the state may have changed.
+    The log has every event before the event has consequences; the state and the search follow from the log. So another
+    runner with the same arguments can take over after a kill at any moment. ``search`` must not have answered an event
+    yet. The runner calls ``on_change`` again and again, after possible changes of the state.
     """
 
     def __init__(
@@ -100,9 +63,9 @@ class ExperimentRunner:
         self._kill_at_s: dict[int, float] = {}
 
     def run(self, *, retry_failed: bool = False) -> Outcome | None:
-        """Run until the search is finished; return its outcome, or None if the experiment was paused.
+        """Run until the search is finished; return the outcome, or None if the experiment was paused.
 
-        With ``retry_failed``, trials that ended with an error go on as if they had not, and may fail as often again.
+        With ``retry_failed``, failed trials go on as if they had not failed, and may fail as often again.
         """
         self._replay(retry_failed)
         while self.state.outcome is None:
@@ -132,7 +95,7 @@ class ExperimentRunner:
     # What the search asks for
 
     def _replay(self, retry_failed: bool) -> None:
-        """Give the search the events of the log; carry out what is not done yet according to the log."""
+        """Give the search the events of the log; carry out the operations missing in the log."""
         operations = self._search.initial()
         events = list(self._log.events)
         self.record("experiment_resumed" if events else "experiment_started")
@@ -154,7 +117,7 @@ class ExperimentRunner:
         self._carry_out(operation for operation in operations if not self._is_done(operation))
 
     def _retry(self, trial_id: int, operations: list[Operation]) -> list[Operation]:
-        """Tell the search that a failed trial goes on; return the operations without those that the failure caused."""
+        """Tell the search about a retried trial; return the operations without the consequences of the failure."""
         self._search.trial_retried(trial_id)
         stop = (operation for operation in operations if isinstance(operation, StopTrial) and operation.error)
         ended = [operation for operation in stop if operation.trial_id == trial_id]
@@ -175,7 +138,7 @@ class ExperimentRunner:
         return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
 
     def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:
-        # Earlier releases did not note it here; nor could a trial go on after its end.
+        # Earlier releases did not note invalid_hp here, and no trial went on after the end.
         invalid = event.get("invalid_hp", self.state.trials[event["trial"]].invalid_hp)
         reason = ExitReason.INVALID_HP if invalid else _EXIT_REASONS[TrialStatus(event["closed"])]
         return self._search.trial_exited(event["trial"], reason)
@@ -210,13 +173,13 @@ class ExperimentRunner:
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             run = self._launcher.start(trial, self.state)
             self._running[trial.trial_id] = run
-            # A signal arrived before the run was in the list; or a trial is retried that failed when it was stopped.
+            # A signal arrived before the run was in the list, or a trial is retried after a failure while stopping.
             if self.state.pausing or trial.stop_requested:
                 run.stop()
 
     def _look_at(self, trial_id: int) -> None:
         run = self._running[trial_id]
-        # The order matters: what a run wrote last can only be read after it has ended.
+        # The order matters: the last reports can only be read after the end of the run.
         ended = run.has_ended()
         for line, record in run.new_records():
             self._take(trial_id, line, record)
@@ -228,7 +191,7 @@ class ExperimentRunner:
             self._take_exit(self.state.trials[trial_id], run.exit_status())
 
     def _take(self, trial_id: int, line: int, record: dict[str, Any]) -> None:
-        """Act on what a trial has reported."""
+        """Act on a report of a trial."""
         trial = self.state.trials[trial_id]
         note_steps(trial, record)
         if record["group"] == "progress":
@@ -236,7 +199,7 @@ class ExperimentRunner:
             if fraction is not None:
                 trial.progress.report(fraction, record["time"])
             return
-        reported = event_in(record, trial, line)
+        reported = read_event(record, trial, line)
         if reported is None:
             return
         kind, values = reported
@@ -247,10 +210,10 @@ class ExperimentRunner:
             self._kill_at_s.setdefault(trial_id, time.monotonic() + _GIVING_UP_S)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
-        """Decide what the end of a run means for its trial."""
+        """Decide what the end of a run means for the trial."""
         is_done = status == 0 and not trial.preempted
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
-        closed, reason = self._closing(trial, status, ended_well)
+        closed, reason = self._choose_status(trial, status, ended_well)
         event = self.record(
             "run_ended",
             trial=trial.trial_id,
@@ -265,17 +228,17 @@ class ExperimentRunner:
         if closed is not None:
             self._carry_out(self._answer_to_close(event))
 
-    def _closing(
+    def _choose_status(
         self, trial: TrialRecord, status: int | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
-        """Return the trial's final status, or None if it is to be started again, and the reason if there is one."""
-        # One rank that says so is enough: the others may fail because of it.
+        """Return the trial's final status, or None for another start, and the reason, if any."""
+        # A report of one rank is enough: other ranks may fail as a consequence.
         if trial.invalid_hp and trial.stop_error is None:
             return TrialStatus.COMPLETED, "invalid hyperparameters"
         if ended_well:
             if trial.stop_error is not None:
                 return TrialStatus.ERROR, trial.stop_error
-            # A script that ends because it was asked to exits with 0, too, but is not done.
+            # A script that ends on request exits with 0, too, but is not done.
             is_done = status == 0 and not trial.preempted
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
         what = "its processes were killed" if status is None else f"it ended with status {status}"
@@ -285,14 +248,14 @@ class ExperimentRunner:
             what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
             return TrialStatus.ERROR, f"{what} when it was asked to stop"
-        if policy := self._launcher.retries_cancelled_by(trial.trial_id):
+        if policy := self._launcher.find_retry_policy(trial.trial_id):
             return TrialStatus.ERROR, f"{what}, and the log policy {policy} cancels retries"
         if trial.restarts >= self._max_restarts:
             return TrialStatus.ERROR, f"{what}, after {self._max_restarts} restarts"
         return None, what
 
     def record(self, kind: str, **values: Any) -> dict[str, Any]:
-        """Append an event to the log and apply it to the state."""
+        """Append an event to the log and apply the event to the state."""
         event = {"type": kind, "time": time.time(), **values}
         self._log.append(event)
         self.state.apply(event)
@@ -300,8 +263,8 @@ class ExperimentRunner:
 
 
 def _was_preempted(trial: TrialRecord) -> bool:
-    """Return whether a run that says that it was preempted was, or at least can be continued where it ended.
+    """Return whether to accept a run's claim of preemption: the run was asked to stop, or saved new progress.
 
-    Without this, a command that always says so would be started again for ever.
+    Otherwise, a command that always claims preemption would be started again for ever.
     """
     return trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from

@@ -1,19 +1,15 @@
-"""Converts the typed configuration for a search."""
+"""The settings of a search from a configuration, and how many trials the search creates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from det_lightning.config import ExperimentConfig, hyperparameters
+from det_lightning.config import ExperimentConfig
 from det_lightning.config.searchers import HalvingSearcher, RandomSearcher
-from det_lightning.experiments import search
-from det_lightning.experiments.search import SearcherSettings, SearchSpace
-from det_lightning.experiments.search.brackets import brackets_of
+from det_lightning.experiments.search import Grid, SearcherSettings
+from det_lightning.experiments.search.halving import make_brackets
 
 
-def settings_of(config: ExperimentConfig) -> SearcherSettings:
-    """Return the ``searcher`` section in the form that the search takes."""
+def make_settings(config: ExperimentConfig) -> SearcherSettings:
+    """Return the ``searcher`` section as settings of a search."""
     searcher = config.searcher
     not_of_the_search = {"source_trial_id", "source_checkpoint_uuid", "stop_once", "max_length"}
     section = {**searcher.model_dump(exclude=not_of_the_search), "metric": searcher.metric or ""}
@@ -26,39 +22,19 @@ def settings_of(config: ExperimentConfig) -> SearcherSettings:
     return SearcherSettings(**section)
 
 
-def space_of(config: ExperimentConfig) -> SearchSpace:
-    """Return the ``hyperparameters`` section in the form that the search takes."""
-    return _group(config.hyperparameters)
-
-
-def trials_in_full(config: ExperimentConfig) -> int | None:
-    """Return how many trials the search trains to their end; None if that depends on their results."""
+def count_full_trials(config: ExperimentConfig) -> int | None:
+    """Return the number of trials that the search trains to the end; None if results decide."""
     searcher = config.searcher
     if searcher.name == "grid":
-        return search.Grid(space_of(config)).size
+        return Grid(config.hyperparameters).size
     if searcher.name == "single":
         return 1
     return searcher.max_trials if isinstance(searcher, RandomSearcher) else None
 
 
-def most_trials(config: ExperimentConfig) -> int:
-    """Return how many trials the search creates at most, not counting the replacements of those with invalid values."""
-    in_full = trials_in_full(config)
+def count_most_trials(config: ExperimentConfig) -> int:
+    """Return the largest possible number of trials, without replacements of invalid trials."""
+    in_full = count_full_trials(config)
     if in_full is not None:
         return in_full
-    return sum(bracket.max_trials for bracket in brackets_of(settings_of(config)))
-
-
-def _group(entries: Mapping[str, Any]) -> SearchSpace:
-    return {name: _entry(entry) for name, entry in entries.items()}
-
-
-def _entry(entry: Any) -> Any:
-    if isinstance(entry, dict):
-        return _group(entry)
-    if isinstance(entry, hyperparameters.Const):
-        return search.Const(entry.val)
-    if isinstance(entry, hyperparameters.Categorical):
-        return search.Categorical(tuple(entry.vals))
-    types: dict[str, Any] = {"int": search.Int, "double": search.Double, "log": search.Log}
-    return types[entry.type](**entry.model_dump(exclude={"type"}))
+    return sum(bracket.max_trials for bracket in make_brackets(make_settings(config)))

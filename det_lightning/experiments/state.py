@@ -1,4 +1,4 @@
-"""The state of an experiment and its trials, computed from the events of its log."""
+"""The state of an experiment and its trials, computed from the events of the log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,37 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from det_lightning.experiments.progress import Progress
 from det_lightning.files.strict_json import as_number
 
 
+class Progress:
+    """The progress of a run or an experiment, as reported from time to time: from 0 to 1, None before a report."""
+
+    def __init__(self) -> None:
+        self.fraction: float | None = None
+        self._at_s = 0.0
+        self._first_fraction = 0.0
+        self._first_at_s = 0.0
+
+    def report(self, fraction: float, at_s: float) -> None:
+        """Note the progress at a time, in seconds."""
+        if self.fraction is None:
+            self._first_fraction = fraction
+            self._first_at_s = at_s
+        if self.fraction is None or fraction != self.fraction:
+            self.fraction = fraction
+            self._at_s = at_s
+
+    def time_left_s(self, now_s: float) -> float | None:
+        """Return the seconds left at the average speed so far; None if unknown, as after a single report."""
+        if self.fraction is None or self.fraction <= self._first_fraction or self._at_s <= self._first_at_s:
+            return None
+        speed = (self.fraction - self._first_fraction) / (self._at_s - self._first_at_s)
+        return max((1 - self.fraction) / speed - (now_s - self._at_s), 0.0)
+
+
 class TrialStatus(str, enum.Enum):
-    """What a trial is doing, in Determined's terms where they exist."""
+    """The activity of a trial, in Determined's terms where possible."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -30,7 +55,7 @@ class TrialStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """The metrics of a validation, and the number of batches trained before it."""
+    """The metrics of a validation, and the number of batches trained before."""
 
     steps_completed: int
     metrics: dict[str, Any]
@@ -38,9 +63,9 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that a trial has written completely, and the time at which that became known.
+    """A completely written checkpoint of a trial, and the time of the report.
 
-    ``sha256`` are those of its files that hold objects, by which the trial knows them again.
+    ``sha256`` are the hashes of the files with objects; by these hashes, the trial recognizes its own files.
     """
 
     checkpoint_id: str
@@ -52,27 +77,27 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class TrialRecord:
-    """One trial."""
+    """A trial."""
 
     trial_id: int
     trial_seed: int
     hparams: dict[str, Any]
     validate_at: list[int]
     status: TrialStatus = TrialStatus.QUEUED
-    runs: int = 0  # how often it was started
-    restarts: int = 0  # how often it failed and was to be started again
-    lines_read: int = 0  # how many lines of its metrics.jsonl are in the log
-    steps_completed: int = 0  # batches that it has trained, as far as reported
-    progress: Progress = dataclasses.field(default_factory=Progress)  # of its latest run, which is not in the log
+    runs: int = 0  # number of starts
+    restarts: int = 0  # number of failures with another start
+    lines_read: int = 0  # lines of metrics.jsonl that are in the log
+    steps_completed: int = 0  # batches trained, as far as reported
+    progress: Progress = dataclasses.field(default_factory=Progress)  # of the latest run; not in the log
     is_open: bool = False  # whether a run was started and is not known to have ended
-    started_from: int = -1  # batches of the newest checkpoint when its run began; -1 without one
-    orphaned: bool = False  # whether the runner of its run was killed, and the supervisor has asked it to end
+    started_from: int = -1  # batches of the newest checkpoint when the run began; -1 without one
+    orphaned: bool = False  # whether the runner was killed, and the supervisor has asked the run to end
     stop_requested: bool = False
     stop_error: str | None = None
     invalid_hp: bool = False
-    preempted: bool = False  # whether its run reported that it ended on request
-    ended_by_hook: bool = False  # whether its run ended in startup-hook.sh
-    reason: str | None = None  # why its latest run failed, or the trial ended as it did
+    preempted: bool = False  # whether the run reported an end on request
+    ended_by_hook: bool = False  # whether the run ended in startup-hook.sh
+    reason: str | None = None  # why the latest run failed, or the trial ended
     validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
     started_at: float | None = None
@@ -83,7 +108,7 @@ class TrialRecord:
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
     def steps_saved(self) -> int:
-        """Return how many batches its newest checkpoint was trained for; -1 if there is none."""
+        """Return the number of batches of the newest checkpoint; -1 without a checkpoint."""
         newest = self.newest_checkpoint()
         return -1 if newest is None else newest.steps_completed
 
@@ -97,6 +122,7 @@ class ExperimentState:
         self.trials: dict[int, TrialRecord] = {}
         #: How many reports of validations there were in all trials.
         self.validation_reports = 0
+        self.started_at: float | None = None
         self.outcome: str | None = None
         self.messages: list[str] = []
         #: Whether all trials are asked to save and end.
@@ -105,25 +131,26 @@ class ExperimentState:
             self.apply(event)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take one more event into account; events of unknown types change at most ``lines_read``."""
+        """Take another event into account; events of unknown types change at most ``lines_read``."""
+        self.started_at = event.get("time") if self.started_at is None else self.started_at
         handler = getattr(self, f"on_{event['type']}", None)
         if handler is not None:
             handler(event)
         if "lines" in event:
             self.trials[event["trial"]].lines_read = event["lines"]
 
-    def metric_of(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None if the validation has no number of that name."""
+    def find_metric(self, validation: Validation | None) -> float | None:
+        """Return the searcher's metric of a validation; None without a number of this name."""
         return None if validation is None else as_number(validation.metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
         """Return the searcher's metric of the validation at the same batch as a checkpoint; None if there was none."""
         validations = self.trials[checkpoint.trial_id].validations
-        return self.metric_of(validations.get(checkpoint.steps_completed))
+        return self.find_metric(validations.get(checkpoint.steps_completed))
 
-    def best_of(self, trial: TrialRecord) -> float | None:
+    def find_best(self, trial: TrialRecord) -> float | None:
         """Return the best value of the searcher's metric in a trial."""
-        return self.best(self.metric_of(validation) for validation in trial.validations.values())
+        return self.best(self.find_metric(validation) for validation in trial.validations.values())
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """Return the best of several values of the searcher's metric; None if there is none."""
@@ -133,7 +160,7 @@ class ExperimentState:
         return min(known) if self.smaller_is_better else max(known)
 
     def pause_queued(self) -> None:
-        """Call the trials paused that wait for a runner, because there is none any more."""
+        """Mark the queued trials as paused, because there is no runner any more."""
         for trial in self.trials.values():
             if trial.status is TrialStatus.QUEUED:
                 trial.status = TrialStatus.PAUSED
@@ -215,7 +242,7 @@ class ExperimentState:
         trial.restarts = 0
         trial.invalid_hp = False
         trial.reason = trial.ended_at = None
-        if trial.stop_error is not None:  # otherwise the search does not need it any longer
+        if trial.stop_error is not None:  # otherwise the search no longer needs the trial
             trial.stop_requested = False
             trial.stop_error = None
 

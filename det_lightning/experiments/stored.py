@@ -1,21 +1,25 @@
-"""Experiments of which only checkpoints are left, as described by the notes in these."""
+"""Experiments and runs of which only checkpoints are left, described by the checkpoints' metadata."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import MASTER_KEY
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, is_shallow
+from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
 from det_lightning.experiments.overview import find_best_trial
+from det_lightning.files.strict_json import as_number
 from det_lightning.masking import mask
 
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """A complete checkpoint that names its trial and experiment."""
+    """A complete checkpoint with the names of trial and experiment."""
 
     info: CheckpointInfo
     notes: CheckpointNotes
@@ -35,8 +39,8 @@ class _Noted:
         return known if isinstance(known, dict) else {}
 
 
-def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what the checkpoints in a storage say about experiments, in the form of ``experiment show``.
+def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
+    """Return the experiments that the checkpoints in a storage name, in the form of ``experiment show``.
 
     Only trials with a checkpoint in the storage are included.
     """
@@ -46,10 +50,13 @@ def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, A
         notes = notes_in(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
-    return [_experiment(str(storage), name, by_experiment[name]) for name in sorted(by_experiment, key=_number_first)]
+    names = sorted(by_experiment, key=_number_first)
+    return [_experiment(storage, name, by_experiment[name], with_curves=with_curves) for name in names]
 
 
-def _experiment(storage: str, experiment: str, noted: list[_Noted]) -> dict[str, Any]:
+def _experiment(
+    storage: CheckpointStorage, experiment: str, noted: list[_Noted], *, with_curves: bool
+) -> dict[str, Any]:
     by_trial: dict[str, list[_Noted]] = {}
     for one in noted:
         by_trial.setdefault(one.notes.trial or "", []).append(one)
@@ -58,14 +65,16 @@ def _experiment(storage: str, experiment: str, noted: list[_Noted]) -> dict[str,
     metric = None
     if best is not None:
         metric = f"{best.metric_name} ({'smaller' if best.notes.smaller_is_better else 'larger'} is better)"
-    trials = [_trial(trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)]
+    trials = [_trial(storage, trial, by_trial[trial]) for trial in sorted(by_trial, key=_number_first)]
+    for trial in trials if with_curves else ():
+        trial["curves"] = _make_curves(by_trial[trial["id"]])
     return {
         "id": experiment,
         "name": known.get("name"),
         "state": _state(known),
         "best": None if best is None else best.notes.metric,
         "started": known.get("start_time"),
-        "directory": storage,
+        "directory": str(storage),
         "best_trial": find_best_trial(None if best is None else best.notes.metric, trials),
         "metric": metric,
         "messages": [],
@@ -73,11 +82,11 @@ def _experiment(storage: str, experiment: str, noted: list[_Noted]) -> dict[str,
     }
 
 
-def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
+def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[str, Any]:
     newest = max(noted, key=lambda one: one.age)
     best = _best(noted)
     validated = [one for one in noted if one.notes.metric is not None]
-    hparams = newest.info.metadata.get("hparams")
+    hparams = newest.info.metadata.get("hparams") or _read_hparams(storage.root / newest.info.id)
     latest = max(validated, key=lambda one: one.age, default=None)
     return {
         "id": trial,
@@ -95,6 +104,27 @@ def _trial(trial: str, noted: list[_Noted]) -> dict[str, Any]:
     }
 
 
+def _read_hparams(checkpoint: Location) -> Any:
+    """Return the hyperparameters in ``load_data.json``, as written by the Trainer API; None if missing."""
+    if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / LOAD_DATA_FILE):
+        return None
+    try:
+        content = json.loads((checkpoint / LOAD_DATA_FILE).read())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return content.get("hparams") if isinstance(content, dict) and is_shallow(content) else None
+
+
+def _make_curves(noted: list[_Noted]) -> dict[str, list[tuple[float, float]]]:
+    """Return the batches and values of each metric in the checkpoints of a trial."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for one in sorted((one for one in noted if one.notes.metric is not None), key=lambda one: one.age):
+        for name, value in _metrics(one).items():
+            if (number := as_number(value)) is not None:
+                curves.setdefault(name, []).append((one.notes.steps_completed or 0, number))
+    return curves
+
+
 def _metrics(best: _Noted | None) -> dict[str, Any]:
     if best is None:
         return {}
@@ -102,8 +132,8 @@ def _metrics(best: _Noted | None) -> dict[str, Any]:
 
 
 def _best(noted: list[_Noted]) -> _Noted | None:
-    """Return the checkpoint with the best metric, None without any; the newest one says which direction is better."""
-    # Only NaN differs from itself.
+    """Return the checkpoint with the best metric, or None; the newest checkpoint says which direction is better."""
+    # NaN is not equal to NaN.
     validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
     if not validated:
         return None

@@ -1,8 +1,8 @@
-"""The parent of a trial's processes, which ends them when the runner of the experiment ends, for whatever reason.
+"""The parent of a trial's processes, which ends the trial when the runner of the experiment ends.
 
-It runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so it costs no more than
-starting an interpreter. The runner writes commands to standard input; if the pipe closes, the runner is gone, and the
-trial is asked to save and end.
+The module runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so the cost is
+that of an interpreter. The runner writes commands to standard input. When the pipe closes, the runner is gone: the
+supervisor asks the trial to save and end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-#: The commands that the runner writes to standard input: save and end; end at once.
+#: The runner's commands on standard input: save and end; end at once.
 STOP = b"s"
 KILL = b"k"
 
@@ -30,16 +30,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(settings_json: str) -> int:
-    """Run a trial's command to its end and record its exit status; the settings are those of TrialProcess.
+    """Run a trial's command to the end and record the exit status; TrialProcess makes the settings.
 
-    A trial may take ``grace_s`` to save and end before it is killed. If ``detached``, this continues in a process that
-    is not a child of the one that started it.
+    A trial may take ``grace_s`` to save and end before the supervisor kills the processes. If ``detached``, the work
+    continues in a process that is not a child of the starting process.
     """
     settings = json.loads(settings_json)
     if settings["detached"] and os.fork():
         return 0
     directory = Path(settings["directory"])
-    # Signals from the terminal are for the runner, which then sends a command.
+    # Signals from the terminal are for the runner; a command follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -77,21 +77,21 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
 
 
 def _prepare_child() -> None:
-    """Reset what Ray and this process did to signals; make the child end when this process dies."""
+    """Reset the signals changed by Ray and this process; make the child end when this process dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # Ray blocks SIGINT in everything that it starts.
+    # Ray blocks SIGINT in all child processes.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
-    """Pass on the runner's commands until the child has ended; return its status, as a shell shows it."""
+    """Pass on the runner's commands until the child has ended; return the status, as a shell shows it."""
     deadline: float | None = None
     listening = [sys.stdin.fileno()]
     while True:
         status = child.poll()
-        # A shell ends at once when asked to, while the processes that it started are still saving.
+        # A shell ends at once on request, while child processes of the shell are still saving.
         if status is not None and (deadline is None or not _group_lives(child.pid)):
             if deadline is not None and status == -signal.SIGTERM:
                 return os.EX_TEMPFAIL  # like a trial that has saved
@@ -124,7 +124,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill what the command left running; this process adopts the orphans among its descendants."""
+    """Kill the leftovers of the command; this process adopts orphans among the descendants."""
     for _ in range(100):
         found = _descendants(os.getpid())
         if not found:
@@ -158,7 +158,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def _prctl() -> Callable[..., object]:
-    """Return a function that sets an option of Linux's ``prctl``, by default to 1; elsewhere it does nothing."""
+    """Return a function for an option of Linux's ``prctl``, by default set to 1; elsewhere without effect."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""A running trial as the runner sees it: a process to command, and files to read."""
+"""A running trial seen by the runner: a process to command, and files to read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordReader:
-    """Reads the records that a trial adds to its ``metrics.jsonl``, after the first ``lines_read`` lines."""
+    """Reads new records in a trial's ``metrics.jsonl``, after the first ``lines_read`` lines."""
 
     def __init__(self, file: Path, lines_read: int = 0) -> None:
         self.lines_read = lines_read
@@ -29,7 +29,7 @@ class RecordReader:
         self._offset: int | None = 0 if lines_read == 0 else None
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the records since the last call, with their line numbers; a line that is being written comes later."""
+        """Return the complete records since the last call, with line numbers."""
         try:
             with self._file.open("rb") as file:
                 if self._offset is None:
@@ -54,10 +54,10 @@ class RecordReader:
 
 
 class TrialProcess:
-    """One run of a trial, under a supervisor that outlives neither the trial nor, for long, the runner.
+    """A run of a trial, under a supervisor that ends soon after the trial or the runner.
 
-    It may take ``grace_s`` to save and end when asked to. The supervisor of a ``detached`` run is not a child of this
-    process, since whatever ends this may end its children. Raises an OSError if it cannot be started.
+    The run may take ``grace_s`` to save and end on request. The supervisor of a ``detached`` run is not a child of this
+    process, because the end of this process may end all children. Raise an OSError if the run cannot be started.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TrialProcess:
             self._supervisor.wait()
 
     def has_ended(self) -> bool:
-        # The supervisor writes nothing. Its end closes the pipe, even if it is not a child of this process.
+        # The supervisor writes nothing; the end of the supervisor closes the pipe, even for a detached run.
         pipe = self._supervisor.stdout
         if pipe is not None and not select.select([pipe], [], [], 0)[0]:
             return False
@@ -101,8 +101,8 @@ class TrialProcess:
         return True
 
     def exit_status(self) -> int | None:
-        """Return the exit status of a run that has ended, as a shell shows it; None if its supervisor was killed."""
-        return recorded_status(self._directory, self._run)
+        """Return the exit status of an ended run, as a shell shows it; None if the supervisor was killed."""
+        return read_status(self._directory, self._run)
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
         return self._records.new_records()
@@ -123,9 +123,9 @@ class TrialProcess:
 
 
 class OrphanedRun:
-    """A run whose runner was killed: its supervisor has noticed, and the trial saves and ends.
+    """A run after the kill of its runner: the supervisor has noticed, and the trial saves and ends.
 
-    If no exit status was recorded, everything was killed at once, and the run counts as preempted.
+    Without a recorded exit status, all processes were killed at once, and the run counts as preempted.
     """
 
     def __init__(self, directory: Path, run: int, lines_read: int) -> None:
@@ -137,19 +137,19 @@ class OrphanedRun:
         return not is_running(self._directory)
 
     def exit_status(self) -> int:
-        """Return its exit status; if none was recorded, everything was killed at once, and it counts as preempted."""
-        status = recorded_status(self._directory, self._run)
+        """Return the exit status; without a record, the status of a preempted run."""
+        status = read_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 
     def stop(self) -> None:
-        """Do nothing: it is already ending."""
+        """Do nothing: the run is already ending."""
 
     def kill(self) -> None:
-        """Do nothing: its supervisor kills it if it takes too long."""
+        """Do nothing: the supervisor kills a run that takes too long."""
 
 
-def recorded_status(directory: Path, run: int) -> int | None:
-    """Return the exit status that a supervisor recorded for a run; None if it recorded none."""
+def read_status(directory: Path, run: int) -> int | None:
+    """Return the exit status recorded by the supervisor of a run; None without a record."""
     file = directory / "exit.json"
     try:
         record = json.loads(file.read_text()) if file.is_file() else None
@@ -159,11 +159,11 @@ def recorded_status(directory: Path, run: int) -> int | None:
 
 
 def is_running(directory: Path) -> bool:
-    """Return whether a run of the trial is still active, perhaps one whose runner was killed."""
+    """Return whether a run of the trial is still active, perhaps without a runner."""
     file = directory / "lock"
     if not file.is_file():
         return False
-    # Some network file systems lock only files that are open for writing, which may not be allowed.
+    # Some network file systems lock only files opened for writing, but writing may be forbidden.
     lock = os.open(file, os.O_RDWR if os.access(file, os.W_OK) else os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What the records in a trial's ``metrics.jsonl`` mean for its experiment."""
+"""The records in a trial's ``metrics.jsonl``: events for the experiment, and curves of metrics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.escaping import escape
-from det_lightning.experiments.event_forms import find_mistake
-from det_lightning.experiments.event_log import MOST_BYTES
+from det_lightning.experiments.event_log import MOST_BYTES, find_mistake
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader
+from det_lightning.files.strict_json import as_number
 
 
 def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
-    """Note how far a trial has come, which records without an event say, too."""
+    """Note the trial's progress, which also records without an event have."""
     if record["steps_completed"] is not None:
         trial.steps_completed = max(trial.steps_completed, record["steps_completed"])
 
 
-def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
-    """Return the type and the entries of the event that a record reports; None if nothing depends on the record."""
+def read_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[str, dict[str, Any]] | None:
+    """Return type and entries of the event in a record; None for a record without consequences."""
     steps = record["steps_completed"]
     metrics = record["metrics"]
     at_line = {"trial": trial.trial_id, "lines": line}
@@ -40,17 +40,17 @@ def event_in(record: Mapping[str, Any], trial: TrialRecord, line: int) -> tuple[
 
 
 def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:
-    """Apply to the state what a trial has reported and its runner has not noted.
+    """Apply the reports of a trial that the runner has not noted to the state.
 
     Raises:
-        DamagedExperiment: a line of the file is not what trials report.
+        DamagedExperiment: a line of the file is not a report.
     """
     if not file.is_file() or file.stat().st_size > MOST_BYTES:  # reading a pipe would wait for a writer
         return
     for line, record in RecordReader(file, trial.lines_read).new_records():
         try:
             note_steps(trial, record)
-            reported = event_in(record, trial, line)
+            reported = read_event(record, trial, line)
             event = None if reported is None else {"type": reported[0], "time": record["time"], **reported[1]}
             wrong = None if event is None else find_mistake(event, {trial.trial_id})
         except (KeyError, TypeError):
@@ -61,14 +61,34 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
             state.apply(event)
 
 
+def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the batches and values of each metric of a trial; training metrics are called ``training NAME``."""
+    reports: list[tuple[str, Any, Any]] = [
+        ("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()
+    ]
+    if file.is_file() and file.stat().st_size <= MOST_BYTES:
+        records = (record for _, record in RecordReader(file).new_records() if isinstance(record, dict))
+        training = (record for record in records if record.get("group") == "training")
+        reports += [("training ", record.get("steps_completed"), record.get("metrics")) for record in training]
+    curves: dict[str, dict[float, float]] = {}
+    for prefix, steps, metrics in reports:
+        batch = as_number(steps)
+        if batch is None or not isinstance(metrics, dict):
+            continue
+        for name, value in metrics.items():
+            if (number := as_number(value)) is not None:
+                curves.setdefault(f"{prefix}{name}", {})[batch] = number  # a restarted trial reports a batch again
+    return {name: list(values.items()) for name, values in curves.items()}
+
+
 def _validation(
     trial: TrialRecord, steps: Any, metrics: dict[str, Any], at_line: dict[str, Any]
 ) -> tuple[str, dict[str, Any]] | None:
-    """Return the first report at a step, or what a later one adds to it."""
+    """Return the first report at a step, or the additions of a later report."""
     values = {**at_line, "steps_completed": steps}
     known = trial.validations.get(steps)
     if known is None:
         return "validation", {**values, "metrics": metrics}
-    # A restarted trial repeats the validations that came after its newest checkpoint.
+    # A restarted trial repeats the validations after the newest checkpoint.
     added = {name: value for name, value in metrics.items() if name not in known.metrics}
     return ("validation_extended", {**values, "metrics": added}) if added else None

@@ -1,9 +1,10 @@
-"""Starts a run of a trial: writes the files that it needs, and starts its process here or on another machine."""
+"""Starts a run of a trial: files, command and environment, for this machine or another."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +14,7 @@ from typing import Any
 from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.entrypoint import command_of
-from det_lightning.experiments.log_policies import policy_against_retries
+from det_lightning.experiments.log_policies import find_retry_policy
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
 from det_lightning.files.strict_json import to_json
@@ -39,9 +39,9 @@ exec "$@"
 
 @dataclasses.dataclass(frozen=True)
 class TrialStart:
-    """A run of a trial whose files are written; it can be started on any machine that has them.
+    """A run of a trial with all files written, to start on any machine with access to the files.
 
-    ``variables`` are those that the configuration sets; ``lines_read`` lines of the trial's metrics were already read.
+    ``variables`` come from the configuration; ``lines_read`` lines of the trial's metrics were already read.
     """
 
     task: TrialTask
@@ -51,12 +51,12 @@ class TrialStart:
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
     ) -> TrialProcess:
-        """Start it on this machine with these GPUs; ``detached`` if it should not be a child of this process.
+        """Start the run on this machine with these GPUs; ``detached`` if not as a child of this process.
 
-        It gets ``environment`` in addition to the variables of the configuration and the platform.
+        The run gets ``environment`` in addition to the variables of the configuration and the platform.
         """
-        workdir = workdir_of(self.task)
-        command = command_of(self.task.config["entrypoint"], len(self.task.slots))
+        workdir = find_workdir(self.task)
+        command = make_command(self.task.config["entrypoint"], len(self.task.slots))
         timeout_s = self.task.config.get("preemption_timeout")
         if (workdir / STARTUP_HOOK).is_file():
             command = ["bash", "-c", _WITH_HOOK, STARTUP_HOOK, str(self.task.metrics_file), *command]
@@ -72,11 +72,11 @@ class TrialStart:
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return ``environment`` with the variables that the configuration and Determined's platform set."""
+        """Return ``environment`` with the variables of the configuration and of Determined's platform."""
         task = self.task
         given = {**environment, **self.variables}
         # Only in the processes of trials, importing determined imports det_lightning.
-        search_path = [str(workdir_of(task)), str(ALIAS_DIRECTORY), given.get("PYTHONPATH", "")]
+        search_path = [str(find_workdir(task)), str(ALIAS_DIRECTORY), given.get("PYTHONPATH", "")]
         variables = {
             TASK_VARIABLE: str(task.file),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", "")]),
@@ -98,9 +98,9 @@ class TrialStart:
 
 
 class PreparingLauncher:
-    """The part of a launcher that writes the files that runs of trials need, and reads those of earlier runs.
+    """The part of a launcher that writes the files of new runs and reads the files of earlier runs.
 
-    ``warm_start`` is the checkpoint that trials start from, if any.
+    ``warm_start`` is the checkpoint to start trials from, or None.
     """
 
     def __init__(
@@ -108,15 +108,15 @@ class PreparingLauncher:
     ) -> None:
         self._directory = directory
         self._config = config
-        self._variables = _given_variables(config, are_gpus)
+        self._variables = _read_variables(config, are_gpus)
         self._warm_start = warm_start
 
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
-        """Write the files that run number ``trial.runs`` of a trial needs."""
+        """Write the files of run number ``trial.runs`` of a trial."""
         task = dataclasses.replace(self._task(trial, state, slots), gpu_uuids=list(gpu_uuids))
-        workdir = workdir_of(task)
+        workdir = find_workdir(task)
         if workdir.exists():
             shutil.rmtree(workdir)
         shutil.copytree(self._directory.code, workdir)
@@ -126,8 +126,8 @@ class PreparingLauncher:
     def adopt(self, trial: TrialRecord) -> OrphanedRun:
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
 
-    def retries_cancelled_by(self, trial_id: int) -> str | None:
-        return policy_against_retries(self._config, self._directory.trial(trial_id) / "log.txt")
+    def find_retry_policy(self, trial_id: int) -> str | None:
+        return find_retry_policy(self._config, self._directory.trial(trial_id) / "log.txt")
 
     def _task(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialTask:
         newest = trial.newest_checkpoint()
@@ -146,19 +146,19 @@ class PreparingLauncher:
             latest_checkpoint=self._warm_start if newest is None else newest.checkpoint_id,
             steps_completed=0 if newest is None else newest.steps_completed,
             validate_at=trial.validate_at,
-            best_validation=state.best(state.best_of(other) for other in state.trials.values()),
+            best_validation=state.best(state.find_best(other) for other in state.trials.values()),
             loggers=self._directory.loggers(),
             recorded=[] if newest is None else list(newest.sha256),
             trusted=self._directory.is_trusted(),
         )
 
 
-def workdir_of(task: TrialTask) -> Path:
-    """Return the working directory of a trial's processes, which holds a copy of the code."""
+def find_workdir(task: TrialTask) -> Path:
+    """Return the working directory of a trial's processes, with a copy of the code."""
     return task.directory / "workdir"
 
 
-def _given_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
+def _read_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
     """Return the variables of the section ``environment``; a name without a value passes on this process's value."""
     given = (config.get("environment") or {}).get("environment_variables") or []
     if isinstance(given, dict):
@@ -166,3 +166,28 @@ def _given_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
     pairs = [variable.partition("=") for variable in given]
     passed_on = {name: os.environ[name] for name, equals, _ in pairs if not equals and name in os.environ}
     return {**passed_on, **{name: value for name, equals, value in pairs if equals}}
+
+
+_CLASS = re.compile(r"[\w.]+:[\w.]+")
+
+
+def is_class(entrypoint: str | list[str]) -> bool:
+    """Return whether an entrypoint names a trial class, as ``module:Class``."""
+    return isinstance(entrypoint, str) and _CLASS.fullmatch(entrypoint) is not None
+
+
+def make_command(entrypoint: str | list[str], slots: int) -> list[str]:
+    """Return the command that runs an entrypoint in ``slots`` processes.
+
+    The harness trains a class, under torchrun if there are several processes. Any other string is a shell command, and
+    a list is the command itself.
+    """
+    if isinstance(entrypoint, list):
+        return entrypoint
+    if not is_class(entrypoint):
+        return ["sh", "-c", entrypoint]
+    harness = [sys.executable, "-m", "det_lightning.exec.harness", entrypoint]
+    if slots <= 1:
+        return harness
+    launcher = [sys.executable, "-m", "det_lightning.launch.torch_distributed", "--nproc-per-node", str(slots), "--"]
+    return [*launcher, *harness]

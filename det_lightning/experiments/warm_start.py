@@ -1,4 +1,4 @@
-"""The checkpoint that the trials of an experiment start from."""
+"""The checkpoint to start the trials of an experiment from."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _FIELD = "searcher.source_checkpoint_uuid"
 
 
 def find_source(checkpoint: str | None, storage: Mapping[str, Any] | None, experiments: Path) -> str | None:
-    """Return the checkpoint that trials start from: its absolute path or URL, or its id in the storage.
+    """Return the checkpoint to start trials from: an absolute path or URL, or an id in the storage.
 
     Args:
-        checkpoint: an id, an absolute path or a URL; None if trials start from scratch.
-        storage: where to look for an id; None if the experiment stores its checkpoints in its own new directory.
-        experiments: the directory with the experiments; an id that is not in ``storage`` is looked for in theirs, if
-            they are local.
+        checkpoint: an id, an absolute path or a URL; None to start from scratch.
+        storage: the storage of ids; None if the experiment stores checkpoints in the new directory.
+        experiments: the directory of experiments; local storages there are searched for an id missing in ``storage``.
 
     Raises:
-        ExperimentError: it does not exist, or is a relative path.
+        ExperimentError: the checkpoint does not exist, or the path is relative.
     """
     if checkpoint is None:
         return None
@@ -64,15 +63,15 @@ def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments:
             missing = f"{_FIELD}: {e}"
         else:
             return checkpoint_id
-    for local in _local_storages(experiments):
+    for local in _find_local_storages(experiments):
         with contextlib.suppress(errors.StorageError):
             if local.is_complete(checkpoint_id):
                 return local.find(checkpoint_id)
     raise errors.ExperimentError(f"{missing} No experiment in {escape(experiments)} has this checkpoint, either.")
 
 
-def _local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
-    """Yield those of the experiments that can be read: others may be damaged, or closed to this user."""
+def _find_local_storages(experiments: Path) -> Iterator[CheckpointStorage]:
+    """Yield the readable local storages of the experiments in a directory."""
     for directory in find_experiments(experiments):
         with contextlib.suppress(OSError, errors.DamagedExperiment):
             storage = directory.checkpoint_storage()

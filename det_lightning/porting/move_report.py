@@ -1,9 +1,8 @@
-"""The report of a move: for each project and entry point, what was done, what is left, and which checks passed."""
+"""The report of a move: what was done and what is left in each project, and the outcomes of checks."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -20,15 +19,13 @@ from det_lightning.porting.project import ProjectPort
 
 FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
-# Comparing as many equal lines takes seconds.
-_MANY_LINES = 2000
 # By the outcome of an entry point: as the report of a conversion marks that of a check, and what is shown.
 _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
-    """The outcome of a check of ``pytest --trial``, from its JUnit file."""
+class CheckOutcome:
+    """The outcome of a check of ``pytest --trial``, from a JUnit file."""
 
     trial: str
     name: str  # of the check
@@ -46,24 +43,24 @@ class MovedProject:
 
     @property
     def changed(self) -> list[tuple[FilePort, int]]:
-        """The files that change, and in how many lines."""
-        return [(port, _lines_changed(port)) for port in self.files if port.changed and port.may_be_written]
+        """The files to change, each with the number of changed lines."""
+        return [(port, _count_changed(port)) for port in self.files if port.changed and port.may_be_written]
 
     @property
     def left(self) -> list[tuple[FilePort, Finding]]:
-        """What is left to do, problems first."""
+        """The findings left to the user, problems first."""
         found = [(port, finding) for port in self.files for finding in port.findings if finding.severity in _LEFT]
         return sorted(found, key=lambda item: _LEFT.index(item[1].severity))
 
 
-def read_checks(file: pathlib.Path) -> list[Check]:
-    """Return the checks in a file that ``pytest --junitxml`` wrote; raises ValueError if it is another one."""
+def read_checks(file: pathlib.Path) -> list[CheckOutcome]:
+    """Return the checks in a file of ``pytest --junitxml``; raise ValueError for any other file."""
     require_file(file)
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
     except (ElementTree.ParseError, LookupError, ValueError) as e:  # also of an unknown encoding
         raise ValueError(f"{file} is not a file that pytest --junitxml writes: {e}.") from e
-    return [Check(case.get("classname", ""), case.get("name", ""), *_outcome(case)) for case in cases]
+    return [CheckOutcome(case.get("classname", ""), case.get("name", ""), *_outcome(case)) for case in cases]
 
 
 def _outcome(case: ElementTree.Element) -> tuple[str, str]:
@@ -73,7 +70,7 @@ def _outcome(case: ElementTree.Element) -> tuple[str, str]:
     return "passed", ""
 
 
-def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Check], *, written: bool) -> None:
+def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[CheckOutcome], *, written: bool) -> None:
     """Write the report of a move as HTML or Markdown, by the end of the file's name; an existing file is replaced.
 
     ``written`` says whether the project's files were changed, or only would be. Raises ImportError if jinja2 is not
@@ -111,15 +108,12 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
         yield MovedProject("", [], files[None])
 
 
-def _lines_changed(port: FilePort) -> int:
-    before = port.before.splitlines()
-    after = port.after.splitlines()
-    if len(before) == len(after):
-        return sum(old != new for old, new in zip(before, after, strict=True))
-    blocks = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > _MANY_LINES).get_opcodes()
-    return sum(max(end - start, new_end - new) for tag, start, end, new, new_end in blocks if tag != "equal")
+def _count_changed(port: FilePort) -> int:
+    before = Counter(port.before.splitlines())
+    after = Counter(port.after.splitlines())
+    return max((before - after).total(), (after - before).total())
 
 
 def _markdown_cell(text: object) -> str:
-    """Return text that stays in one table cell and is not interpreted as Markdown or HTML."""
+    """Return text for a table cell, without Markdown or HTML."""
     return re.sub(r"([\\|*\[\]<>])", r"\\\1", escape(text))

@@ -71,7 +71,7 @@ def show(storage: object, *arguments: str) -> str:
     return result.stdout
 
 
-def test_metric_experiment_trial_and_hyperparameters_are_added(platform: Platform) -> None:
+def test_adds_what_the_master_knew(platform: Platform) -> None:
     run("annotate", platform.storage, *platform.files)
     metadata = metadata_of(platform, "7 at 20")
     expected = {
@@ -90,7 +90,7 @@ def test_metric_experiment_trial_and_hyperparameters_are_added(platform: Platfor
     }
 
 
-def test_annotated_checkpoints_are_valid_and_load_as_before(platform: Platform) -> None:
+def test_annotated_checkpoints_load(platform: Platform) -> None:
     before = load_checkpoint(platform.storage / platform.ids["7 at 20"]).state
     run("annotate", platform.storage, *platform.files)
     run("verify", platform.storage)
@@ -101,7 +101,7 @@ def test_annotated_checkpoints_are_valid_and_load_as_before(platform: Platform) 
     )
 
 
-def test_ls_best_lists_the_best_of_an_experiment_first(platform: Platform) -> None:
+def test_ls_best_lists_best_first(platform: Platform) -> None:
     assert json_of("ls", platform.storage, "--best")["checkpoints"] == []
     run("annotate", platform.storage, *platform.files)
     best = json_of("ls", platform.storage, "--best")["checkpoints"]
@@ -111,7 +111,7 @@ def test_ls_best_lists_the_best_of_an_experiment_first(platform: Platform) -> No
     assert lines[2].split()[:5] == [platform.ids["8 at 10"], "3", "8", "10", "0.875"]
 
 
-def test_prune_keeps_the_best_and_the_latest_of_each_trial(platform: Platform) -> None:
+def test_prune_keeps_best_and_latest(platform: Platform) -> None:
     run("annotate", platform.storage, *platform.files)
     run("prune", platform.storage, "--yes")
     assert set(CheckpointStorage(platform.storage).list_ids()) == {
@@ -119,7 +119,7 @@ def test_prune_keeps_the_best_and_the_latest_of_each_trial(platform: Platform) -
     }
 
 
-def test_experiment_show_shows_the_trials_of_a_storage(platform: Platform) -> None:
+def test_show_takes_a_storage(platform: Platform) -> None:
     run("annotate", platform.storage, *platform.files)
     output = show(platform.storage)
     assert "name: digits" in output
@@ -135,7 +135,7 @@ def test_experiment_show_shows_the_trials_of_a_storage(platform: Platform) -> No
     ]
 
 
-def test_the_list_of_checkpoints_of_the_master_is_enough(platform: Platform, tmp_path: Path) -> None:
+def test_list_of_checkpoints_is_enough(platform: Platform, tmp_path: Path) -> None:
     listed = list_checkpoints(7, {platform.ids["7 at 10"]: (10, 0.5), platform.ids["7 at 20"]: (20, 0.75)})
     found = json_of("annotate", platform.storage, write(tmp_path / "checkpoints.json", listed))
     assert found["experiments_without_metric"] == found["without_metric"] == []
@@ -143,27 +143,27 @@ def test_the_list_of_checkpoints_of_the_master_is_enough(platform: Platform, tmp
     assert [entry["uuid"] for entry in best] == [platform.ids["7 at 20"], platform.ids["7 at 10"]]
 
 
-def test_a_second_time_nothing_is_written(platform: Platform) -> None:
+def test_second_time_nothing_is_written(platform: Platform) -> None:
     run("annotate", platform.storage, *platform.files)
     before = contents_of(platform.storage)
     assert "0 annotated, 4 unchanged." in run("annotate", platform.storage, *platform.files).stdout
     assert contents_of(platform.storage) == before
 
 
-def test_a_later_annotation_that_knows_less_forgets_nothing(platform: Platform) -> None:
+def test_later_annotation_forgets_nothing(platform: Platform) -> None:
     run("annotate", platform.storage, *platform.files)
     before = contents_of(platform.storage)
     assert "0 annotated, 2 unchanged." in run("annotate", platform.storage, platform.files[1]).stdout
     assert contents_of(platform.storage) == before
 
 
-def test_a_dry_run_writes_nothing(platform: Platform) -> None:
+def test_dry_run_writes_nothing(platform: Platform) -> None:
     before = contents_of(platform.storage)
     assert "4 annotated, 0 unchanged." in run("annotate", platform.storage, *platform.files, "--dry-run").stdout
     assert contents_of(platform.storage) == before
 
 
-def test_the_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
+def test_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
     later = write_checkpoint(platform.storage, 5)
     for _ in range(2):
         run("annotate", platform.storage, *platform.files)
@@ -172,7 +172,7 @@ def test_the_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
     assert CheckpointStorage(platform.storage).newest() == str(platform.storage / platform.ids["8 at 20"])
 
 
-def test_checkpoints_in_a_remote_storage_are_annotated(tmp_path: Path) -> None:
+def test_annotates_a_remote_storage(tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://annotated")
     checkpoint_id = storage.write(make_files(10), code=tmp_path)
     files = [
@@ -197,7 +197,7 @@ def test_what_was_matched_and_what_was_not_is_said(platform: Platform, tmp_path:
     assert "det experiment describe 4 --json" in lines[-1]
 
 
-def test_checkpoints_that_were_deleted_on_the_platform_are_not_missed(platform: Platform, tmp_path: Path) -> None:
+def test_deleted_checkpoints_are_not_missed(platform: Platform, tmp_path: Path) -> None:
     deleted = describe_trial(9, {UNKNOWN: (10, 0.5)})
     deleted["workloads"][-1]["checkpoint"]["state"] = "STATE_DELETED"
     found = json_of("annotate", platform.storage, *platform.files, write(tmp_path / "trial-9.json", deleted))
@@ -233,9 +233,7 @@ def with_wrong(platform: Platform, kind: str) -> Any:
         ("list", ["[0] is neither an experiment", "got 5"]),
     ],
 )
-def test_a_file_that_does_not_belong_is_refused_and_nothing_is_written(
-    kind: str, says: list[str], platform: Platform, tmp_path: Path
-) -> None:
+def test_refuses_wrong_files(kind: str, says: list[str], platform: Platform, tmp_path: Path) -> None:
     wrong = write(tmp_path / "wrong.json", with_wrong(platform, kind))
     (tmp_path / "outside").mkdir()
     before = contents_of(tmp_path)
@@ -262,7 +260,7 @@ JSON = st.recursive(
 
 @pytest.mark.slow
 @given(st.data())
-def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(data: st.DataObject) -> None:
+def test_changed_output_is_read_or_refused(data: st.DataObject) -> None:
     trial = describe_trial(7, {UNKNOWN: (10, 0.5)})
     printed = json.loads(json.dumps([describe_experiment(), trial, list_checkpoints(8, {OTHER: (5, 1)})]))
     within: Any = printed
@@ -280,7 +278,7 @@ def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(da
         assert all(json.dumps(export.entries_for(one)) for one in export.checkpoints.values())
 
 
-def test_a_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:
+def test_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:
     run("annotate", platform.storage, *platform.files)
     other = write(tmp_path / "trial-9.json", describe_trial(9, {platform.ids["7 at 10"]: (10, 0.5)}))
     error = error_of("annotate", platform.storage, other)
@@ -288,7 +286,7 @@ def test_a_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: 
     assert "is '9', but its metadata.json says '7'" in error
 
 
-def test_the_metric_of_a_run_of_this_library_is_not_replaced(tmp_path: Path) -> None:
+def test_own_metric_is_not_replaced(tmp_path: Path) -> None:
     noted = {"metric": {"name": "accuracy", "value": 0.25, "smaller_is_better": False}}
     checkpoint = write_checkpoint(tmp_path / "storage", 10, notes=noted)
     files = [
@@ -313,7 +311,7 @@ def test_nothing_is_written_through_a_link(platform: Platform, tmp_path: Path) -
     )
 
 
-def test_a_damaged_metadata_file_is_left_alone(platform: Platform) -> None:
+def test_damaged_metadata_file_is_left_alone(platform: Platform) -> None:
     file = platform.storage / platform.ids["7 at 10"] / "metadata.json"
     file.write_text("{")
     found = json_of("annotate", platform.storage, *platform.files)

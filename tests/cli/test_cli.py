@@ -137,13 +137,13 @@ def test_help_imports_nothing_that_is_slow(arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
+def test_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
     assert modules_after("checkpoint", "ls", checkpoint.parent).isdisjoint({"torch", "numpy", "pytorch_lightning"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "verify", "export --to weights -o file", "merge"])
-def test_a_checkpoint_that_is_not_there_is_noticed_without_torch(command: str, tmp_path: Path) -> None:
+def test_missing_checkpoint_needs_no_torch(command: str, tmp_path: Path) -> None:
     name, *rest = command.split()
     assert modules_after("checkpoint", name, tmp_path / "missing", *rest, ends_with=2).isdisjoint({"torch", "numpy"})
 
@@ -164,7 +164,7 @@ def test_no_command_needs_lightning(arguments: list[str], checkpoint: Path) -> N
     assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
 
 
-def test_the_program_is_installed_and_prints_its_version() -> None:
+def test_program_prints_version() -> None:
     program = Path(sys.executable).with_name("det-lightning")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("det-lightning 0.")
@@ -172,7 +172,7 @@ def test_the_program_is_installed_and_prints_its_version() -> None:
     assert module.stdout == done.stdout
 
 
-def test_the_help_of_every_command_lists_the_exit_codes() -> None:
+def test_help_lists_exit_codes() -> None:
     for command in ("ls", "show", "verify", "export", "import", "prune"):
         assert "Exit codes: 0 success; 1 a checkpoint is damaged" in " ".join(run(command, "--help").stdout.split())
 
@@ -180,7 +180,7 @@ def test_the_help_of_every_command_lists_the_exit_codes() -> None:
 # ls
 
 
-def test_ls_lists_the_newest_first_and_incomplete_ones(tmp_path: Path) -> None:
+def test_ls_lists_newest_first(tmp_path: Path) -> None:
     old, new = (
         write_checkpoint(tmp_path, steps, notes={"time": time.time() - age}) for steps, age in ((5, 90), (9, 3))
     )
@@ -224,7 +224,7 @@ def test_ls_names_each_metric_if_there_are_several(tmp_path: Path) -> None:
     assert "loss=9" in output
 
 
-def test_ls_takes_the_metric_of_a_later_validation_from_an_old_index(tmp_path: Path) -> None:
+def test_ls_reads_metrics_of_old_indexes(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     index = tmp_path / ".det_lightning/index/digits/trial-1.json"
     index.parent.mkdir(parents=True)
@@ -233,7 +233,7 @@ def test_ls_takes_the_metric_of_a_later_validation_from_an_old_index(tmp_path: P
     assert json_of("ls", tmp_path)["checkpoints"][0]["metric"] == {"name": "accuracy", "value": 0.875}
 
 
-def test_ls_does_not_take_a_checkpoint_for_the_newest_that_claims_to_be_of_the_future(tmp_path: Path) -> None:
+def test_ls_ignores_times_in_the_future(tmp_path: Path) -> None:
     claiming = write_checkpoint(tmp_path, 5, notes={"time": time.time() + 10 * 86400})
     newest = write_checkpoint(tmp_path, 9, notes={"time": time.time() + 3600})
     listed = json_of("ls", tmp_path)["checkpoints"]
@@ -247,7 +247,7 @@ def test_ls_lists_what_determined_wrote(tmp_path: Path) -> None:
     assert (entry["complete"], entry["steps_completed"], entry["metric"]) == (True, 7, None)
 
 
-def test_a_checkpoint_older_than_metadata_files_counts_as_complete(tmp_path: Path) -> None:
+def test_checkpoint_without_metadata_is_complete(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     for name in ("metadata.json", "load_data.json"):
         (checkpoint / name).unlink()
@@ -317,7 +317,7 @@ class RunsCode:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth", "trial_state.pkl"])
-def test_show_names_what_an_unsafe_file_refers_to_and_goes_on(name: str, tmp_path: Path) -> None:
+def test_show_names_unsafe_references(name: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     if name == "trial_state.pkl":
         (checkpoint / name).write_bytes(pickle.dumps({"batches_trained": RunsCode()}))
@@ -414,7 +414,7 @@ def test_verify_finds_what_is_wrong(damage: Any, problem: str, checkpoint: Path)
     assert not verdicts[checkpoint.name]
 
 
-def test_verify_finds_damage_without_checksums_and_what_is_unsafe(checkpoint: Path) -> None:
+def test_verify_needs_no_checksums(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "state_dict.pth").write_bytes((checkpoint / "state_dict.pth").read_bytes()[:-50])
     torch.save({"x": RunsCode()}, checkpoint / "resume.pth")
@@ -457,7 +457,7 @@ def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
     assert not Path("out").exists()
 
 
-def test_import_makes_a_checkpoint_of_an_exported_file(checkpoint: Path, tmp_path: Path) -> None:
+def test_import_reverses_export(checkpoint: Path, tmp_path: Path) -> None:
     run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
     imported = run("import", "file.ckpt", tmp_path / "new" / "storage").stdout.strip()
     directory = tmp_path / "new" / "storage" / imported
@@ -563,7 +563,7 @@ def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Pat
     assert len(left_in(indexed)) == left
 
 
-def test_prune_deletes_incomplete_ones_that_are_not_being_written(tmp_path: Path) -> None:
+def test_prune_deletes_old_incomplete_checkpoints(tmp_path: Path) -> None:
     old, young = (make_incomplete(write_checkpoint(tmp_path), age_s) for age_s in (7200, 60))
     oldest_release = write_checkpoint(tmp_path, by_determined=True)
     (oldest_release / "load_data.json").unlink()
@@ -579,13 +579,13 @@ def test_prune_deletes_incomplete_ones_that_are_not_being_written(tmp_path: Path
     being_written.abandon()
 
 
-def test_prune_removes_from_the_index_what_is_gone_already(indexed: dict[str, Path]) -> None:
+def test_prune_forgets_missing_checkpoints(indexed: dict[str, Path]) -> None:
     shutil.rmtree(indexed["a1"])
     run("prune", indexed["a1"].parent, "--yes")
     assert "Nothing to delete." in run("prune", indexed["a1"].parent).stdout
 
 
-def test_prune_refuses_an_experiment_whose_trials_do_not_agree(indexed: dict[str, Path]) -> None:
+def test_prune_refuses_contradicting_trials(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
     loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
     write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
@@ -662,7 +662,7 @@ COMMANDS = {
         ("memory://nowhere/at/all", "There is no "),
     ],
 )
-def test_an_unreachable_storage_is_an_error(command: list[str], url: str, message: str) -> None:
+def test_unreachable_storage_is_an_error(command: list[str], url: str, message: str) -> None:
     if url.startswith("az") and importlib.util.find_spec("adlfs") is not None:
         pytest.skip("adlfs is installed")
     assert re.search(message, error_of(*(part.format(url) for part in command)))
@@ -676,12 +676,12 @@ def test_with_json_errors_are_still_text(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "export", "verify"])
-def test_an_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: Path) -> None:
+def test_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: Path) -> None:
     arguments = [part.format(str(checkpoint)[:-2]) for part in COMMANDS[command]]
     assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
 
 
-def test_a_storage_is_not_taken_for_a_checkpoint_nor_a_checkpoint_for_a_storage(checkpoint: Path) -> None:
+def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
     storage = checkpoint.parent
     assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
         "show", storage
@@ -711,16 +711,16 @@ def test_errors_in_arguments_show_no_password(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_malformed_option_is_refused(option: str, command: list[str], checkpoint: Path) -> None:
+def test_malformed_option_is_refused(option: str, command: list[str], checkpoint: Path) -> None:
     assert "--option" in error_of(*(part.format(checkpoint) for part in command), "--option", option)
 
 
-def test_an_option_that_the_file_system_does_not_know_is_refused(s3_options: list[str]) -> None:
+def test_unknown_option_is_refused(s3_options: list[str]) -> None:
     assert "unknown_one" in error_of("ls", "s3://bucket", *s3_options, "--option", "unknown_one=1")
 
 
 @pytest.mark.parametrize("target", ["", ".", "missing/file", "s3://bucket/file"])
-def test_export_to_something_that_is_not_a_file_is_refused(target: str, checkpoint: Path) -> None:
+def test_export_needs_a_file(target: str, checkpoint: Path) -> None:
     assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
 
 
@@ -741,7 +741,7 @@ def test_export_of_a_damaged_checkpoint_is_refused(kind: str, name: str, checkpo
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps([1], protocol=2)])
-def test_import_of_a_file_that_is_not_a_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_import_refuses_other_files(content: bytes, tmp_path: Path) -> None:
     Path("file.ckpt").write_bytes(content)
     assert "file.ckpt" in error_of("import", "file.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []
@@ -751,7 +751,7 @@ def test_import_of_a_directory_is_refused(checkpoint: Path, tmp_path: Path) -> N
     assert "is a directory; import takes a .ckpt file" in error_of("import", checkpoint, tmp_path)
 
 
-def test_import_into_a_directory_that_cannot_be_created_is_refused(checkpoint: Path) -> None:
+def test_import_needs_a_writable_directory(checkpoint: Path) -> None:
     run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
     assert "No checkpoint can be written in" in error_of("import", "file.ckpt", "file.ckpt/storage")
 
@@ -821,7 +821,7 @@ def test_odd_metadata_ends_no_command(name: str, by_determined: bool, tmp_path: 
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "3", '"text"', "null", "{", "[" * 100_000])
-def test_metadata_that_is_not_an_object_ends_no_command(content: str, checkpoint: Path) -> None:
+def test_metadata_without_object_ends_no_command(content: str, checkpoint: Path) -> None:
     (checkpoint / "metadata.json").write_text(content)
     for flags in ([], ["--json"]):
         assert checkpoint.name in run("ls", checkpoint.parent, *flags).stdout

@@ -79,9 +79,7 @@ def test_errors_name_things_escaped(odd: Path, name: str, command: list[str], en
     assert escape(name) in reported
 
 
-def test_names_in_a_checkpoint_are_escaped_in_errors_and_logs(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_names_in_checkpoints_are_escaped(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A traceback is shown as it is, and so is what a program logs."""
     odd = name.replace("\n", "")
     state = {"models_state_dict": [{f"weight {name}": torch.full((2,), float("nan"))}]}
@@ -102,7 +100,7 @@ def test_names_in_a_checkpoint_are_escaped_in_errors_and_logs(
 
 
 @pytest.mark.parametrize("file", ["trial_state.pkl", "state_dict.pth", "resume.pth", "load_data.json", "metadata.json"])
-def test_a_damaged_file_below_an_odd_name_is_named_escaped(odd: Path, name: str, file: str) -> None:
+def test_damaged_file_is_named_escaped(odd: Path, name: str, file: str) -> None:
     (odd / file).write_bytes(b'{"files": 1}')
     with pytest.raises(errors.CheckpointError, match=re.escape(escape(name))) as raised:
         read_checkpoint(odd)
@@ -121,7 +119,7 @@ def test_names_in_a_damaged_index_are_escaped(name: str, tmp_path: Path, caplog:
     assert len(message) < 1000
 
 
-def test_names_in_a_configuration_are_escaped_in_errors(name: str) -> None:
+def test_names_in_configurations_are_escaped(name: str) -> None:
     with pytest.raises(errors.ConfigError, match=re.escape(escape(name))) as raised:
         read_config({"searcher": {name: 1}, "hyperparameters": {name: {"type": "none"}}})
     first, *mistakes = str(raised.value).splitlines()
@@ -131,7 +129,7 @@ def test_names_in_a_configuration_are_escaped_in_errors(name: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 @pytest.mark.parametrize("is_pipe", [True, False], ids=["a pipe", "a device"])
-def test_no_command_waits_for_what_is_in_place_of_a_file(is_pipe: bool, tmp_path: Path) -> None:
+def test_no_command_waits_for_pipes(is_pipe: bool, tmp_path: Path) -> None:
     odd, fine = (write_checkpoint(tmp_path / "storage", steps) for steps in (5, 9))
     file = odd / "metadata.json"
     file.unlink()
@@ -147,7 +145,7 @@ def test_no_command_waits_for_what_is_in_place_of_a_file(is_pipe: bool, tmp_path
     signal.alarm(0)
 
 
-def test_a_description_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+def test_huge_description_is_not_read(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     with (checkpoint / "metadata.json").open("wb") as sparse:
         sparse.truncate(2**36)

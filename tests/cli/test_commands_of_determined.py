@@ -36,7 +36,7 @@ def run(*arguments: str, ends_with: int = 2) -> Result:
         ("checkpoint rm 3", "det-lightning checkpoint prune STORAGE"),
     ],
 )
-def test_a_command_of_determined_is_answered_with_its_counterpart(command: str, instead: str) -> None:
+def test_det_command_gets_counterpart(command: str, instead: str) -> None:
     assert instead in run(*command.split()).stderr
 
 
@@ -49,7 +49,7 @@ def test_other_commands_are_just_unknown(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["show", "stop", "resume", "logs"])
 @pytest.mark.parametrize("name", ["1", "a-serch-1", "experiments", "experiments/1"])
-def test_an_experiment_is_found_by_its_number_or_a_similar_name(name: str, command: str) -> None:
+def test_near_experiments_are_named(name: str, command: str) -> None:
     directory = made_experiment(Path("experiments"))
     made_experiment(Path("experiments"))
     error = run("experiment", command, name, *(["1"] if command == "logs" else [])).stderr
@@ -57,7 +57,7 @@ def test_an_experiment_is_found_by_its_number_or_a_similar_name(name: str, comma
     assert f"Name an experiment by its directory, such as {directory.path}" in error
 
 
-def test_without_experiments_the_command_that_lists_them_is_named() -> None:
+def test_ls_is_named_without_experiments() -> None:
     assert "`det-lightning experiment ls --experiments DIR`" in run("experiment", "show", "1").stderr
     assert "There is no directory experiments" in run("experiment", "ls").stderr
     assert "No checkpoint in memory://none names its experiment" in run("experiment", "show", "memory://none").stderr

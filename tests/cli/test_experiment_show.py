@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.overview import format_number
+from det_lightning.experiments.trial_table import format_number
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.experiments.made_experiments import made_experiment
 
@@ -47,13 +47,13 @@ def first_cells(lines: list[str]) -> list[str]:
     return [line[:4].strip() for line in lines[start + 1 :]]
 
 
-def test_the_best_trial_is_marked(tmp_path: Path) -> None:
+def test_best_trial_is_marked(tmp_path: Path) -> None:
     lines = show(made_experiment(tmp_path))
     assert "best: 0.05, of trial 1 (*)" in lines
     assert first_cells(lines) == ["* 1", "2", "3"]
 
 
-def test_hyperparameters_that_differ_are_columns_and_the_others_a_line(tmp_path: Path) -> None:
+def test_different_hyperparameters_are_columns(tmp_path: Path) -> None:
     lines = show(made_experiment(tmp_path))
     assert "hyperparameters of all trials: constant=5, password=********" in lines
     (head,) = (line.split() for line in lines if "STATE" in line)
@@ -61,12 +61,12 @@ def test_hyperparameters_that_differ_are_columns_and_the_others_a_line(tmp_path:
     assert lines[-1].split() == ["3", "COMPLETED", "20", "0.15", "0.15", "b", "3", "0.001", "3-20"]
 
 
-def test_a_single_trial_has_its_hyperparameters_in_a_line(tmp_path: Path) -> None:
+def test_single_trial_has_a_line_of_hyperparameters(tmp_path: Path) -> None:
     lines = show(made_experiment(tmp_path, trials=1))
     assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in lines
 
 
-def test_nested_hyperparameters_lists_and_truths_are_written_without_python(tmp_path: Path) -> None:
+def test_hyperparameters_are_not_shown_as_python(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     hparams = {"net": {"bias": True, "norm": None, "sizes": [1, 2]}, "constant": 5}
     add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 2, "seed": 2, "hparams": hparams})
@@ -96,7 +96,7 @@ def test_messages_are_shown_if_there_are_any(tmp_path: Path) -> None:
         (None, ""),
     ],
 )
-def test_a_number_has_four_digits(value: float | None, text: str) -> None:
+def test_number_has_four_digits(value: float | None, text: str) -> None:
     assert format_number(value) == text
 
 
@@ -109,9 +109,7 @@ def test_a_number_has_four_digits(value: float | None, text: str) -> None:
         ("-accuracy", ["2", "3", "* 1", "4"]),
     ],
 )
-def test_trials_are_sorted_by_any_metric_and_those_without_it_come_last(
-    metric: str, order: list[str], tmp_path: Path
-) -> None:
+def test_trials_are_sorted_by_any_metric(metric: str, order: list[str], tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     accuracies = {1: 0.1, 2: 0.9, 3: 0.5}
     add_events(directory, *(validation(trial, 30, loss=trial / 30, accuracy=a) for trial, a in accuracies.items()))
@@ -121,7 +119,7 @@ def test_trials_are_sorted_by_any_metric_and_those_without_it_come_last(
     assert [trial["id"] for trial in trials] == [int(cell.removeprefix("* ")) for cell in order]
 
 
-def test_the_best_is_first_also_where_larger_is_better(tmp_path: Path) -> None:
+def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     config = json.loads(directory.config_file.read_text())
     config["searcher"]["smaller_is_better"] = False
@@ -129,12 +127,12 @@ def test_the_best_is_first_also_where_larger_is_better(tmp_path: Path) -> None:
     assert first_cells(show(directory, "--sort", "loss")) == ["* 3", "2", "1"]
 
 
-def test_a_metric_that_no_trial_has_reported_is_answered_with_those_that_are_there(tmp_path: Path) -> None:
+def test_unknown_metric_gets_a_list(tmp_path: Path) -> None:
     error = run("show", made_experiment(tmp_path).path, "--sort", "acuracy", ends_with=2).stderr
     assert "No trial has reported a number 'acuracy'; the metrics are: loss." in error
 
 
-def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
+def test_damaged_configuration_is_named(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     assert run("show", directory.path, "--best").stdout.endswith("/checkpoints/1-20\n")
     config = json.loads(directory.config_file.read_text())
@@ -156,14 +154,12 @@ def with_storage(directory: ExperimentDirectory, **storage: str) -> ExperimentDi
         ({"type": "shared_fs", "host_path": "/shared", "storage_path": "x"}, "/shared/x"),
     ],
 )
-def test_the_path_of_the_best_checkpoint_is_all_that_is_printed(
-    storage: dict[str, str], root: str, tmp_path: Path
-) -> None:
+def test_best_prints_only_a_path(storage: dict[str, str], root: str, tmp_path: Path) -> None:
     directory = with_storage(made_experiment(tmp_path), **storage)
     assert run("show", directory.path, "--best").output == f"{root.format(directory.path)}/1-20\n"
 
 
-def test_a_checkpoint_of_another_validation_than_the_best_is_named_as_such(tmp_path: Path) -> None:
+def test_checkpoint_of_other_validation_is_marked(tmp_path: Path) -> None:
     directory = with_storage(made_experiment(tmp_path))
     add_events(directory, {"type": "checkpoint_deleted", "time": 4.0, "trial": 1, "checkpoint_id": "1-20"})
     lines = show(directory)
@@ -174,7 +170,7 @@ def test_a_checkpoint_of_another_validation_than_the_best_is_named_as_such(tmp_p
     assert "written after 10 batches; the best validation was after 20" in result.stderr
 
 
-def test_without_a_best_checkpoint_an_error_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
     directory = with_storage(made_experiment(tmp_path, trials=1))
     deleted = {"type": "checkpoint_deleted", "time": 4.0, "trial": 1}
     add_events(directory, {**deleted, "checkpoint_id": "1-10"}, {**deleted, "checkpoint_id": "1-20"})
@@ -184,7 +180,7 @@ def test_without_a_best_checkpoint_an_error_says_what_is_missing(tmp_path: Path)
     assert "has reported loss (smaller is better) yet" in error
 
 
-def test_the_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
+def test_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
     notes = {"experiment": "3", "trial": "7"}
     metric = {"name": "loss", "smaller_is_better": True}
     paths = [
@@ -195,7 +191,7 @@ def test_the_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
     assert "these are the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
 
 
-def test_a_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
+def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     lines = directory.events.read_text().splitlines()[:-2]  # the trial had not ended
     directory.events.write_text("\n".join(lines) + "\n")
@@ -205,6 +201,28 @@ def test_a_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     assert [shown["state"], *(trial["state"] for trial in shown["trials"])] == ["PAUSED"] * 3
     assert "PAUSED" in run("ls", "--experiments", tmp_path).stdout
     assert "it is PAUSED" in run("stop", directory.path).stderr
+
+
+def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
+    """A storage of the Trainer API names its run as trial and experiment, and has hyperparameters in load_data.json."""
+    searched = made_experiment(tmp_path)
+    notes = {
+        "experiment": "a-run",
+        "trial": "a-run",
+        "metric": {"name": "loss", "value": 0.02, "smaller_is_better": True},
+    }
+    checkpoint = write_checkpoint(tmp_path / "storage", notes=notes)
+    (checkpoint / "load_data.json").write_text(json.dumps({"hparams": {"lr": 0.5, "constant": 5}}))
+    lines = run("compare", searched.path, checkpoint.parent).stdout.splitlines()
+    assert "best: 0.02, of storage (*)" in lines
+    assert "hyperparameters of all trials: constant=5" in lines
+    cells = [line.split() for line in lines[-2:]]
+    assert [row[-1] for row in cells] == ["1-20", checkpoint.name]
+    assert cells[0][:6] == ["a-search-1,", "trial", "1", "COMPLETED", "20", "0.05"]
+    compared = json.loads(run("compare", searched.path, checkpoint.parent, "--json").stdout)
+    assert [trial["hparams"]["lr"] for trial in compared["trials"]] == [0.1, 0.5]
+    run("compare", searched.path, checkpoint.parent, "--html", tmp_path / "page.html")
+    assert '"curves": {"loss": [[10.0, 20.0], [0.1, 0.05]]}' in (tmp_path / "page.html").read_text()
 
 
 def shown_at_terminal(width: int, *arguments: object) -> list[str]:
@@ -224,7 +242,7 @@ def shown_at_terminal(width: int, *arguments: object) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
 
 
-def test_a_narrow_terminal_shows_further_columns_below_with_whole_words(tmp_path: Path) -> None:
+def test_narrow_terminal_splits_the_table(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     wide, narrow = (shown_at_terminal(width, "show", directory.path) for width in (140, 45))
     (head,) = (line.split() for line in wide if line.startswith(" ID"))

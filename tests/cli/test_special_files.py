@@ -64,7 +64,7 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [("pipe", command) for command in COMMANDS]
     + [(kind, command) for kind in ("socket", "device", "directory") for command in ("check", "annotate", "export")],
 )
-def test_a_special_file_is_refused_by_name_and_left_alone(kind: str, command: str) -> None:
+def test_special_file_is_left_alone(kind: str, command: str) -> None:
     make, named = KINDS[kind]
     arguments = COMMANDS[command]
     (template,) = [part for part in arguments if part.startswith("{}")]
@@ -81,14 +81,14 @@ def test_a_special_file_is_refused_by_name_and_left_alone(kind: str, command: st
     assert (special.stat().st_ino, stat.S_IFMT(special.stat().st_mode)) == (before.st_ino, stat.S_IFMT(before.st_mode))
 
 
-def test_a_configuration_in_a_pipe_is_refused_in_calls() -> None:
+def test_pipe_is_refused_in_calls() -> None:
     os.mkfifo("config.yaml")
     for read in (read_config, read_given):
         with pytest.raises(errors.ConfigError, match=r"config\.yaml is a named pipe"):
             read("config.yaml")
 
 
-def test_a_configuration_in_the_pipe_of_a_shell_is_read() -> None:
+def test_pipe_of_a_shell_is_read() -> None:
     reading, writing = os.pipe()
     os.write(
         writing, b"name: piped\nentrypoint: a:B\nsearcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
@@ -98,14 +98,14 @@ def test_a_configuration_in_the_pipe_of_a_shell_is_read() -> None:
     os.close(reading)
 
 
-def test_a_record_in_a_pipe_is_refused() -> None:
+def test_record_in_a_pipe_is_refused() -> None:
     os.mkfifo("record.json")
     with pytest.raises(RecordError, match=r"record\.json is a named pipe"):
         read_record("record.json")
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "config.json", "options.json"])
-def test_an_experiment_with_a_pipe_among_its_files_is_not_waited_for(name: str) -> None:
+def test_pipe_in_an_experiment_blocks_nothing(name: str) -> None:
     directory = made_experiment(Path("experiments"))
     (directory.path / name).unlink(missing_ok=True)
     os.mkfifo(directory.path / name)

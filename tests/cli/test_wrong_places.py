@@ -67,13 +67,13 @@ def copy(written: Path, place: Location) -> Callable[[str], Location]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_place_without_checkpoints_is_an_error(place: Location, command: str) -> None:
+def test_place_without_checkpoints_is_an_error(place: Location, command: str) -> None:
     (place / "code/notes.txt").write(b"no checkpoint")
     assert f"{place} holds no checkpoints." in error_at(place, command)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_place_that_does_not_exist_is_an_error(tmp_path: Path, command: str) -> None:
+def test_place_that_does_not_exist_is_an_error(tmp_path: Path, command: str) -> None:
     error = error_at(tmp_path / "nothing", command)
     assert error.startswith("Error: There is no")
     assert "nothing" in error
@@ -92,9 +92,7 @@ def test_storages_one_and_two_levels_below_are_named(
 
 
 @pytest.mark.parametrize("command", ["ls", "verify"])
-def test_a_storage_is_recognized_among_directories_of_other_programs(
-    place: Location, copy: Callable[[str], Location], command: str
-) -> None:
+def test_storage_among_other_directories(place: Location, copy: Callable[[str], Location], command: str) -> None:
     for number in range(20):
         (place / f"11111111-2222-3333-4444-{number:012}/tensorboard/events").write(b"")
     copy("zuletzt/44444444-2222-3333-4444-555555555555")
@@ -103,12 +101,12 @@ def test_a_storage_is_recognized_among_directories_of_other_programs(
     assert "99999999" in run(command, place).stdout
 
 
-def test_a_place_with_links_to_checkpoints_lists_the_links(written: Path, tmp_path: Path) -> None:
+def test_links_are_listed(written: Path, tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(written)
     assert f"latest -> {written}" in run("ls", tmp_path).stdout
 
 
-def test_a_directory_that_nobody_may_look_into_is_left_out(tmp_path: Path, written: Path) -> None:
+def test_closed_directory_is_left_out(tmp_path: Path, written: Path) -> None:
     shutil.copytree(written, tmp_path / "open/checkpoint")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
@@ -118,7 +116,7 @@ def test_a_directory_that_nobody_may_look_into_is_left_out(tmp_path: Path, writt
         closed.chmod(0o700)
 
 
-def test_the_number_of_directories_that_are_looked_into_is_limited(
+def test_search_for_storages_is_limited(
     place: Location, copy: Callable[[str], Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wrong_places, "_MOST_LISTED_LOCALLY", 40)
@@ -142,7 +140,7 @@ def test_the_number_of_directories_that_are_looked_into_is_limited(
 # newest()
 
 
-def test_the_newest_checkpoint_of_a_missing_directory_is_none_with_a_warning(
+def test_missing_directory_has_no_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,7 +150,7 @@ def test_the_newest_checkpoint_of_a_missing_directory_is_none_with_a_warning(
     assert f"{tmp_path / 'ckeckpoints'} does not exist" in record.getMessage()
 
 
-def test_the_newest_checkpoint_of_a_directory_above_storages_is_none_with_a_warning(
+def test_parent_of_storages_has_no_newest(
     place: Location, copy: Callable[[str], Location], caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = CheckpointStorage(place.url)

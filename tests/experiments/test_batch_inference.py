@@ -40,7 +40,7 @@ def test_two_processes_of_torchrun_share_the_batches(
     assert sorted(one["steps_completed"] for one in checkpoints) == [2, 4, 6]
 
 
-def test_an_interrupted_inference_goes_on_after_its_latest_checkpoint(tmp_path: Path) -> None:
+def test_interrupted_inference_goes_on(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         entrypoint=f"exec python3 -m determined.launch.torch_distributed -- python3 {SCRIPT.name} --theirs",

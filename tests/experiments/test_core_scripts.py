@@ -27,7 +27,7 @@ def project_with(folder: Path, **sections: Any) -> Path:
     return config
 
 
-def test_a_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
+def test_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project")
     run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)
     experiment = tmp_path / "small-1"
@@ -46,7 +46,7 @@ def test_a_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
     assert len(kept) == 1
 
 
-def test_a_preempted_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_preempted_script_goes_on(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project", hyperparameters={"lr": 1.0, "waits_at": 2})
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
@@ -90,7 +90,7 @@ def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
     assert "core.init() needs distributed=" in log
 
 
-def test_determineds_launcher_starts_a_process_for_each_slot(tmp_path: Path) -> None:
+def test_launcher_starts_a_process_per_slot(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project", resources={"slots_per_trial": 2})
     entrypoint = f"python3 -m determined.launch.torch_distributed -- python3 {SCRIPT.name}"
     options = ["--experiments", tmp_path, "--cpu", "--config", f"entrypoint={entrypoint}"]

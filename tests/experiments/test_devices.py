@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import ExperimentError
-from det_lightning.experiments.local import Devices, Gpu, devices_of, visible_gpus
+from det_lightning.experiments.local import Devices, Gpu, find_devices, find_gpus
 from det_lightning.experiments.machines import Demand
 from tests.experiments.running import run, write_project
 
@@ -49,34 +49,32 @@ def test_gpus_are_allowed_by_index_or_uuid(
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     uuids = ("GPU-5c1a", "GPU-9f20")
-    assert list(visible_gpus().items()) == [(gpu, Gpu(str(gpu), uuids[gpu])) for gpu in gpus]
+    assert list(find_gpus().items()) == [(gpu, Gpu(str(gpu), uuids[gpu])) for gpu in gpus]
 
 
-def test_parts_of_gpus_are_given_to_trials_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
-    devices = devices_of(Demand(slots_per_trial=1))
+    devices = find_devices(Demand(slots_per_trial=1))
     gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
     assert devices == Devices((0, 1), are_gpus=True, gpus=gpus)
 
 
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
-def test_a_part_that_is_not_there_or_not_the_only_one_is_named(
-    name: str, found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unclear_part_of_a_gpu_is_named(name: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-77,{name}")
     with pytest.raises(ExperimentError, match=rf"names {name}, which stands for {found} of .* lists: MIG-77, MIG-78\."):
-        devices_of(Demand(slots_per_trial=1))
-    assert not devices_of(Demand(slots_per_trial=1, on_cpu=True)).are_gpus
+        find_devices(Demand(slots_per_trial=1))
+    assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).are_gpus
 
 
-def test_a_trial_of_several_processes_gets_no_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_get_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77,MIG-78")
     with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
-        devices_of(Demand(slots_per_trial=2))
+        find_devices(Demand(slots_per_trial=2))
 
 
 def test_trials_of_no_slots_run_whatever_the_limit() -> None:
-    devices = devices_of(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
+    devices = find_devices(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
     assert devices.slots
     assert not devices.are_gpus
 
@@ -86,9 +84,7 @@ def test_trials_of_no_slots_run_whatever_the_limit() -> None:
     ("allowed", "expected"),
     [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")],
 )
-def test_a_trial_sees_its_own_gpus_and_knows_their_uuids(
-    allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_sees_its_own_gpus(allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     code = (
         "import os, determined as det; info = det.get_cluster_info(); "

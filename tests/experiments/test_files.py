@@ -17,13 +17,13 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.core._task import TrialTask
-from det_lightning.experiments.cleanup import delete_checkpoints
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
-from det_lightning.experiments.event_log import EventLog, read_events, runner_of
+from det_lightning.experiments.event_log import EventLog, find_runner, read_events
+from det_lightning.experiments.lifecycle import delete_checkpoints
 from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
-from det_lightning.experiments.overview import details_of, state_of, summary_of
+from det_lightning.experiments.overview import describe_experiment, read_state, summarize_experiment
 from det_lightning.experiments.report import write_report
-from det_lightning.experiments.stored import stored_experiments
+from det_lightning.experiments.stored import read_stored_experiments
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.masking import MASK
 from tests.checkpoint.made_checkpoints import write_checkpoint
@@ -31,7 +31,7 @@ from tests.experiments.made_experiments import NAME, made_experiment
 from tests.experiments.running import run, write_project
 
 
-def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path) -> None:
+def test_incomplete_line_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
     log.append({"type": "first"})
@@ -44,7 +44,7 @@ def test_a_line_that_a_killed_process_left_incomplete_is_removed(tmp_path: Path)
     assert [event["type"] for event in read_events(file)] == ["first", "third"]
 
 
-def test_a_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
+def test_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     with pytest.raises(errors.ExperimentInUse, match="is run by another process"):
         EventLog(tmp_path / "events.jsonl")
@@ -52,28 +52,26 @@ def test_a_log_is_open_in_one_place_at_a_time(tmp_path: Path) -> None:
     EventLog(tmp_path / "events.jsonl").close()
 
 
-def test_a_log_of_any_size_can_be_resumed_but_only_smaller_ones_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_huge_log_is_resumed_but_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = made_experiment(tmp_path)
     size = directory.events.stat().st_size
     monkeypatch.setattr("det_lightning.experiments.event_log.MOST_BYTES", size - 1)
     with pytest.raises(errors.DamagedExperiment, match=rf"events\.jsonl has {size:,} bytes; .* can still be resumed"):
-        summary_of(directory)
+        summarize_experiment(directory)
     log = EventLog(directory.events)
     assert log.events[-1]["type"] == "experiment_ended"
     log.close()
 
 
 @pytest.mark.slow
-def test_the_log_of_a_trial_is_printed_as_it_was_written_without_control_characters(tmp_path: Path) -> None:
+def test_logs_are_printed_escaped(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.trial(1).mkdir(parents=True)
     (directory.trial(1) / "log.txt").write_text("token: hello\n\x1b[31mred\n")
     assert run("experiment", "logs", directory.path, 1).stdout == "token: hello\n\\x1b[31mred\n"
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
     with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl"):
@@ -101,7 +99,7 @@ CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
     ],
     ids=str,
 )
-def test_an_event_that_lacks_what_its_type_needs_is_named(event: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_incomplete_event_is_named(event: dict[str, Any], named: str, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text(f"{json.dumps(CREATED)}\n{json.dumps(event)}\n")
     with pytest.raises(errors.DamagedExperiment, match=rf"Line 2 of .*events\.jsonl has no usable '{named}'"):
@@ -109,7 +107,7 @@ def test_an_event_that_lacks_what_its_type_needs_is_named(event: dict[str, Any],
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len)
-def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
+def test_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(line + "\n")
     with pytest.raises(errors.DamagedExperiment, match=r"Line 1 of .*events\.jsonl is not an event"):
         read_events(tmp_path / "events.jsonl")
@@ -118,31 +116,31 @@ def test_a_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", ["{", "[1]", "[" * 100_000, '{"name": "a"}', '{"name": "a", "searcher": {"metric": ["loss"]}}'], ids=len
 )
-def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+def test_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.config_file.write_text(content)
-    for read in (summary_of, details_of):
+    for read in (summarize_experiment, describe_experiment):
         with pytest.raises(errors.DamagedExperiment, match=r"config\.json is not"):
             read(directory)
 
 
-def test_only_one_process_can_be_named_as_that_which_runs_an_experiment(tmp_path: Path) -> None:
+def test_damaged_runner_file_names_nobody(tmp_path: Path) -> None:
     """``experiment stop`` signals it; 0 and negative numbers stand for several."""
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
-    assert runner_of(file) == (os.getpid(), platform.node())
+    assert find_runner(file) == (os.getpid(), platform.node())
     for content in ("0 here", "-1 here", "x here", "5", "9" * 5000 + " here"):
         (tmp_path / "runner.pid").write_text(content)
-        assert runner_of(file) is None
+        assert find_runner(file) is None
     log.close()
 
 
-def test_a_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
+def test_metric_that_no_float_can_be_is_none(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     log = EventLog(directory.events)
     log.append({"type": "validation", "time": 5.0, "trial": 1, "steps_completed": 30, "metrics": {"loss": 10**400}})
     log.close()
-    assert details_of(directory)["trials"][0]["latest"] is None
+    assert describe_experiment(directory)["trials"][0]["latest"] is None
 
 
 def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
@@ -157,7 +155,7 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
     assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
 
 
-def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
     task.report("training", 1, {"loss": 1})
     with task.metrics_file.open("ab") as cut_off:
@@ -170,13 +168,13 @@ def test_a_record_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, caplo
     assert [number for number, _ in reader.new_records()] == [4]
 
 
-def test_the_output_of_commands_shows_no_secret_among_hyperparameters(tmp_path: Path) -> None:
+def test_commands_show_no_secrets(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
-    assert [trial["hparams"]["password"] for trial in details_of(directory)["trials"]] == [MASK] * 3
+    assert [trial["hparams"]["password"] for trial in describe_experiment(directory)["trials"]] == [MASK] * 3
     checkpoint = write_checkpoint(
         tmp_path / "storage", notes={"experiment": "1", "trial": "1", "hparams": {"pw": "hid"}}
     )
-    (experiment,) = stored_experiments(str(checkpoint.parent), {})
+    (experiment,) = read_stored_experiments(str(checkpoint.parent), {})
     assert experiment["trials"][0]["hparams"] == {"pw": MASK}
     space = {"hyperparameters": {"api_key": "hidden"}}
     config = write_project(tmp_path / "project", **space)
@@ -203,9 +201,7 @@ def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_trials_start_from_the_checkpoint_that_was_found_at_first(
-    options: dict[str, Any] | None, source: str, tmp_path: Path
-) -> None:
+def test_source_checkpoint_stays_the_same(options: dict[str, Any] | None, source: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     config = directory.config()
     config["searcher"]["source_checkpoint_uuid"] = "abc"
@@ -215,7 +211,7 @@ def test_trials_start_from_the_checkpoint_that_was_found_at_first(
     assert directory.source_checkpoint() == source
 
 
-def test_a_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
+def test_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.options.write_text('{"loggers": [], "source_checkpoint": 3}')
     with pytest.raises(errors.DamagedExperiment, match=r"options\.json should hold .*'source_checkpoint'"):
@@ -223,41 +219,41 @@ def test_a_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
-def test_files_that_would_fill_the_memory_are_not_read(name: str, tmp_path: Path) -> None:
+def test_huge_files_are_not_read(name: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     with (directory.path / name).open("ab") as file:
         file.truncate(2**40)  # without taking room on the disk
     with pytest.raises(errors.DamagedExperiment, match=rf"{name}.* 1,099,511,627,776 bytes"):
-        [details_of(directory), directory.loggers()]
+        [describe_experiment(directory), directory.loggers()]
 
 
-def test_reasons_and_messages_are_shown_without_secrets(tmp_path: Path) -> None:
+def test_reasons_have_no_secrets(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
     events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
     with directory.events.open("a") as file:
         file.writelines(f"{json.dumps(event)}\n" for event in events)
-    shown = details_of(directory)
+    shown = describe_experiment(directory)
     assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
 
 
-def test_a_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
+def test_log_whose_first_event_has_no_time_is_shown(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.events.write_text('{"type": "message", "text": "no time"}\n')
-    assert summary_of(directory)["started"] is None
+    assert summarize_experiment(directory)["started"] is None
 
 
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
-from det_lightning.experiments.event_log import runner_of
+from det_lightning.experiments.event_log import find_runner
 if os.getuid() == 0:  # who may do anything
     os.setuid(65534)
-print(runner_of(Path(sys.argv[1])))
+print(find_runner(Path(sys.argv[1])))
 """
 
 
-def test_an_experiment_that_only_others_may_write_to_can_be_looked_at() -> None:
+def test_read_only_experiment_is_shown() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "events.jsonl")
         file.write_text("")
@@ -285,26 +281,26 @@ def ended(tmp_path: Path) -> ExperimentDirectory:
     return directory
 
 
-def test_a_runner_that_was_killed_while_it_deleted_checkpoints_is_no_obstacle(ended: ExperimentDirectory) -> None:
-    first, second, last = state_of(ended).trials[1].checkpoints
+def test_killed_cleanup_goes_on(ended: ExperimentDirectory) -> None:
+    first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     storage.delete(first)
-    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, first), (1, second)]
+    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, first), (1, second)]
     assert storage.list_ids() == [last]
 
 
-def test_the_end_of_an_experiment_deletes_no_checkpoint_that_another_run_resumed(ended: ExperimentDirectory) -> None:
-    first, second, last = state_of(ended).trials[1].checkpoints
+def test_used_checkpoint_is_not_deleted(ended: ExperimentDirectory) -> None:
+    first, second, last = read_state(ended).trials[1].checkpoints
     storage = CheckpointStorage(ended.checkpoints)
     claims = RunClaims(storage)
     assert claims.use(storage.find(first))
-    assert [*delete_checkpoints(ended, state_of(ended))] == [(1, second)]
+    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, second)]
     claims.release()
     assert sorted(storage.list_ids()) == sorted([first, last])
 
 
 @pytest.mark.parametrize("path", ["saved/here", "/saved/here"])
-def test_a_relative_storage_is_in_the_directory_of_the_experiment(path: str, tmp_path: Path) -> None:
+def test_relative_storage_is_in_the_experiment(path: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     named = {"checkpoint_storage": {"type": "directory", "container_path": path, "save_trial_best": 1}}
     directory.config_file.write_text(json.dumps({**directory.config(), **named}))
@@ -312,7 +308,7 @@ def test_a_relative_storage_is_in_the_directory_of_the_experiment(path: str, tmp
     assert directory.checkpoint_storage() == {"type": "directory", "container_path": str(in_trials)}
 
 
-def test_the_code_is_copied_without_what_detignore_names_and_without_experiments(tmp_path: Path) -> None:
+def test_detignore_and_experiments_are_left_out(tmp_path: Path) -> None:
     source = tmp_path / "source"
     experiment = [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]
     files = ("model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD")
@@ -327,7 +323,7 @@ def test_the_code_is_copied_without_what_detignore_names_and_without_experiments
     assert not (tmp_path / "copy" / "data").exists()
 
 
-def test_more_code_than_determined_accepts_is_refused_with_the_largest_files(tmp_path: Path) -> None:
+def test_too_much_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with (tmp_path / "source" / "weights.bin").open("wb") as large:
         large.truncate(MOST_BYTES + 1)
@@ -348,31 +344,30 @@ def test_experiments_are_found_by_number(experiment: ExperimentDirectory) -> Non
     assert [found.experiment_id for found in find_experiments(experiment.path.parent)] == [1, 2]
 
 
-@pytest.mark.slow
-def test_the_page_has_all_charts_and_needs_no_network(experiment: ExperimentDirectory, tmp_path: Path) -> None:
-    write_report(experiment, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    for heading in ("Learning curves", "Parallel coordinates", "Hyperparameters and metric", "Pairs of", "Trials"):
-        assert f"<h2>{heading}" in page
-    assert "<h1>a &lt;search&gt; (COMPLETED)</h1>" in page
+def write_page(directory: ExperimentDirectory) -> str:
+    write_report(describe_experiment(directory, with_curves=True), directory.path / "page.html")
+    return (directory.path / "page.html").read_text()
+
+
+def test_page_needs_no_network(experiment: ExperimentDirectory) -> None:
+    page = write_page(experiment)
+    for heading in ("Learning curves", "Hyperparameters and metric", "Parallel coordinates", "Trials"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "<h1>a &lt;search&gt;</h1>" in page
     assert "<script src" not in page
-    assert "hidden" not in page.partition("<h2>Trials")[2]
+    assert "hidden" not in page.partition("const data")[2].partition(chr(10))[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("value", [-1.0, 0, 10**400, float("inf"), "</script><script>alert(1)</script>"], ids=str)
-def test_any_value_of_a_hyperparameter_can_be_on_the_page(value: Any, tmp_path: Path) -> None:
-    """The configuration says that its logarithm is drawn; the log may hold anything."""
+def test_page_takes_any_hyperparameter(value: Any, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     text = directory.events.read_text()
     directory.events.write_text(text.replace('"lr":0.1', f'"lr":{json.dumps(value)}', 1))
-    write_report(directory, tmp_path / "page.html")
-    assert "<script>alert" not in (tmp_path / "page.html").read_text()
+    assert "<script>alert" not in write_page(directory)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trials", [0, 1, 3])
-def test_a_trial_that_has_diverged_is_in_the_table_of_the_page_only(trials: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trials", [0, 3])
+def test_page_shows_diverged_trials(trials: int, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials)
     diverged = trials + 1
     log = EventLog(directory.events)
@@ -380,12 +375,7 @@ def test_a_trial_that_has_diverged_is_in_the_table_of_the_page_only(trials: int,
     at = {"time": 5.0, "trial": diverged, "lines": 1, "steps_completed": 10}
     log.append({"type": "validation", **at, "metrics": {"loss": "Infinity"}})
     log.close()
-    write_report(directory, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    charts, _, table = page.rpartition("<h2>Trials")
-    assert f"Trial {diverged}" not in charts
-    assert ("<h2>Learning curves" in charts) == (trials > 0)
-    assert '<td class="number">inf</td>' in table
+    assert '<td class="number" data-value="inf">inf</td>' in write_page(directory)
 
 
 def modes_of(experiment: Path) -> dict[str, str]:
@@ -395,7 +385,7 @@ def modes_of(experiment: Path) -> dict[str, str]:
     }
 
 
-def test_files_with_settings_are_closed_to_others_also_those_of_an_earlier_release(tmp_path: Path) -> None:
+def test_files_with_settings_are_private(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
     run("run", config, config.parent, "--experiments", tmp_path)
     experiment = tmp_path / "small-1"

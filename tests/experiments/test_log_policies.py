@@ -13,45 +13,43 @@ import psutil
 import pytest
 
 from det_lightning.config import read_config
-from det_lightning.experiments.log_policies import policy_against_retries
+from det_lightning.experiments.log_policies import find_retry_policy
 from tests.experiments.running import wait_for
 
 
 def found(log: Path, *patterns: str, **kwargs: Any) -> str | None:
     policies = [{"pattern": pattern, "action": {"type": "cancel_retries"}} for pattern in patterns]
-    return policy_against_retries({"log_policies": policies}, log, **kwargs)
+    return find_retry_policy({"log_policies": policies}, log, **kwargs)
 
 
 @pytest.mark.parametrize(
     ("pattern", "matches"),
     [("is broken", True), (".*is broken", True), (".*.*is b.*n$", True), (".*?broken", True), ("^is", False)],
 )
-def test_a_pattern_may_match_anywhere_in_a_line(pattern: str, matches: bool, tmp_path: Path) -> None:
+def test_pattern_may_match_anywhere_in_a_line(pattern: str, matches: bool, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"fine\n\xffCUDA is broken\n")
     assert found(log, "nothing", pattern) == (pattern if matches else None)
     assert found(tmp_path / "missing.txt", pattern) is None
 
 
-def test_the_policies_that_are_set_by_default_take_no_time_for_a_long_line(tmp_path: Path) -> None:
+def test_default_policies_are_fast(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("x" * 2_000_000 + " uncorrectable ECC error encountered")
     policies = read_config("entrypoint: m:T\n", partial=True).as_dict()["log_policies"]
     policies = [{**policy, "action": "cancel_retries"} for policy in policies]
     # A pattern that begins again at every character would take hours.
-    assert policy_against_retries({"log_policies": policies}, log, limit_s=120) == "ECC Error"
+    assert find_retry_policy({"log_policies": policies}, log, limit_s=120) == "ECC Error"
 
 
-def test_a_pattern_that_takes_too_long_is_given_up_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slow_pattern_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = tmp_path / "log.txt"
     log.write_text("a" * 100 + "!\n")
     assert found(log, "(a+)+$", limit_s=0.5) is None
     assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. None is applied."]
 
 
-def test_a_log_that_cannot_be_searched_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_that_cannot_be_searched_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert found(tmp_path, "a") is None
     (warning,) = caplog.messages
     assert warning.startswith(f"Searching {tmp_path} for the log policies ended with status 1: ")
@@ -65,11 +63,11 @@ def test_ctrl_c_does_not_end_a_search(tmp_path: Path) -> None:
     log.write_text("a" * 100 + "!\n")
     code = f"""
 import pathlib, signal
-from det_lightning.experiments.log_policies import policy_against_retries
+from det_lightning.experiments.log_policies import find_retry_policy
 signal.signal(signal.SIGINT, lambda *_: print("pausing", flush=True))
 policy = {{"pattern": "(a+)+$", "action": "cancel_retries"}}
 print("searching", flush=True)
-policy_against_retries({{"log_policies": [policy]}}, pathlib.Path({str(log)!r}), limit_s=3)
+find_retry_policy({{"log_policies": [policy]}}, pathlib.Path({str(log)!r}), limit_s=3)
 """
     pipe = subprocess.PIPE
     with subprocess.Popen(

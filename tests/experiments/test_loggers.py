@@ -16,7 +16,7 @@ from tests.experiments.test_trial_classes import run_experiment
 pytestmark = pytest.mark.slow
 
 
-def test_the_csv_logger_has_the_metrics_and_the_hyperparameters_of_a_trial(tmp_path: Path) -> None:
+def test_csv_logger_has_metrics_and_hparams(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, "--logger", "csv", hyperparameters={"lr": 0.1, "global_batch_size": 8})
     logged = experiment / "trials" / "1" / "csv" / "run-1"
     with (logged / "metrics.csv").open() as file:
@@ -30,7 +30,7 @@ def test_the_csv_logger_has_the_metrics_and_the_hyperparameters_of_a_trial(tmp_p
     assert "lr: 0.1" in (logged / "hparams.yaml").read_text()
 
 
-def test_a_resumed_experiment_has_the_loggers_that_it_began_with(tmp_path: Path) -> None:
+def test_resume_keeps_loggers(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]})
     experiment = tmp_path / "small-1"
     process = start(
@@ -44,7 +44,7 @@ def test_a_resumed_experiment_has_the_loggers_that_it_began_with(tmp_path: Path)
     assert (task["run_id"], task["loggers"]) == (2, ["csv", "tensorboard"])
 
 
-def test_all_loggers_that_cannot_be_used_are_named_before_anything_is_created(tmp_path: Path) -> None:
+def test_unusable_loggers_are_named_first(tmp_path: Path) -> None:
     missing = [package for package in ("mlflow", "wandb") if importlib.util.find_spec(package) is None]
     config = write_project(tmp_path / "project")
     options = [part for name in ("csv", "excel", *missing) for part in ("--logger", name)]

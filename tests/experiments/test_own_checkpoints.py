@@ -41,7 +41,7 @@ def was_code_run(experiment: Path) -> bool:
     return [*experiment.rglob("code-was-run")] != []
 
 
-def test_a_trial_resumes_from_its_own_objects(tmp_path: Path) -> None:
+def test_trial_resumes_from_its_own_objects(tmp_path: Path) -> None:
     experiment, log = run_experiment(tmp_path, forges=False)
     assert "callbacks['keeper']['meter'] is a keeping_trial.Meter: a resume needs trusted=True" in log
     assert log.count("resumed with the meter at 1\n") == 1
@@ -50,14 +50,14 @@ def test_a_trial_resumes_from_its_own_objects(tmp_path: Path) -> None:
     assert latest["sha256"] == [digest_file(path / "state_dict.pth"), digest_file(path / "resume.pth")]
 
 
-def test_a_file_that_the_trial_did_not_write_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     experiment, log = run_experiment(tmp_path, forges=True, ends_with=1)
     assert "reading that could run code" in log
     assert "resumed" not in log
     assert not was_code_run(experiment)
 
 
-def test_a_trusted_experiment_reads_anything(tmp_path: Path) -> None:
+def test_trusted_experiment_reads_anything(tmp_path: Path) -> None:
     experiment, log = run_experiment(tmp_path, "--trusted", forges=True)
     assert "resumed with the meter at 1\n" in log
     assert was_code_run(experiment)

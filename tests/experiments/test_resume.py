@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.experiments.directory import ExperimentDirectory, Placement
-from det_lightning.experiments.overview import details_of, summary_of
+from det_lightning.experiments.overview import describe_experiment, summarize_experiment
 from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
@@ -28,12 +28,12 @@ def run_printed(command: str) -> subprocess.CompletedProcess[str]:
 def states_of(experiment: Path) -> tuple[str, list[tuple[str, int]]]:
     """Return the state of an experiment, the same in ``ls`` and ``show``, and those of its trials with batches."""
     directory = ExperimentDirectory.existing(experiment)
-    shown = details_of(directory)
-    assert summary_of(directory)["state"] == shown["state"]
+    shown = describe_experiment(directory)
+    assert summarize_experiment(directory)["state"] == shown["state"]
     return shown["state"], [(trial["state"], trial["batches"]) for trial in shown["trials"]]
 
 
-def test_the_printed_command_goes_on_with_the_options_of_the_run(tmp_path: Path) -> None:
+def test_resume_keeps_options(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]}, resources={"slots_per_trial": 64}
     )
@@ -53,7 +53,7 @@ def test_the_printed_command_goes_on_with_the_options_of_the_run(tmp_path: Path)
     assert ExperimentDirectory.existing(experiment).placement() == Placement(1, cpu=False, ray=None)
 
 
-def test_failed_trials_go_on_from_their_checkpoints_after_a_fix(tmp_path: Path) -> None:
+def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         hyperparameters={"steps": 5, "checkpoints": True, "fails_at": {"type": "categorical", "vals": [3, 4]}},
@@ -80,7 +80,7 @@ def test_failed_trials_go_on_from_their_checkpoints_after_a_fix(tmp_path: Path) 
     assert len(events_of(experiment, "trial_retried")) == 2
 
 
-def test_a_search_goes_on_when_some_of_its_trials_are_retried(tmp_path: Path) -> None:
+def test_search_goes_on_after_retries(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         hyperparameters={"steps": 3, "fails_at": {"type": "categorical", "vals": [2, 9]}},
@@ -96,7 +96,7 @@ def test_a_search_goes_on_when_some_of_its_trials_are_retried(tmp_path: Path) ->
     assert len(events_of(experiment, "trial_created")) == 2
 
 
-def test_trials_of_a_killed_runner_are_shown_as_they_are_and_a_moved_experiment_goes_on(tmp_path: Path) -> None:
+def test_moved_experiment_goes_on(tmp_path: Path) -> None:
     hparams = {"steps": 8, "validates": False, "waits_at": [2], "saves_for_s": 3}
     config = write_project(tmp_path / "project", hyperparameters=hparams)
     experiment = tmp_path / "here/small-1"
@@ -120,7 +120,7 @@ def test_trials_of_a_killed_runner_are_shown_as_they_are_and_a_moved_experiment_
     assert not experiment.exists()
 
 
-def test_a_trial_that_ended_well_after_its_runner_was_killed_is_complete(tmp_path: Path) -> None:
+def test_orphan_that_ended_well_is_complete(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"steps": 2})
     run("run", config, config.parent, "--experiments", tmp_path)
     experiment = tmp_path / "small-1"

@@ -16,7 +16,7 @@ from tests.experiments.running import events_of, kill, processes_of, run, start,
 pytestmark = pytest.mark.slow
 
 
-def test_a_random_search_runs_all_its_trials(tmp_path: Path) -> None:
+def test_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}},
@@ -35,7 +35,7 @@ def test_a_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     assert processes_of(experiment) == []
 
 
-def test_all_paths_may_be_relative_and_by_default_the_code_is_in_the_working_directory(tmp_path: Path) -> None:
+def test_paths_may_be_relative(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project").parent
     run("run", "config.yaml", cwd=project)
     experiment = Path("experiments") / "small-1"
@@ -43,7 +43,7 @@ def test_all_paths_may_be_relative_and_by_default_the_code_is_in_the_working_dir
     assert len(events_of(project / experiment, "validation")) == 5
 
 
-def test_a_halving_search_stops_trials_and_counts_them_as_complete(tmp_path: Path) -> None:
+def test_stopped_trials_are_complete(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 16},
@@ -60,7 +60,7 @@ def test_a_halving_search_stops_trials_and_counts_them_as_complete(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("max_restarts", "runs"), [(0, 1), (2, 3)])
-def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: int, runs: int, tmp_path: Path) -> None:
+def test_failing_trial_is_restarted(max_restarts: int, runs: int, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"fails_at": 2}, max_restarts=max_restarts)
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
     assert len(events_of(tmp_path / "small-1", "run_started")) == runs
@@ -74,16 +74,14 @@ def test_a_failing_trial_is_started_again_as_often_as_configured(max_restarts: i
         (["python3", "-c", "from trial_script import report; report('preempted', None, {})"], 0),
     ],
 )
-def test_a_command_that_always_ends_like_a_preempted_run_is_not_started_for_ever(
-    entrypoint: str | list[str], status: int, tmp_path: Path
-) -> None:
+def test_false_preemption_ends(entrypoint: str | list[str], status: int, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint=entrypoint, max_restarts=2)
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
     assert len(events_of(tmp_path / "small-1", "run_started")) == 3
     assert f"it ended with status {status}, like a preempted run, but had saved nothing, after 2 restarts" in error
 
 
-def test_a_preempted_run_that_has_saved_does_not_count_as_failed(tmp_path: Path) -> None:
+def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
     code = (
         "import sys; from trial_script import TASK, report; run = TASK['run_id']; "
         "report('checkpoint', run, {'checkpoint_id': f'after-{run}'}); sys.exit(75 if run < 4 else 0)"
@@ -98,7 +96,7 @@ def test_a_preempted_run_that_has_saved_does_not_count_as_failed(tmp_path: Path)
     assert [event["status"] for event in events_of(tmp_path / "small-1", "run_ended")] == [75, 75, 75, 0]
 
 
-def test_metrics_that_are_reported_after_others_at_the_same_step_are_added_to_them(tmp_path: Path) -> None:
+def test_later_metrics_are_added(tmp_path: Path) -> None:
     code = (
         "from trial_script import report; report('validation', 1, {'loss': 2.0, 'batches': 1}); "
         "report('validation', 1, {'accuracy': 0.5, 'loss': 2.0}); report('validation', 1, {'loss': 2.0})"
@@ -116,7 +114,7 @@ def test_metrics_that_are_reported_after_others_at_the_same_step_are_added_to_th
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": 0.5}
 
 
-def test_a_startup_hook_runs_before_the_trial_unless_it_is_skipped(tmp_path: Path) -> None:
+def test_hook_runs_unless_skipped(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="test -f hooked", max_restarts=0)
     (tmp_path / "project" / "startup-hook.sh").write_text("touch hooked\n")
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path).stderr
@@ -133,9 +131,7 @@ def test_a_startup_hook_runs_before_the_trial_unless_it_is_skipped(tmp_path: Pat
         ("bash setup.sh\n", "setup.sh:2: /opt/conda/bin/python -m pip -q install -e ."),
     ],
 )
-def test_a_startup_hook_that_installs_packages_waits_for_a_choice(
-    hook: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installing_hook_needs_a_choice(hook: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_project(tmp_path / "project", entrypoint="true")
     (tmp_path / "project" / "startup-hook.sh").write_text(hook)
     (tmp_path / "project" / "setup.sh").write_text("set -e\n/opt/conda/bin/python -m pip -q install -e .\n")
@@ -148,13 +144,13 @@ def test_a_startup_hook_that_installs_packages_waits_for_a_choice(
     assert not (tmp_path / "small-1" / "code" / "startup-hook.sh").exists()
 
 
-def test_a_startup_hook_that_installs_packages_runs_if_asked_to(tmp_path: Path) -> None:
+def test_installing_hook_runs_if_chosen(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="test -f hooked")
     (tmp_path / "project" / "startup-hook.sh").write_text("pip() { touch hooked; }\npip install nothing\n")
     run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run")
 
 
-def test_what_a_comment_accepts_in_a_startup_hook_needs_no_choice(tmp_path: Path) -> None:
+def test_accepted_line_needs_no_choice(tmp_path: Path) -> None:
     hook = tmp_path / "startup-hook.sh"
     hook.write_text("pip() { true; }\n# pip install a\necho b # pip install b\npip install c  # det-lightning: ok\n")
     assert find_installs(hook.read_text()) == []
@@ -182,7 +178,7 @@ def test_what_a_comment_accepts_in_a_startup_hook_needs_no_choice(tmp_path: Path
         "source $HOME/setup.sh",
     ],
 )
-def test_a_command_of_a_startup_hook_that_is_not_known_may_install_something(command: str) -> None:
+def test_unknown_command_needs_a_choice(command: str) -> None:
     assert find_installs(f"set -e\n{command}\n")[0].line >= 2
 
 
@@ -198,12 +194,12 @@ def test_a_command_of_a_startup_hook_that_is_not_known_may_install_something(com
         "bash -e setup.sh; . ./a/variables.sh",
     ],
 )
-def test_a_startup_hook_with_harmless_commands_needs_no_choice(command: str) -> None:
+def test_harmless_hook_needs_no_choice(command: str) -> None:
     assert find_installs(f"{command}\n") == []
 
 
 @pytest.mark.parametrize("hook", ["false\ntouch hooked\n", "exit 7\n", "missing-program --install\n"])
-def test_a_startup_hook_that_fails_is_named_as_the_cause(hook: str, tmp_path: Path) -> None:
+def test_failing_hook_is_named(hook: str, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="touch trained", max_restarts=0)
     (tmp_path / "project" / "startup-hook.sh").write_text(f"export SET_BY=hook\n{hook}")
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr
@@ -212,14 +208,14 @@ def test_a_startup_hook_that_fails_is_named_as_the_cause(hook: str, tmp_path: Pa
     assert not list(tmp_path.rglob("hooked")) + list(tmp_path.rglob("trained"))
 
 
-def test_a_program_that_fails_after_its_hook_is_not_blamed_on_it(tmp_path: Path) -> None:
+def test_later_failure_is_not_the_hooks(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint='test "$SET_BY" = hook && exit 7', max_restarts=0)
     (tmp_path / "project" / "startup-hook.sh").write_text("export SET_BY=hook\n")
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
     assert "it ended with status 7, after 0 restarts" in error
 
 
-def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
+def test_log_policy_cancels_retries(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         entrypoint="echo CUDA is broken; exit 4",
@@ -232,7 +228,7 @@ def test_a_log_policy_cancels_retries(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_invalid_hyperparameters_close_a_trial_however_its_processes_end(tmp_path: Path) -> None:
+def test_invalid_hyperparameters_close_a_trial(tmp_path: Path) -> None:
     """They may fail, or wait for a rank that is gone until they are killed."""
     hparams = {
         "invalid": True,
@@ -255,7 +251,7 @@ def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:
 
 # The second: a shell, which ends at once when it is asked to, has started the script.
 @pytest.mark.parametrize("entrypoint", ["exec python3 trial_script.py", "python3 trial_script.py; exit"])
-def test_the_first_interrupt_pauses_and_resume_goes_on(entrypoint: str, tmp_path: Path) -> None:
+def test_first_interrupt_pauses(entrypoint: str, tmp_path: Path) -> None:
     hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
     config = write_project(tmp_path / "project", hyperparameters=hparams, entrypoint=entrypoint)
     experiment = tmp_path / "small-1"
@@ -270,7 +266,7 @@ def test_the_first_interrupt_pauses_and_resume_goes_on(entrypoint: str, tmp_path
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == list(range(1, 13))
 
 
-def test_the_second_interrupt_ends_trials_that_do_not_save(tmp_path: Path) -> None:
+def test_second_interrupt_kills(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1], "ignores_sigterm": True})
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
@@ -284,7 +280,7 @@ def test_the_second_interrupt_ends_trials_that_do_not_save(tmp_path: Path) -> No
     assert processes_of(experiment) == []
 
 
-def test_trials_of_a_killed_runner_save_and_end_and_resume_completes_them(tmp_path: Path) -> None:
+def test_orphans_save_and_resume(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
         hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 10, "waits_at": [3, 7]},
@@ -311,7 +307,7 @@ def test_trials_of_a_killed_runner_save_and_end_and_resume_completes_them(tmp_pa
     assert processes_of(experiment) == []
 
 
-def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
+def test_only_one_runner_at_a_time(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1]})
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
@@ -328,7 +324,7 @@ def test_an_experiment_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert "it is PAUSED" in said
 
 
-def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
+def test_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", searcher={"name": "random", "metric": "loss"}, max_restart=3)
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path / "out", ends_with=2).stderr
     assert "max_trials" in error
@@ -336,7 +332,7 @@ def test_a_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_ray_that_is_not_installed_is_named_and_nothing_is_created(tmp_path: Path) -> None:
+def test_missing_ray_is_named(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project")
     code = "import sys; sys.modules['ray'] = None; from det_lightning.cli import main; main()"
     arguments = ["run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", "--ray", "auto"]
@@ -356,7 +352,7 @@ def test_ray_that_is_not_installed_is_named_and_nothing_is_created(tmp_path: Pat
         ("/nowhere/abc", None, ["There is no checkpoint '/nowhere/abc'"]),
     ],
 )
-def test_a_missing_checkpoint_to_start_from_is_an_error_before_anything_is_created(
+def test_missing_source_checkpoint_is_an_error(
     checkpoint: str, storage: str | Path | None, says: list[str], tmp_path: Path
 ) -> None:
     searcher = {"name": "single", "metric": "loss", "source_checkpoint_uuid": checkpoint}
@@ -375,7 +371,7 @@ def test_a_missing_checkpoint_to_start_from_is_an_error_before_anything_is_creat
     assert storage is None or list((tmp_path / storage).iterdir()) == []
 
 
-def test_a_failed_experiment_names_the_commands_that_print_what_its_trials_wrote(tmp_path: Path) -> None:
+def test_failed_experiment_names_its_logs(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", max_restarts=0)
     result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=1)
     (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)

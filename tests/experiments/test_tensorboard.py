@@ -52,7 +52,7 @@ class HParamsTab:
         }
 
 
-def test_the_tab_of_hyperparameters_shows_all_trials_with_the_metric(tmp_path: Path) -> None:
+def test_hparams_tab_shows_all_trials(tmp_path: Path) -> None:
     experiment = run_experiment(
         tmp_path,
         hyperparameters={

@@ -65,7 +65,7 @@ with det.pytorch.init() as context:
 
 
 @pytest.mark.parametrize("entrypoint", ["linear_trial:LinearTrial", ["python3", "-c", SCRIPT]])
-def test_a_try_trains_one_trial_on_a_few_batches_and_keeps_no_checkpoint(entrypoint: Any, tmp_path: Path) -> None:
+def test_try_trains_a_few_batches(entrypoint: Any, tmp_path: Path) -> None:
     search = {"name": "adaptive_asha", "metric": "validation_loss", "max_trials": 8, "max_length": {"batches": 5000}}
     experiment = run_experiment(tmp_path, "--try", entrypoint=entrypoint, searcher=search)
     details = json.loads(run("experiment", "show", experiment, "--json").stdout)
@@ -76,7 +76,7 @@ def test_a_try_trains_one_trial_on_a_few_batches_and_keeps_no_checkpoint(entrypo
 
 
 @pytest.mark.parametrize("call", [EXPLICIT, CONFIGURED], ids=["arguments", "configuration"])
-def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[str, Any], tmp_path: Path) -> None:
+def test_trial_equals_fit(call: dict[str, Any], tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path)
     (created,) = events_of(experiment, "trial_created")
     with answering_determined():
@@ -91,13 +91,13 @@ def test_a_trial_has_the_weights_that_fit_gives_with_the_same_seed(call: dict[st
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 
-def test_an_entrypoint_may_name_a_class_inside_of_another_as_determineds_documentation_says(tmp_path: Path) -> None:
+def test_entrypoint_may_name_a_nested_class(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint="linear_trial:Trials.Linear")
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
 
 @pytest.mark.parametrize("command", ["determined.exec.harness", "determined.launch.torch_distributed --trial"])
-def test_modules_of_determined_train_a_trial_as_commands(command: str, tmp_path: Path) -> None:
+def test_determineds_modules_train(command: str, tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=f"python3 -m {command} linear_trial:LinearTrial")
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
@@ -111,7 +111,7 @@ with pytorch.init() as context:
 """
 
 
-def test_a_script_takes_from_the_configuration_what_it_does_not_say(tmp_path: Path) -> None:
+def test_script_reads_the_configuration(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT])
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
 
@@ -129,7 +129,7 @@ assert [batches for _, batches in told] == [4, 8, 10]
 """
 
 
-def test_a_script_with_a_callback_of_its_own_writes_to_the_experiment_and_tells_it(tmp_path: Path) -> None:
+def test_own_callback_reports_checkpoints(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT_WITH_A_CALLBACK])
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [0]
     reported = events_of(experiment, "checkpoint")
@@ -140,7 +140,7 @@ def test_a_script_with_a_callback_of_its_own_writes_to_the_experiment_and_tells_
     assert storage.read_metadata(kept)["trial"] == "1.1"
 
 
-def test_a_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
+def test_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
     searcher = {
         "name": "adaptive_asha", "metric": "validation_loss", "max_trials": 2, "max_concurrent_trials": 1,
         "max_length": {"epochs": 4}, "divisor": 2, "mode": "aggressive",
@@ -179,7 +179,7 @@ def test_slots_are_processes(tmp_path: Path) -> None:
     assert validated == sorted(set(validated)) != []
 
 
-def test_without_gpus_several_slots_need_to_be_asked_for(tmp_path: Path) -> None:
+def test_several_slots_need_gpus_or_cpu(tmp_path: Path) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("there are several GPUs")
     project = tmp_path / "project"
@@ -191,7 +191,7 @@ def test_without_gpus_several_slots_need_to_be_asked_for(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_at_the_end_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) -> None:
+def test_best_and_latest_checkpoint_are_kept(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, checkpoint_policy="all", min_checkpoint_period={"batches": 1})
     written = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")}
     deleted = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint_deleted")}
@@ -200,7 +200,7 @@ def test_at_the_end_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) 
     assert 1 <= len(written - deleted) <= 2
 
 
-def test_the_running_trials_know_the_best_validation_of_each_other_trial(tmp_path: Path) -> None:
+def test_trials_know_others_best(tmp_path: Path) -> None:
     experiment = run_experiment(
         tmp_path,
         "--slots",
@@ -218,7 +218,7 @@ def test_the_running_trials_know_the_best_validation_of_each_other_trial(tmp_pat
         assert task.best_of_others() == best[other]
 
 
-def test_a_warm_start_begins_with_the_state_of_the_checkpoint_and_counts_from_zero(tmp_path: Path) -> None:
+def test_warm_start_counts_from_zero(tmp_path: Path) -> None:
     first = run_experiment(tmp_path / "first")
     checkpoint = CheckpointStorage(first / "checkpoints").newest()
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": checkpoint}
@@ -232,7 +232,7 @@ OWN = {"checkpoint_storage": {"type": "directory", "container_path": "saved"}}
 
 
 @pytest.mark.parametrize(("sections", "of_second"), [({}, {}), (OWN, OWN), (OWN, {})])
-def test_a_warm_start_finds_an_id_in_the_experiments_of_the_same_directory(
+def test_warm_start_finds_ids_of_neighbours(
     sections: dict[str, Any], of_second: dict[str, Any], tmp_path: Path
 ) -> None:
     first = run_experiment(tmp_path, **sections)
@@ -248,7 +248,7 @@ def test_a_warm_start_finds_an_id_in_the_experiments_of_the_same_directory(
     assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
 
 
-def test_metrics_of_training_and_validation_and_the_progress_are_kept(tmp_path: Path) -> None:
+def test_metrics_and_progress_are_kept(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, scheduling_unit=5)
     lines = (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.trial_process import RecordReader, TrialProcess, recorded_status
+from det_lightning.experiments.trial_process import RecordReader, TrialProcess, read_status
 from tests.experiments.running import wait_for
 
 
@@ -21,7 +21,7 @@ def start_run(directory: Path, command: str, run: int = 1, newest_run: int = 1, 
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_the_status_of_a_run_that_has_ended_is_known(detached: bool, tmp_path: Path) -> None:
+def test_status_of_a_run_that_has_ended_is_known(detached: bool, tmp_path: Path) -> None:
     process = start_run(tmp_path, "exit 5", detached=detached)
     wait_for(process.has_ended)
     assert process.exit_status() == 5
@@ -29,7 +29,7 @@ def test_the_status_of_a_run_that_has_ended_is_known(detached: bool, tmp_path: P
 
 @pytest.mark.parametrize(("ask", "status"), [("stop", 75), ("kill", 137)])
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_run_ends_when_it_is_asked_to(ask: str, status: int, detached: bool, tmp_path: Path) -> None:
+def test_run_ends_when_it_is_asked_to(ask: str, status: int, detached: bool, tmp_path: Path) -> None:
     process = start_run(tmp_path, "touch begun; exec sleep 600", detached=detached)
     wait_for((tmp_path / "begun").exists)
     assert not process.has_ended()
@@ -38,7 +38,7 @@ def test_a_run_ends_when_it_is_asked_to(ask: str, status: int, detached: bool, t
     assert process.exit_status() == status
 
 
-def test_a_detached_run_is_no_child_of_the_process_that_started_it(tmp_path: Path) -> None:
+def test_detached_run_is_no_child(tmp_path: Path) -> None:
     process = start_run(tmp_path, "echo $PPID > supervisor; exec sleep 600", detached=True)
     wait_for(lambda: (tmp_path / "supervisor").exists() and bool((tmp_path / "supervisor").read_text()))
     supervisor = int((tmp_path / "supervisor").read_text())
@@ -48,11 +48,11 @@ def test_a_detached_run_is_no_child_of_the_process_that_started_it(tmp_path: Pat
     wait_for(process.has_ended)
 
 
-def test_a_run_that_begins_after_a_later_one_was_prepared_does_nothing(tmp_path: Path) -> None:
+def test_outdated_run_does_nothing(tmp_path: Path) -> None:
     process = start_run(tmp_path, "touch begun", run=1, newest_run=2)
     wait_for(process.has_ended)
     assert not (tmp_path / "begun").exists()
-    assert recorded_status(tmp_path, 1) is None
+    assert read_status(tmp_path, 1) is None
 
 
 def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from det_lightning.config import read_config
-from det_lightning.experiments.progress import Progress
-from det_lightning.experiments.search_settings import trials_in_full
+from det_lightning.experiments.search_settings import count_full_trials
+from det_lightning.experiments.state import Progress
 from tests.experiments.running import write_project
 
 
@@ -33,7 +33,7 @@ from tests.experiments.running import write_project
         ([(0.5, 0), (0.4, 10)], 10, None),
     ],
 )
-def test_the_time_left_is_that_at_the_speed_so_far(
+def test_time_left_is_that_at_the_speed_so_far(
     reports: list[tuple[float, float]], now_s: float, left_s: float | None
 ) -> None:
     progress = Progress()
@@ -51,9 +51,7 @@ def test_the_time_left_is_that_at_the_speed_so_far(
         ({"name": "adaptive_asha", "max_trials": 7, "max_time": 9, "time_metric": "batches"}, None),
     ],
 )
-def test_how_long_a_search_takes_is_known_where_no_trial_is_stopped(
-    searcher: dict[str, Any], trials: int | None
-) -> None:
+def test_length_of_a_search_is_known(searcher: dict[str, Any], trials: int | None) -> None:
     config = read_config(
         {
             "entrypoint": "python3 train.py",
@@ -64,7 +62,7 @@ def test_how_long_a_search_takes_is_known_where_no_trial_is_stopped(
             "searcher": {"metric": "loss", **searcher},
         }
     )
-    assert trials_in_full(config) == trials
+    assert count_full_trials(config) == trials
 
 
 def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:
@@ -96,13 +94,13 @@ def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_how_long_the_trials_and_the_experiment_will_take(tmp_path: Path) -> None:
+def test_terminal_shows_time_left(tmp_path: Path) -> None:
     shown = shown_until(r"0 of 1 trials have ended; about \d+:\d\d left", tmp_path, name="single")
     assert re.search(r"RUNNING +3 .* \d+:\d\d\s", shown)
 
 
 @pytest.mark.slow
-def test_a_trial_that_may_be_stopped_has_an_upper_limit_and_the_experiment_none(tmp_path: Path) -> None:
+def test_stoppable_trial_has_an_upper_limit(tmp_path: Path) -> None:
     search = {"name": "async_halving", "num_rungs": 1, "max_trials": 2, "max_time": 6, "time_metric": "batches"}
     shown = shown_until(r"RUNNING +3 .* ≤ \d+:\d\d", tmp_path, **search)
     assert "have ended; about" not in shown

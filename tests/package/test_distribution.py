@@ -59,7 +59,10 @@ def test_the_wheel_is_typed_licensed_and_installs_one_name(distributions: Path) 
     (wheel,) = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "det_lightning/py.typed" in names
-    assert "det_lightning/testing/report.html.jinja" in names
+    pages = ("page.css", "page.html.jinja", "page.js", "page_parts.html.jinja")
+    reports = ("experiments/report", "porting/move", "testing/report")
+    for name in (*pages, *(f"{report}.html.jinja" for report in reports)):
+        assert f"det_lightning/{name}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"det_lightning"}
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from det_lightning.testing.checks import CheckResult
-from det_lightning.testing.report import SIZES, make_chart, nice_ticks, write_report
+from det_lightning.testing.report import summarize_distance, write_report
 from tests.testing.made_reports import CHECKS, falling, made_report
 
 
@@ -42,24 +39,22 @@ def outline(kind: str, directory: Path) -> Outline:
 
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
-def test_page_is_self_contained(kind: str, tmp_path: Path) -> None:
+def test_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
     page = made_report(kind, tmp_path).read_text(encoding="utf-8")
     found = Outline(page)
     assert found.references == []
-    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
-    assert "url(" not in page
-    assert "@import" not in page
-    assert not re.search(r"\b(https?:)?//\w", page)
+    assert not {"link", "img", "iframe", "object"} & set(found.tags)
+    assert ("script" in found.tags) == (kind != "bare")
 
 
-def test_page_shows_each_check(tmp_path: Path) -> None:
+def test_checks_have_outcome_and_message(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "1 of 4 checks failed" in text
     for line in (
-        "passed trains 1.2",
-        "passed is deterministic under a seed 2.5",
-        "not compared an old checkpoint loads no --trial-checkpoint was given 0.0",
-        "failed matches the real determined <loss> differs - at batch 3 - & at all later ones 4.0",
+        "passed trains 1.2 s",
+        "passed is deterministic under a seed 2.5 s",
+        "not compared an old checkpoint loads 0.0 s no --trial-checkpoint was given",
+        "failed matches the real determined 4.0 s <loss> differs - at batch 3 - & at all later ones",
     ):
         assert line in text
 
@@ -81,7 +76,7 @@ def test_verdict_comes_first(outcomes: list[str], verdict: str, tmp_path: Path) 
     assert text.startswith(f"{verdict} \N{EN DASH} t:T Conversion report {verdict} t:T")
 
 
-def test_page_shows_first_difference(tmp_path: Path) -> None:
+def test_first_difference_has_a_cause(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
     assert "First difference Metric loss at batch 3" in text
     assert f"determined 1.2.3 {falling(20)[3] * 1.2!r} det_lightning 1.2.3 {falling(20)[3]!r}" in text
@@ -94,10 +89,10 @@ def test_page_states_equality(tmp_path: Path) -> None:
     assert "equal to the bit" in outline("equal", tmp_path).text
 
 
-def test_page_compares_environments(tmp_path: Path) -> None:
+def test_environments_are_compared(tmp_path: Path) -> None:
     text = outline("different", tmp_path).text
-    assert "Python ≠ (differs) 3.8.18 3.11.7 torch ≠ (differs) 1.12.1 2.13.0 numpy 2.4.6 2.4.6" in text
-    assert "Hyperparameters lr = 0.1" in text
+    assert "Python (differs) 3.8.18 3.11.7 torch (differs) 1.12.1 2.13.0 numpy 2.4.6 2.4.6" in text
+    assert "Hyperparameters: lr = 0.1" in text
 
 
 def test_curves_have_tables(tmp_path: Path) -> None:
@@ -107,14 +102,14 @@ def test_curves_have_tables(tmp_path: Path) -> None:
     assert "Numbers of accuracy Batches trained determined 1.2.3 det_lightning 1.2.3 2 0.5 0.5" in found.text
 
 
-def test_page_without_reference_has_curves(tmp_path: Path) -> None:
+def test_trial_alone_has_curves(tmp_path: Path) -> None:
     found = outline("alone", tmp_path)
     assert found.tags.count("figure") == 2
     assert "First difference" not in found.text
     assert "determined 1.2.3" not in found.text
 
 
-def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
+def test_markup_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     write_report(tmp_path / "out.html", evil, [CheckResult(evil, "failed", 0, evil)], {}, command=evil)
     found = Outline((tmp_path / "out.html").read_text(encoding="utf-8"))
@@ -129,50 +124,12 @@ def test_missing_jinja2_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
-def test_page_keeps_the_order(tmp_path: Path) -> None:
+def test_checks_keep_their_order(tmp_path: Path) -> None:
     text = outline("equal", tmp_path).text
     places = [text.index(check.name) for check in CHECKS]
     assert places == sorted(places)
 
 
-# Curves
-
-
-@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.integers(2, 9), st.booleans())
-def test_ticks_are_few_and_within(one: float, other: float, most: int, whole: bool) -> None:
-    low, high = sorted((one, other))
-    ticks = nice_ticks(low, high, most, whole)
-    assert 1 <= len(ticks) <= most + 1
-    assert all(low <= tick <= high for tick in ticks)
-    assert ticks == sorted(set(ticks))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "labels"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-3, 7, [-2, 0, 2, 4, 6]), (0, 12, [0, 2.5, 5, 7.5, 10]), (5, 5, [5])],
-)
-def test_ticks_are_round(low: float, high: float, labels: list[float]) -> None:
-    assert nice_ticks(low, high, 5) == pytest.approx(labels)
-
-
-@given(st.lists(st.floats(), min_size=1, max_size=30))
-def test_values_lie_in_the_picture(values: list[float]) -> None:
-    chart = make_chart("loss", "batch", {"ours": list(enumerate(values))})
-    points = [point for segment in chart.curves["ours"] for point in segment]
-    assert len(points) == sum(map(math.isfinite, values))
-    assert all(SIZES["left"] <= x <= SIZES["width"] and 0 <= y <= SIZES["height"] for x, y in points)
-
-
-@pytest.mark.slow
-def test_nan_leaves_a_gap() -> None:
-    chart = make_chart("loss", "batch", {"ours": [(0, 1.0), (1, 2.0), (2, math.nan), (3, math.inf), (4, 1.0)]})
-    assert [len(segment) for segment in chart.curves["ours"]] == [2, 1]
-
-
-def test_summary_is_largest_distance() -> None:
-    def summary(*sides: list[tuple[int, float]]) -> str:
-        return make_chart("loss", "batch", dict(zip(("reference", "ours"), sides, strict=False))).summary
-
-    assert summary([(0, 1.0), (1, 2.0)], [(0, 1.5), (1, 2.0)]) == "At most 0.5 apart, at batch 0."
-    assert summary([(0, math.nan)], [(0, math.nan)]) == "No difference in any value."
-    assert summary([(0, 1.0)]) == ""
+def test_distance_is_the_largest() -> None:
+    assert summarize_distance({0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.0}) == "At most 0.5 apart, at batch 0."
+    assert summarize_distance({0: math.nan}, {0: math.nan}) == "No difference in any value."

@@ -12,10 +12,10 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import to_lightning, to_weights
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, split_models, to_lightning, to_weights
 from det_lightning.checkpoint.format.shards import map_tensors
 from det_lightning.checkpoint.format.standard_values import save_state
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, name_some
 from det_lightning.missing_parts import how_to_install
 
 
@@ -40,6 +40,48 @@ def export_lightning(content: CheckpointContent, file: pathlib.Path) -> None:
     """Write a Lightning ``.ckpt`` file; see ``to_lightning``."""
     with _replacing(file) as unfinished:
         save_state(to_lightning(content), unfinished)
+
+
+def export_for_module(
+    content: CheckpointContent, module: torch.nn.Module, hparams_name: str | None, file: pathlib.Path
+) -> None:
+    """Write a Lightning ``.ckpt`` file whose weights have the names of a LightningModule with the same models.
+
+    ``module`` is such an object; weights outside the models keep its values. ``hparams_name`` is the parameter of its
+    class that takes all hyperparameters, None if they are passed by their own names. The file has weights, optimizers
+    and schedulers, but no state of Lightning's loops, so epochs start at 0 again.
+
+    Raises:
+        InvalidCheckpointException: the module lacks a model of the checkpoint.
+    """
+    ckpt = to_lightning(content)
+    models, _ = split_models(ckpt.pop("state_dict"))
+    weights = module.state_dict()
+    for name, model in zip(_find_models(models, module), models, strict=True):
+        weights.update({f"{name}.{key}": value for key, value in model.items()})
+    left_out = (TRIAL_KEY, "loops", "callbacks", "hparams_name")
+    ckpt = {name: value for name, value in ckpt.items() if name not in left_out}
+    with _replacing(file) as unfinished:
+        hparams = {} if hparams_name is None else {"hparams_name": hparams_name}
+        save_state({**ckpt, **hparams, "state_dict": weights}, unfinished)
+
+
+def _find_models(models: list[Any], module: torch.nn.Module) -> list[str]:
+    """Return the name of each model in a module: the first part with weights of the same names and shapes."""
+
+    def shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: getattr(value, "shape", None) for name, value in weights.items()}
+
+    parts = {name: shapes(part.state_dict()) for name, part in module.named_modules() if name}
+    found: list[str] = []
+    for index, model in enumerate(models):
+        name = next((name for name, part in parts.items() if part == shapes(model) and name not in found), None)
+        if name is None:
+            raise errors.InvalidCheckpointException(
+                f"{type(module).__name__} has no part with the weights of model {index}: {name_some(sorted(model))}."
+            )
+        found.append(name)
+    return found
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Hyperparameter search as in Determined 0.38.1, in plain Python: no clock, no files, no processes.
 
 :class:`Search` answers events of trials with operations. The same events in the same order give the same operations, so
-a log of events is all the state that needs to be kept: a new ``Search`` that replays the log continues the old one.
+a log of events is the only state to keep: a new ``Search`` continues an old one by replaying the log.
 """
 
 from det_lightning.experiments.search.operations import (
@@ -9,40 +9,24 @@ from det_lightning.experiments.search.operations import (
     ExitReason,
     Operation,
     Outcome,
+    SearcherSettings,
     Shutdown,
     StopTrial,
     Warn,
 )
-from det_lightning.experiments.search.search import Search, planned_trials
-from det_lightning.experiments.search.settings import SearcherSettings
-from det_lightning.experiments.search.space import (
-    Categorical,
-    Const,
-    Double,
-    Grid,
-    Hyperparameter,
-    Int,
-    Log,
-    SearchSpace,
-)
+from det_lightning.experiments.search.search import Search, plan_trials
+from det_lightning.experiments.search.space import Grid
 
 __all__ = [
-    "Categorical",
-    "Const",
     "CreateTrial",
-    "Double",
     "ExitReason",
     "Grid",
-    "Hyperparameter",
-    "Int",
-    "Log",
     "Operation",
     "Outcome",
     "Search",
-    "SearchSpace",
     "SearcherSettings",
     "Shutdown",
     "StopTrial",
     "Warn",
-    "planned_trials",
+    "plan_trials",
 ]

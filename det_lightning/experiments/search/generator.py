@@ -1,4 +1,4 @@
-"""The random generator of Determined's searches: numpy's legacy one."""
+"""The random generator of Determined's searches: numpy's legacy generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_WORD = 0xFFFFFFFF
 class Generator:
     """The draws of ``numpy.random.RandomState(seed)``, without numpy.
 
-    Python's own generator is the same Mersenne Twister; only its seeding and how it draws integers differ.
+    Python's own generator is the same Mersenne Twister, with another seeding and another way to draw integers.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,29 +1,95 @@
-"""Asynchronous halving: the search methods that stop trials early."""
+"""Asynchronous halving: search methods that stop trials early, and the brackets and rungs of trials."""
 
 from __future__ import annotations
 
 import bisect
 import math
 import sys
+from dataclasses import dataclass
 
-from det_lightning.experiments.search.brackets import Bracket, brackets_of
-from det_lightning.experiments.search.creation import TrialFactory, most_replaced
-from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, StopTrial, Warn
-from det_lightning.experiments.search.settings import SearcherSettings
+from det_lightning.experiments.search.operations import (
+    MOST_AT_ONCE,
+    CreateTrial,
+    ExitReason,
+    Operation,
+    SearcherSettings,
+    StopTrial,
+    TrialFactory,
+    Warn,
+    most_replaced,
+)
 
 #: The metric of a failed trial: ranks behind every metric except infinity and NaN.
 _FAILED = sys.float_info.max
 
 
+@dataclass(frozen=True)
+class Bracket:
+    """A group of trials to compare with each other."""
+
+    rungs: tuple[int, ...]  # the lengths at which to compare, ascending
+    max_trials: int  # without invalid hyperparameters
+    initial_trials: int  # created at the start; the others follow stopped or failed trials
+
+
+def make_brackets(settings: SearcherSettings) -> list[Bracket]:
+    """Return the brackets of a halving search, most rungs first."""
+    if settings.name == "async_halving":
+        counts = [settings.num_rungs]
+        trials = [settings.max_trials]
+        concurrent = [settings.max_concurrent_trials or int(settings.divisor ** (settings.num_rungs - 1))]
+    else:
+        counts = sorted(settings.bracket_rungs or _count_rungs(settings), reverse=True)
+        trials = _divide_trials(settings.max_trials, settings.divisor, counts)
+        concurrent = _divide_concurrency(settings.max_concurrent_trials, settings.divisor, trials)
+    return [
+        Bracket(
+            _rung_lengths(num_rungs, settings.divisor, settings.max_time),
+            max_trials,
+            min(at_once, max_trials, MOST_AT_ONCE),
+        )
+        for num_rungs, max_trials, at_once in zip(counts, trials, concurrent, strict=True)
+    ]
+
+
+def _rung_lengths(num_rungs: int, divisor: float, max_time: int) -> tuple[int, ...]:
+    return tuple(max(int(max_time / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs))
+
+
+def _count_rungs(settings: SearcherSettings) -> range:
+    # In floats, like Determined: for 3**5 and 3, or 10**3 and 10, the result is one less than the exact one.
+    of_time = int(math.log(settings.max_time) / math.log(settings.divisor)) + 1
+    of_trials = int(math.log(settings.max_trials) / math.log(settings.divisor)) + 1
+    most = min(settings.max_rungs, of_time, of_trials)
+    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[settings.mode]
+    return range(least, most + 1)
+
+
+def _divide_trials(max_trials: int, divisor: float, counts: list[int]) -> list[int]:
+    """Divide the trials so that all brackets train for about as long; the total may exceed ``max_trials``."""
+    weights = [divisor ** (num_rungs - 1) / num_rungs for num_rungs in counts]
+    total = sum(weights)
+    trials = [max(int(weight / total * max_trials), 1) for weight in weights]
+    trials[0] += max(max_trials - sum(trials), 0)
+    return trials
+
+
+def _divide_concurrency(max_concurrent_trials: int, divisor: float, trials: list[int]) -> list[int]:
+    if max_concurrent_trials == 0:
+        return [max(trials[-1], int(divisor))] * len(trials)
+    each, remainder = divmod(max(max_concurrent_trials, len(trials)), len(trials))
+    return [each + 1 if bracket < remainder else each for bracket in range(len(trials))]
+
+
 class Rung:
-    """The trials that have trained for ``length``: pairs of a metric (smaller is better) and a trial's id, sorted."""
+    """The trials after ``length`` of training: sorted pairs of a metric (smaller is better) and a trial's id."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.metrics: list[tuple[float, int]] = []
 
     def insert(self, trial_id: int, metric: float) -> int:
-        """Insert a metric before equal ones, or NaN behind all others, and return its index."""
+        """Insert a metric before equal metrics, or NaN behind all others; return the index."""
         if math.isnan(metric):
             metric = math.inf
             index = len(self.metrics)
@@ -37,15 +103,14 @@ class Rung:
 
 
 class HalvingBracket:
-    """The trials of one bracket.
+    """The trials of a bracket.
 
-    A validation counts in each rung whose length it has reached, starting from the trial's current one. A trial
-    continues while it is among the best ``1 / divisor`` of those that have reached the rung so far, itself included;
-    no decision is revised. While there are trials left, each stopped or failed trial is followed by another one. As in
-    Determined, a trial that ends by itself is not.
+    A validation counts in each rung from the trial's current rung up to the length trained. A trial continues while it
+    is among the best ``1 / divisor`` of all trials in the rung so far; no decision is revised. While trials are left,
+    another trial follows each stopped or failed trial. As in Determined, nothing follows a trial that ends by itself.
 
-    Unlike in Determined, a stopped trial is not ranked again if it then fails or validates once more, and gets no
-    second follower. Otherwise more trials would run at once from then on.
+    Unlike in Determined, a stopped trial is not ranked again after a failure or another validation, and gets no second
+    follower. Otherwise more trials would run at once from then on.
     """
 
     def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:
@@ -88,7 +153,7 @@ class HalvingBracket:
         return self._fail(trial_id)
 
     def trial_retried(self, trial_id: int) -> None:
-        """Rank a failed trial by its next validations, unless it was stopped before; it has a follower already."""
+        """Rank a failed trial by the next validations, unless stopped earlier; a follower exists already."""
         self._retried.add(trial_id)
         rung = self.rungs[self._rung_of[trial_id]]
         if (_FAILED, trial_id) in rung.metrics:
@@ -96,7 +161,7 @@ class HalvingBracket:
             self._decided.discard(trial_id)
 
     def _continues(self, trial_id: int, metric: float, at: int) -> bool:
-        """Insert the metric into all rungs that the trial has reached; return False if one of them stops it."""
+        """Insert the metric into all rungs up to the length trained; return False if a rung stops the trial."""
         for index in range(self._rung_of[trial_id], len(self.rungs)):
             rung = self.rungs[index]
             self._rung_of[trial_id] = index
@@ -127,28 +192,28 @@ class HalvingBracket:
 
     def _create(self) -> CreateTrial:
         lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._settings.force_validations else ()
-        trial = self._factory.drawn(lengths)
+        trial = self._factory.draw_trial(lengths)
         self._rung_of[trial.trial_id] = 0
         return trial
 
 
 class HalvingSearch:
-    """``adaptive_asha`` and ``async_halving``: brackets side by side, whose trials all come from one generator."""
+    """``adaptive_asha`` and ``async_halving``: brackets side by side, with a generator for all trials."""
 
     def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
-        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in brackets_of(settings)]
+        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in make_brackets(settings)]
 
     def initial(self) -> list[Operation]:
         return [operation for bracket in self.brackets for operation in bracket.initial()]
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        return self._bracket_of(trial_id).validation_completed(trial_id, metric, at)
+        return self._find_bracket(trial_id).validation_completed(trial_id, metric, at)
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        return self._bracket_of(trial_id).trial_exited(trial_id, reason)
+        return self._find_bracket(trial_id).trial_exited(trial_id, reason)
 
     def trial_retried(self, trial_id: int) -> None:
-        self._bracket_of(trial_id).trial_retried(trial_id)
+        self._find_bracket(trial_id).trial_retried(trial_id)
 
-    def _bracket_of(self, trial_id: int) -> HalvingBracket:
+    def _find_bracket(self, trial_id: int) -> HalvingBracket:
         return next(bracket for bracket in self.brackets if trial_id in bracket)

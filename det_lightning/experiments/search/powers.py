@@ -1,7 +1,7 @@
-"""Powers to the bit as Determined's master computes them, which is written in Go; C's ``pow`` differs in the last bit.
+"""Powers to the bit like Go's in Determined's master; C's ``pow`` differs in the last bit.
 
-Go squares repeatedly for the integral part of the exponent and uses ``exp`` and ``log`` for the rest. Its ``log`` is
-that of FreeBSD. Its ``exp`` for x86-64 is a Taylor series, with fused multiply-adds on processors that have them.
+Go squares repeatedly for the integral part of the exponent and uses ``exp`` and ``log`` for the rest. Go's ``log``
+comes from FreeBSD. Go's ``exp`` for x86-64 is a Taylor series, with fused multiply-adds where the processor has them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-#: ln 2 in two parts, the first with zeros at its end: those of ``log``, and those of ``exp``.
+#: ln 2 in two parts, the first with zeros at the end: for ``log``, and for ``exp``.
 _LOG_LN2 = (float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33"))
 _EXP_LN2 = (float.fromhex("0x1.62e42fefa3000p-1"), float.fromhex("0x1.3de6af278ece6p-42"))
 #: FreeBSD's polynomial for ``log``: every second coefficient, from the last to the first.
 _LOG_ODD = (1.479819860511658591e-01, 1.818357216161805012e-01, 2.857142874366239149e-01, 6.666666666666735130e-01)
 _LOG_EVEN = (1.531383769920937332e-01, 2.222219843214978396e-01, 3.999999999940941908e-01)
 _EXP_TERMS = 8
-#: How often ``exp`` halves its argument before the series, and squares the sum after it.
+#: How often ``exp`` halves the argument before the series, and squares the sum afterwards.
 _EXP_HALVINGS = 4
 _LARGEST_SCALE = 1 << 12
 
@@ -39,7 +39,7 @@ def raise_to_power(base: float, exponent: float) -> float:
 
 
 def _multiply_by_power(factor: float, base: float, power: int) -> tuple[float, int]:
-    """Return ``factor * base ** power`` as a fraction and an exponent of 2, so that nothing overflows."""
+    """Return ``factor * base ** power`` as a fraction and an exponent of 2, so nothing overflows."""
     scale = 0
     square, square_scale = math.frexp(base)
     while power and abs(square_scale) <= _LARGEST_SCALE:

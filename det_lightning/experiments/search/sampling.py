@@ -1,17 +1,24 @@
-"""The search methods that do not compare trials: single, random and grid."""
+"""The search methods without comparisons of trials: single, random and grid."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from det_lightning.experiments.search.creation import MOST_AT_ONCE, TrialFactory, most_replaced
-from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Warn
+from det_lightning.experiments.search.operations import (
+    MOST_AT_ONCE,
+    CreateTrial,
+    ExitReason,
+    Operation,
+    TrialFactory,
+    Warn,
+    most_replaced,
+)
 
 
 class SamplingSearch:
-    """Creates ``max_trials`` trials, a new one whenever one ends, however it ends.
+    """Creates ``max_trials`` trials, a new trial after each end, whatever the reason.
 
-    With ``replace_invalid``, those with invalid hyperparameters do not count.
+    With ``replace_invalid``, trials with invalid hyperparameters do not count.
     """
 
     def __init__(

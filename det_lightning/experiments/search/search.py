@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from det_lightning.experiments.search.creation import TrialFactory
+from typing import TYPE_CHECKING
+
 from det_lightning.experiments.search.halving import HalvingSearch
 from det_lightning.experiments.search.operations import (
     CreateTrial,
     ExitReason,
     Operation,
     Outcome,
+    SearcherSettings,
     Shutdown,
     StopTrial,
+    TrialFactory,
 )
 from det_lightning.experiments.search.sampling import SamplingSearch
-from det_lightning.experiments.search.settings import SearcherSettings
-from det_lightning.experiments.search.space import Grid, SearchSpace
+from det_lightning.experiments.search.space import Grid
+
+if TYPE_CHECKING:
+    from det_lightning.experiments.search.space import SearchSpace
 
 # A list of this many trials takes next to no time.
 _MOST_PLANNED = 100_000
 
 
 class Search:
-    """Decides which trials run and which are stopped, as Determined 0.38.1 does.
+    """Decides which trials to run and which to stop, as Determined 0.38.1 does.
 
-    Call :meth:`initial` once, then report the events in order, and carry out the operations that each call returns. The
-    results depend only on the events so far. A seed that cannot be used is a ValueError, as are trials never created.
+    Call :meth:`initial` once, then report the events in order, and carry out the operations returned by each call. The
+    results depend only on the events so far. An unusable seed is a ValueError, and so is an event of an unknown trial.
     """
 
     def __init__(self, settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> None:
         self.settings = settings
         self._factory = TrialFactory(space, experiment_seed)
-        # It only sees events of trials that it created, and none of a trial that has exited.
-        self._method = _method_of(self.settings, space, self._factory)
+        # The method sees only events of its own trials, and none after the exit of a trial.
+        self._method = _make_method(self.settings, space, self._factory)
         self._exits: dict[int, ExitReason] = {}
         self._failed: set[int] = set()
 
@@ -39,10 +44,10 @@ class Search:
         return self._method.initial()
 
     def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        """Return what follows from a validation.
+        """Return the operations that follow a validation.
 
-        ``metric`` is None if the validation lacks it, or it is not a number; NaN ranks last. ``at`` is the time metric,
-        None if the validation lacks it; methods without one ignore it.
+        ``metric`` is None if missing or not a number; NaN ranks last. ``at`` is the time metric, None if missing;
+        methods without a time metric ignore ``at``.
         """
         self._check_created(trial_id)
         if trial_id in self._exits:
@@ -52,7 +57,7 @@ class Search:
         return operations
 
     def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        """Return what follows from the end of a trial. Reporting an end twice changes nothing."""
+        """Return the operations after the end of a trial. Reporting an end twice changes nothing."""
         self._check_created(trial_id)
         if trial_id in self._exits:
             return []
@@ -60,19 +65,19 @@ class Search:
             reason = ExitReason.ERRORED
         self._exits[trial_id] = reason
         operations = self._method.trial_exited(trial_id, reason)
-        if self.finished:
+        if self.is_finished:
             operations.append(Shutdown(self._outcome()))
         return operations
 
     def trial_retried(self, trial_id: int) -> None:
-        """Count a trial that has ended with an error as one that trains; what followed from its end stays as it is."""
+        """Count a failed trial as training again; the consequences of its failure stay."""
         self._check_created(trial_id)
         self._exits.pop(trial_id, None)
         self._failed.discard(trial_id)
         self._method.trial_retried(trial_id)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all trials have ended and no more will be created."""
         return len(self._exits) == self._factory.created > 0
 
@@ -87,29 +92,31 @@ class Search:
         return Outcome.CANCELED if reasons == {ExitReason.CANCELED} else Outcome.COMPLETED
 
 
-def planned_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
-    """Return the trials that do not depend on results: all of single, random and grid, otherwise the initial ones.
+def plan_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
+    """Return the trials known before any result: all of single, random and grid, otherwise the initial trials.
 
-    Raises a ValueError if there are too many to list.
+    Raise a ValueError if there are too many to list.
     """
     search = Search(settings, space, experiment_seed)
     is_grid = search.settings.name == "grid"
     if (Grid(space).size if is_grid else search.settings.max_trials) > _MOST_PLANNED:
         raise ValueError(f"There are more than {_MOST_PLANNED:,} trials, which cannot be listed.")
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
-    for trial in planned:  # the list grows by the trials that follow
+    for trial in planned:  # the list grows by followers
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
         planned += [operation for operation in followers if isinstance(operation, CreateTrial)]
     return planned
 
 
-def _method_of(settings: SearcherSettings, space: SearchSpace, factory: TrialFactory) -> SamplingSearch | HalvingSearch:
+def _make_method(
+    settings: SearcherSettings, space: SearchSpace, factory: TrialFactory
+) -> SamplingSearch | HalvingSearch:
     at_once = settings.max_concurrent_trials
-    if settings.name == "single":  # ends with its trial even if that has invalid hyperparameters
-        return SamplingSearch(factory, factory.drawn, max_trials=1, at_once=1)
+    if settings.name == "single":  # ends with the trial, even after invalid hyperparameters
+        return SamplingSearch(factory, factory.draw_trial, max_trials=1, at_once=1)
     if settings.name == "random":
-        return SamplingSearch(factory, factory.drawn, settings.max_trials, at_once, replace_invalid=True)
+        return SamplingSearch(factory, factory.draw_trial, settings.max_trials, at_once, replace_invalid=True)
     if settings.name == "grid":
         grid = Grid(space)
-        return SamplingSearch(factory, lambda: factory.with_hparams(grid.point(factory.created)), grid.size, at_once)
+        return SamplingSearch(factory, lambda: factory.create(grid.point(factory.created)), grid.size, at_once)
     return HalvingSearch(factory, settings)

@@ -1,117 +1,63 @@
-"""The search space: hyperparameters, one random draw of them, and their grid."""
+"""The search space of a configuration: a random draw of the hyperparameters, and the grid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.powers import raise_to_power
 
+if TYPE_CHECKING:
+    from det_lightning.config.hyperparameters import Hyperparameter, Leaf
 
-@dataclass(frozen=True)
-class Const:
-    """A value of any type that every trial gets."""
-
-    val: Any
-
-    def draw(self, generator: Generator) -> Any:
-        return self.val
-
-    def grid(self) -> list[Any]:
-        return [self.val]
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """One of several values of any type."""
-
-    vals: tuple[Any, ...]
-
-    def draw(self, generator: Generator) -> Any:
-        return self.vals[generator.below(len(self.vals))]
-
-    def grid(self) -> list[Any]:
-        return list(self.vals)
-
-
-@dataclass(frozen=True)
-class Int:
-    """An integer from ``minval`` to ``maxval``, inclusive; a grid has ``count`` of them."""
-
-    minval: int
-    maxval: int
-    count: int | None = None
-
-    def draw(self, generator: Generator) -> int:
-        return self.minval + generator.below(self.maxval - self.minval + 1)
-
-    def grid(self) -> list[int]:
-        count = min(self.count or 1, self.maxval - self.minval + 1)
-        return [_rounded(value) for value in _evenly(self.minval, self.maxval, count)]
-
-
-@dataclass(frozen=True)
-class Double:
-    """A float in [minval, maxval); a grid has ``count`` of them, including ``maxval``."""
-
-    minval: float
-    maxval: float
-    count: int | None = None
-
-    def draw(self, generator: Generator) -> float:
-        return generator.uniform(self.minval, self.maxval)
-
-    def grid(self) -> list[float]:
-        return _evenly(self.minval, self.maxval, self.count or 1)
-
-
-@dataclass(frozen=True)
-class Log:
-    """``base`` to the power of a float in [minval, maxval); a grid has ``count`` of them, including ``maxval``."""
-
-    minval: float
-    maxval: float
-    base: float
-    count: int | None = None
-
-    def draw(self, generator: Generator) -> float:
-        return raise_to_power(self.base, generator.uniform(self.minval, self.maxval))
-
-    def grid(self) -> list[float]:
-        return [raise_to_power(self.base, exponent) for exponent in _evenly(self.minval, self.maxval, self.count or 1)]
-
-
-Distribution = Const | Categorical | Int | Double | Log
-#: A mapping is a nest: a group of hyperparameters, each drawn separately.
-Hyperparameter = Distribution | Mapping[str, "Hyperparameter"]
-SearchSpace = Mapping[str, Hyperparameter]
+    SearchSpace = Mapping[str, Hyperparameter]
 
 
 def draw(space: SearchSpace, generator: Generator) -> dict[str, Any]:
     """Return a random value for each hyperparameter, drawn in the order of the names.
 
-    Determined has no fixed order inside a nest, so nested hyperparameters have other values there.
+    Determined has no fixed order inside a group, so grouped hyperparameters have other values there.
     """
     drawn = {}
     for name in sorted(space):
         inner = space[name]
-        drawn[name] = draw(inner, generator) if isinstance(inner, Mapping) else inner.draw(generator)
+        drawn[name] = draw(inner, generator) if isinstance(inner, Mapping) else _draw_value(inner, generator)
     return drawn
 
 
+def _draw_value(leaf: Leaf, generator: Generator) -> Any:
+    if leaf.type == "const":
+        return leaf.val
+    if leaf.type == "categorical":
+        return leaf.vals[generator.below(len(leaf.vals))]
+    if leaf.type == "int":
+        return leaf.minval + generator.below(leaf.maxval - leaf.minval + 1)
+    number = generator.uniform(leaf.minval, leaf.maxval)
+    return number if leaf.type == "double" else raise_to_power(leaf.base, number)
+
+
+def list_values(leaf: Leaf) -> list[Any]:
+    """Return the values of a hyperparameter in a grid, both ends of a range included."""
+    if leaf.type == "const":
+        return [leaf.val]
+    if leaf.type == "categorical":
+        return list(leaf.vals)
+    numbers = _space_evenly(leaf.minval, leaf.maxval, leaf.values_of_grid() or 1)
+    if leaf.type == "int":
+        return [_round(number) for number in numbers]
+    return numbers if leaf.type == "double" else [raise_to_power(leaf.base, number) for number in numbers]
+
+
 class Grid:
-    """All combinations of the grid values, in the order in which Determined tries them: from the last to the first.
+    """All combinations of the grid values, in Determined's order: from the last to the first.
 
     The first name in alphabetical order changes slowest. There may be more combinations than fit into memory.
     """
 
     def __init__(self, space: SearchSpace) -> None:
-        self._axes: list[tuple[tuple[str, ...], list[Any]]] = [
-            (path, leaf.grid() if leaf else [{}]) for path, leaf in _leaves(space)
-        ]
+        self._axes = [(path, list_values(leaf) if leaf else [{}]) for path, leaf in _walk(space)]
 
     @property
     def size(self) -> int:
@@ -134,26 +80,26 @@ class Grid:
         return hparams
 
 
-def _leaves(space: SearchSpace, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Distribution | None]]:
-    """Yield each hyperparameter that is not a nest with its path; None stands for an empty nest."""
+def _walk(space: SearchSpace, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf | None]]:
+    """Yield each hyperparameter that is not a group with the path to it; None stands for an empty group."""
     for name in sorted(space):
         inner = space[name]
         path = (*above, name)
         if not isinstance(inner, Mapping):
             yield path, inner
         elif inner:
-            yield from _leaves(inner, path)
+            yield from _walk(inner, path)
         else:
             yield path, None
 
 
-def _evenly(minval: float, maxval: float, count: int) -> list[float]:
+def _space_evenly(minval: float, maxval: float, count: int) -> list[float]:
     if count == 1:
         return [(minval + maxval) / 2]
     return [minval + i * (maxval - minval) / (count - 1) for i in range(count)]
 
 
-def _rounded(value: float) -> int:
-    """Return the nearest integer, or of two the one further from 0; Python's ``round`` prefers the even one."""
+def _round(value: float) -> int:
+    """Return the nearest integer; halves are rounded away from 0, unlike with Python's ``round``."""
     whole = math.trunc(value)
     return whole if abs(value - whole) < 0.5 else whole + (1 if value > 0 else -1)

@@ -45,7 +45,7 @@ def validations_in(experiment: Path) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda validation: validation[:2])
 
 
-def test_the_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) -> None:
+def test_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"lr": RANGE}, searcher=RANDOM)
     run("run", config, tmp_path / "project", "--experiments", tmp_path / "local")
     run("run", config, tmp_path / "project", "--experiments", tmp_path / "ray", "--ray", cluster.address)
@@ -57,7 +57,7 @@ def test_the_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) 
     assert processes_of(experiment) == []
 
 
-def test_a_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> None:
+def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> None:
     script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['DET_SLOT_IDS'])"
     entrypoint = ["python3", "-m", "determined.launch.torch_distributed", "python3", "rank.py"]
     config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
@@ -67,7 +67,7 @@ def test_a_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) ->
     assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
 
 
-def test_a_trial_sees_the_gpus_that_ray_has_given_it(cluster: Any, tmp_path: Path) -> None:
+def test_trial_sees_the_gpus_that_ray_has_given_it(cluster: Any, tmp_path: Path) -> None:
     entrypoint = "echo devices $CUDA_VISIBLE_DEVICES, slots $DET_SLOT_IDS"
     config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
     node = add_node(cluster, cpus=2, gpus=2)
@@ -78,7 +78,7 @@ def test_a_trial_sees_the_gpus_that_ray_has_given_it(cluster: Any, tmp_path: Pat
     assert printed == ["devices 0,1, slots [0, 1]\n", "devices , slots [0, 1]\n"]
 
 
-def test_an_experiment_whose_runner_was_killed_is_completed_on_ray_or_without_it(cluster: Any, tmp_path: Path) -> None:
+def test_killed_experiment_completes_anywhere(cluster: Any, tmp_path: Path) -> None:
     hparams = {"lr": RANGE, "steps": 10, "waits_at": [3, 7]}
     config = write_project(tmp_path / "project", hyperparameters=hparams, searcher=RANDOM)
     planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
@@ -99,7 +99,7 @@ def test_an_experiment_whose_runner_was_killed_is_completed_on_ray_or_without_it
     assert processes_of(experiment) == []
 
 
-def test_the_first_interrupt_pauses_and_resume_goes_on(cluster: Any, tmp_path: Path) -> None:
+def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
     hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
     config = write_project(tmp_path / "project", hyperparameters=hparams)
     experiment = tmp_path / "small-1"
@@ -114,7 +114,7 @@ def test_the_first_interrupt_pauses_and_resume_goes_on(cluster: Any, tmp_path: P
     assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 13)]
 
 
-def test_the_second_interrupt_ends_trials_that_do_not_save(cluster: Any, tmp_path: Path) -> None:
+def test_second_interrupt_kills(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1], "ignores_sigterm": True})
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
@@ -127,7 +127,7 @@ def test_the_second_interrupt_ends_trials_that_do_not_save(cluster: Any, tmp_pat
     assert processes_of(experiment) == []
 
 
-def test_a_trial_that_waits_for_others_on_the_cluster_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
+def test_waiting_trial_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}, searcher=RANDOM)
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
     first = start(*arguments)
@@ -142,7 +142,7 @@ def test_a_trial_that_waits_for_others_on_the_cluster_can_be_interrupted(cluster
     assert processes_of(tmp_path) == []
 
 
-def test_a_trial_whose_node_dies_goes_on_elsewhere_from_its_newest_checkpoint(cluster: Any, tmp_path: Path) -> None:
+def test_trial_of_a_dead_node_goes_on(cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = run_experiment(tmp_path / "undisturbed", "--cpu")
     (tmp_path / "undisturbed" / "project").rename(tmp_path / "project")
@@ -201,7 +201,7 @@ def node_without(folder: Path, cluster: Any, cpus: int) -> Iterator[None]:
         node.wait()
 
 
-def test_nodes_that_do_not_share_the_directory_are_named(cluster: Any, tmp_path: Path) -> None:
+def test_nodes_without_shared_files_are_named(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project")
     hidden = tmp_path / "experiments"
     hidden.mkdir()
@@ -213,7 +213,7 @@ def test_nodes_that_do_not_share_the_directory_are_named(cluster: Any, tmp_path:
     assert list(hidden.iterdir()) == []
 
 
-def test_a_trial_that_is_larger_than_every_node_is_refused(cluster: Any, tmp_path: Path) -> None:
+def test_too_large_trial_is_refused(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", resources={"slots_per_trial": 8})
     options = ("--cpu", "--experiments", tmp_path / "experiments", "--ray", cluster.address)
     error = run("run", config, tmp_path / "project", *options, ends_with=2).stderr
@@ -226,7 +226,7 @@ def test_a_trial_that_is_larger_than_every_node_is_refused(cluster: Any, tmp_pat
     ("address", "message"),
     [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")],
 )
-def test_an_address_without_a_cluster_is_refused(address: str, message: str, tmp_path: Path) -> None:
+def test_address_without_a_cluster_is_refused(address: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed; run tox -e ray")
     config = write_project(tmp_path / "project")
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", "--ray", address)
@@ -234,9 +234,7 @@ def test_an_address_without_a_cluster_is_refused(address: str, message: str, tmp
     assert not (tmp_path / "experiments").exists()
 
 
-def test_a_cluster_that_is_started_for_an_experiment_ends_with_it_even_if_the_runner_is_killed(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_cluster_ends_with_the_runner(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = f"DET_LIGHTNING_TEST={tmp_path}"
     monkeypatch.setenv(*mark.split("="))
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [2]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from det_lightning.experiments.search.brackets import Bracket
+from det_lightning.experiments.search.halving import Bracket
 
 
 class Oracle:

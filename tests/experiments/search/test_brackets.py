@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from det_lightning.experiments.search import SearcherSettings
-from det_lightning.experiments.search.brackets import Bracket, brackets_of
+from det_lightning.experiments.search.halving import Bracket, make_brackets
 
 
 def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[int], int, int]]:
-    of = brackets_of(SearcherSettings(name, "loss", time_metric="batches", **settings))
+    of = make_brackets(SearcherSettings(name, "loss", time_metric="batches", **settings))
     return [(list(bracket.rungs), bracket.max_trials, bracket.initial_trials) for bracket in of]
 
 
@@ -71,7 +71,7 @@ def test_given_brackets_divide_the_trials(
 
 
 @pytest.mark.parametrize(("divisor", "max_time", "num_rungs"), [(3, 243, 5), (10, 1000, 3), (3, 244, 6), (4, 4**5, 6)])
-def test_the_number_of_rungs_follows_from_logarithms_in_floats(divisor: float, max_time: int, num_rungs: int) -> None:
+def test_rungs_follow_from_float_logarithms(divisor: float, max_time: int, num_rungs: int) -> None:
     (bracket,) = brackets(mode="aggressive", max_rungs=99, divisor=divisor, max_time=max_time, max_trials=10**9)
     assert len(bracket[0]) == num_rungs
 
@@ -94,7 +94,7 @@ def test_async_halving_has_one_bracket(num_rungs: int, divisor: float, max_time:
 
 
 @pytest.mark.parametrize(("max_trials", "at_once", "initial"), [(40, 16, 16), (5, 16, 5), (40, 0, 9), (4, 0, 4)])
-def test_async_halving_starts_enough_for_one_to_reach_the_top(max_trials: int, at_once: int, initial: int) -> None:
+def test_async_halving_starts_enough_trials(max_trials: int, at_once: int, initial: int) -> None:
     settings = SearcherSettings(
         "async_halving",
         "loss",
@@ -104,4 +104,4 @@ def test_async_halving_starts_enough_for_one_to_reach_the_top(max_trials: int, a
         divisor=3,
         max_time=9,
     )
-    assert brackets_of(settings) == [Bracket((1, 3, 9), max_trials, initial)]
+    assert make_brackets(settings) == [Bracket((1, 3, 9), max_trials, initial)]

@@ -9,7 +9,6 @@ import pytest
 
 from det_lightning.experiments.search import (
     CreateTrial,
-    Double,
     ExitReason,
     Operation,
     Outcome,
@@ -19,6 +18,7 @@ from det_lightning.experiments.search import (
     StopTrial,
     Warn,
 )
+from tests.experiments.search.spaces import number
 
 NAN = math.nan
 
@@ -26,7 +26,7 @@ NAN = math.nan
 def halving(**changed: Any) -> Search:
     """Rungs at 4 and 16 with a divisor of 4, and eight trials, all at once."""
     given: dict[str, Any] = {"max_trials": 8, "num_rungs": 2, "max_time": 16, "time_metric": "batches", **changed}
-    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": Double(0, 1)}, 0)
+    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": number(0, 1)}, 0)
 
 
 def stops(operations: list[Operation]) -> list[int]:
@@ -50,9 +50,7 @@ def creates(operations: list[Operation]) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("smaller_is_better", [True, False])
-def test_a_trial_continues_while_it_is_among_the_best_of_its_rung(
-    metrics: list[float], decisions: str, smaller_is_better: bool
-) -> None:
+def test_best_of_a_rung_continue(metrics: list[float], decisions: str, smaller_is_better: bool) -> None:
     search = halving(smaller_is_better=smaller_is_better)
     search.initial()
     decided = ""
@@ -71,7 +69,7 @@ def test_before_the_first_rung_nothing_is_decided() -> None:
     assert stops(search.validation_completed(2, 0.9, 4.5)) == [2]
 
 
-def test_one_late_validation_counts_in_every_rung_that_it_reached() -> None:
+def test_late_validation_counts_in_all_rungs() -> None:
     search = halving(num_rungs=3, max_time=64, max_trials=5)
     search.initial()
     assert search.validation_completed(1, 0.1, 20) == []
@@ -79,14 +77,14 @@ def test_one_late_validation_counts_in_every_rung_that_it_reached() -> None:
     assert stops(search.validation_completed(2, 0.2, 16)) == [2]
 
 
-def test_the_top_rung_stops_even_the_best() -> None:
+def test_top_rung_stops_even_the_best() -> None:
     search = halving()
     search.initial()
     assert search.validation_completed(1, 0.1, 4) == []
     assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]
 
 
-def test_a_validation_that_a_restarted_trial_repeats_changes_nothing() -> None:
+def test_repeated_validation_changes_nothing() -> None:
     search = halving()
     search.initial()
     search.validation_completed(1, 0.1, 4)
@@ -95,7 +93,7 @@ def test_a_validation_that_a_restarted_trial_repeats_changes_nothing() -> None:
     assert search.validation_completed(2, 0.5, 4) == []
 
 
-def test_progressively_worse_trials_stop_at_the_first_rung() -> None:
+def test_worse_and_worse_trials_stop() -> None:
     search = halving(max_trials=10, max_concurrent_trials=3, num_rungs=3, divisor=3, max_time=900)
     running = creates(search.initial())
     assert running == [1, 2, 3]
@@ -138,7 +136,7 @@ def test_brackets_compare_their_own_trials_only(smaller_is_better: bool, exits: 
     assert found == reached
 
 
-def test_a_trial_that_ends_by_itself_is_not_followed_by_another() -> None:
+def test_completed_trial_has_no_follower() -> None:
     search = halving(max_concurrent_trials=2)
     search.initial()
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
@@ -146,7 +144,7 @@ def test_a_trial_that_ends_by_itself_is_not_followed_by_another() -> None:
 
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
-def test_a_failed_trial_ranks_last_in_its_rung_and_is_followed_by_another(reason: ExitReason) -> None:
+def test_failed_trial_ranks_last(reason: ExitReason) -> None:
     search = halving(divisor=2, max_concurrent_trials=5, max_time=8)
     search.initial()
     assert creates(search.trial_exited(1, reason)) == [6]
@@ -156,7 +154,7 @@ def test_a_failed_trial_ranks_last_in_its_rung_and_is_followed_by_another(reason
     assert stops(search.validation_completed(5, 0.7, 4)) == [5]
 
 
-def test_however_a_stopped_trial_ends_it_has_its_rank_and_its_follower() -> None:
+def test_stopped_trial_keeps_its_rank() -> None:
     search = halving(max_concurrent_trials=2)
     search.initial()
     search.validation_completed(1, 0.1, 4)
@@ -164,7 +162,7 @@ def test_however_a_stopped_trial_ends_it_has_its_rank_and_its_follower() -> None
     assert search.trial_exited(2, ExitReason.ERRORED) == []
 
 
-def test_an_invalid_trial_leaves_all_rungs_and_is_replaced() -> None:
+def test_invalid_trial_is_replaced() -> None:
     search = halving(max_trials=3, max_concurrent_trials=2)
     search.initial()
     assert search.validation_completed(1, 0.1, 4) == []
@@ -176,7 +174,7 @@ def test_an_invalid_trial_leaves_all_rungs_and_is_replaced() -> None:
     assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
 
 
-def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
+def test_hopeless_search_ends() -> None:
     search = halving(max_trials=1)
     search.initial()
     for trial_id in range(1, 101):
@@ -193,7 +191,7 @@ def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
         (0.5, None, "'batches', which is the searcher's time_metric"),
     ],
 )
-def test_a_validation_without_its_metrics_fails_the_trial_alone(metric: Any, at: Any, named: str) -> None:
+def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> None:
     search = halving(max_trials=2, max_concurrent_trials=1)
     search.initial()
     stop, follower = search.validation_completed(1, metric, at)
@@ -206,7 +204,7 @@ def test_a_validation_without_its_metrics_fails_the_trial_alone(metric: Any, at:
     assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
 
 
-def test_trials_of_a_search_that_forces_validations_validate_at_the_rungs() -> None:
+def test_forced_validations_are_at_the_rungs() -> None:
     search = halving(name="adaptive_asha", max_trials=50, max_time=64, force_validations=True)
     lengths = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
     assert lengths == {(4, 16, 64), (16, 64)}

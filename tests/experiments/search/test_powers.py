@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.experiments.search import Log
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.powers import raise_to_power
-from det_lightning.experiments.search.space import draw
+from det_lightning.experiments.search.space import draw, list_values
+from tests.experiments.search.spaces import power
 
 #: Base, exponent and the power, by Go 1.19 to 1.27 on x86-64.
 OF_GO = """
@@ -93,7 +93,7 @@ OF_GO = """
 
 
 @pytest.mark.parametrize("row", OF_GO.strip().splitlines())
-def test_a_power_is_the_one_of_go(row: str) -> None:
+def test_power_is_the_one_of_go(row: str) -> None:
     base, exponent, power = row.split()
     assert raise_to_power(float(base), float(exponent)).hex() == float.fromhex(power).hex()
 
@@ -105,16 +105,16 @@ def test_most_of_these_powers_are_not_those_of_c() -> None:
 
 
 @given(base=st.floats(1e-10, 1e10), exponent=st.floats(-25, 25))
-def test_a_power_is_as_good_as_exact(base: float, exponent: float) -> None:
+def test_power_is_as_good_as_exact(base: float, exponent: float) -> None:
     assert raise_to_power(base, exponent) == pytest.approx(math.pow(base, exponent), rel=1e-13)
 
 
-def test_a_draw_and_a_grid_have_these_powers() -> None:
+def test_draw_and_a_grid_have_these_powers() -> None:
     exponent = Generator(3).uniform(-5, -1)
-    assert draw({"lr": Log(-5, -1, 10)}, Generator(3)) == {"lr": raise_to_power(10, exponent)}
-    assert Log(-2.75, -2.25, 10, count=2).grid() == [raise_to_power(10, -2.75), raise_to_power(10, -2.25)]
+    assert draw({"lr": power(-5, -1, 10)}, Generator(3)) == {"lr": raise_to_power(10, exponent)}
+    assert list_values(power(-2.75, -2.25, 10, count=2)) == [raise_to_power(10, -2.75), raise_to_power(10, -2.25)]
 
 
-def test_a_power_that_is_too_large_is_an_error() -> None:
+def test_power_that_is_too_large_is_an_error() -> None:
     with pytest.raises(OverflowError):
         raise_to_power(10, 309)

@@ -25,23 +25,21 @@ ASHA = SearcherSettings(
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
-def test_retries_change_neither_how_many_trials_there_are_nor_the_outcome_of_a_replay(
-    of: SearcherSettings, chances: Chances, seed: int
-) -> None:
+def test_retries_keep_number_and_replay(of: SearcherSettings, chances: Chances, seed: int) -> None:
     simulation = simulated(of, dataclasses.replace(chances, error=0.2, retry=0.3), seed)
     exits = simulation.exits()
     invalid = sum(reason is ExitReason.INVALID_HP for reason in exits.values())
     counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
     assert counted == asked_for(of)
     assert ExitReason.ERRORED not in exits.values()
-    assert simulation.search.finished
+    assert simulation.search.is_finished
     assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)
     replayed = Search(of, SPACE, seed)
     answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]
     assert answers == simulation.answers
 
 
-def test_a_retried_trial_is_ranked_by_its_next_validation() -> None:
+def test_retried_trial_is_ranked_anew() -> None:
     search = Search(ASHA, SPACE, 7)
     search.initial()
     search.trial_exited(1, ExitReason.ERRORED)  # trial 3 follows
@@ -51,7 +49,7 @@ def test_a_retried_trial_is_ranked_by_its_next_validation() -> None:
     assert search.validation_completed(1, 0.5, 8) == [StopTrial(1)]  # at the end; its follower is there already
 
 
-def test_a_retried_trial_that_was_stopped_before_it_failed_is_not_ranked_again() -> None:
+def test_stopped_trial_is_not_ranked_anew() -> None:
     search = Search(ASHA, SPACE, 7)
     search.initial()
     search.validation_completed(1, 0.5, 2)

@@ -8,28 +8,23 @@ import numpy as np
 import pytest
 
 from det_lightning.experiments.search import (
-    Categorical,
-    Const,
     CreateTrial,
-    Double,
     ExitReason,
-    Int,
-    Log,
     Operation,
     Outcome,
     Search,
     SearcherSettings,
-    SearchSpace,
     Shutdown,
     Warn,
-    planned_trials,
+    plan_trials,
 )
 from det_lightning.experiments.search.powers import raise_to_power
+from tests.experiments.search.spaces import choice, constant, integer, number, power
 
-SPACE: SearchSpace = {
-    "batch": Int(16, 64, count=2),
-    "lr": Log(-4, -1, 10, count=2),
-    "opt": Categorical(("a", "b", "c")),
+SPACE: dict[str, Any] = {
+    "batch": integer(16, 64, count=2),
+    "lr": power(-4, -1, 10, count=2),
+    "opt": choice("a", "b", "c"),
 }
 
 
@@ -51,9 +46,9 @@ def test_seed_42_gives_these_trials() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 84, 1700000000, 2**32 - 1])
-def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> None:
+def test_draws_have_determineds_order(seed: int) -> None:
     state = np.random.RandomState(seed)
-    for trial in planned_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
+    for trial in plan_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
         batch = 16 + state.randint(0, 49)
         lr = raise_to_power(10, state.uniform(-4, -1))
         opt = "abc"[state.randint(0, 3)]
@@ -62,9 +57,9 @@ def test_a_trial_draws_hyperparameters_then_its_id_then_its_seed(seed: int) -> N
         assert trial.trial_seed == state.randint(0, 2**31)
 
 
-def test_a_grid_draws_ids_and_seeds_only() -> None:
+def test_grid_draws_ids_and_seeds_only() -> None:
     state = np.random.RandomState(5)
-    trials = planned_trials(settings("grid", max_concurrent_trials=5), SPACE, 5)
+    trials = plan_trials(settings("grid", max_concurrent_trials=5), SPACE, 5)
     assert len(trials) == 12
     assert trials[0].hparams == {"batch": 64, "lr": 0.1, "opt": "c"}
     for trial in trials:
@@ -76,24 +71,24 @@ def test_a_grid_draws_ids_and_seeds_only() -> None:
     ("name", "others", "space"),
     [
         ("random", {"max_trials": 10**9}, SPACE),
-        ("grid", {"max_concurrent_trials": 1}, {str(i): Int(0, 1000, count=1000) for i in range(10)}),
+        ("grid", {"max_concurrent_trials": 1}, {str(i): integer(0, 1000, count=1000) for i in range(10)}),
     ],
 )
-def test_more_trials_than_can_be_listed_are_not(name: str, others: dict[str, Any], space: SearchSpace) -> None:
+def test_more_trials_than_can_be_listed_are_not(name: str, others: dict[str, Any], space: dict[str, Any]) -> None:
     """They can be run, one after another."""
     with pytest.raises(ValueError, match="more than 100,000 trials"):
-        planned_trials(settings(name, **others), space, 5)
+        plan_trials(settings(name, **others), space, 5)
     assert ids(Search(settings(name, **{**others, "max_concurrent_trials": 1}), space, 5).initial()) == [1]
 
 
 def test_single_draws_one_trial_from_its_ranges() -> None:
-    assert planned_trials(settings("single"), SPACE, 42) == [
+    assert plan_trials(settings("single"), SPACE, 42) == [
         CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"})
     ]
 
 
 @pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
-def test_random_starts_as_many_as_may_run_and_another_one_for_each_that_ends(at_once: int, initial: list[int]) -> None:
+def test_random_replaces_ended_trials(at_once: int, initial: list[int]) -> None:
     search = Search(settings("random", max_trials=4, max_concurrent_trials=at_once), SPACE, 0)
     created = ids(search.initial())
     assert created == initial
@@ -112,7 +107,7 @@ def test_random_replaces_invalid_trials() -> None:
     assert search.trial_exited(3, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
 
 
-def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
+def test_hopeless_search_ends() -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     created = ids(search.initial())
     operations: list[Operation] = []
@@ -127,7 +122,7 @@ def test_a_space_without_valid_hyperparameters_ends_the_search() -> None:
 
 @pytest.mark.parametrize("name", ["single", "grid"])
 def test_single_and_grid_replace_nothing(name: str) -> None:
-    search = Search(settings(name), {"x": Categorical((1,))}, 0)
+    search = Search(settings(name), {"x": choice(1)}, 0)
     assert ids(search.initial()) == [1]
     assert search.trial_exited(1, ExitReason.INVALID_HP) == [Shutdown(Outcome.COMPLETED)]
 
@@ -141,14 +136,14 @@ def test_single_and_grid_replace_nothing(name: str) -> None:
         ((ExitReason.ERRORED, ExitReason.COMPLETED), Outcome.COMPLETED),
     ],
 )
-def test_only_when_all_trials_fail_the_experiment_fails(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
+def test_experiment_fails_if_all_trials_fail(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     search.initial()
     assert search.trial_exited(1, reasons[0]) == []
     assert search.trial_exited(2, reasons[1]) == [Shutdown(outcome)]
 
 
-def test_validations_decide_nothing_and_the_second_report_of_an_exit_is_ignored() -> None:
+def test_second_exit_is_ignored() -> None:
     search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
     search.initial()
     assert search.validation_completed(1, None, None) == []
@@ -157,7 +152,7 @@ def test_validations_decide_nothing_and_the_second_report_of_an_exit_is_ignored(
 
 
 @pytest.mark.parametrize("trial_id", [0, 3])
-def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
+def test_trial_that_was_not_created_is_refused(trial_id: int) -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     search.initial()
     with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):
@@ -166,8 +161,8 @@ def test_a_trial_that_was_not_created_is_refused(trial_id: int) -> None:
         search.validation_completed(trial_id, 0.0, 1)
 
 
-def test_a_trial_may_change_its_hyperparameters() -> None:
-    search = Search(settings("random", max_trials=2), {"layers": Categorical(([1],))}, 0)
+def test_trial_may_change_its_hyperparameters() -> None:
+    search = Search(settings("random", max_trials=2), {"layers": choice([1])}, 0)
     first, second = search.initial()
     assert isinstance(first, CreateTrial)
     assert isinstance(second, CreateTrial)
@@ -175,15 +170,15 @@ def test_a_trial_may_change_its_hyperparameters() -> None:
     assert second.hparams == {"layers": [1]}
 
 
-def test_numbers_without_a_fraction_are_integers_in_trials_as_after_determineds_master() -> None:
-    space: SearchSpace = {
-        "hidden": Const(1000.0),
-        "layers": Const([8.0, {"size": 2.5}]),
-        "lr": Log(0, 1, 10, count=2),
-        "rate": Double(1, 2, count=3),
-        "limit": Const(1e30),
+def test_whole_numbers_become_integers() -> None:
+    space: dict[str, Any] = {
+        "hidden": constant(1000.0),
+        "layers": constant([8.0, {"size": 2.5}]),
+        "lr": power(0, 1, 10, count=2),
+        "rate": number(1, 2, count=3),
+        "limit": constant(1e30),
     }
-    trials = planned_trials(SearcherSettings("grid", "loss"), space, 0)
+    trials = plan_trials(SearcherSettings("grid", "loss"), space, 0)
     assert repr(trials[0].hparams["hidden"]) == "1000"
     assert repr(trials[0].hparams["layers"]) == "[8, {'size': 2.5}]"
     assert {repr(trial.hparams["lr"]) for trial in trials} == {"1", "10"}

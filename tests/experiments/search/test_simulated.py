@@ -9,23 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.experiments.search import (
-    Categorical,
     CreateTrial,
-    Double,
     ExitReason,
-    Int,
     Outcome,
     Search,
     SearcherSettings,
-    SearchSpace,
     StopTrial,
-    planned_trials,
+    plan_trials,
 )
-from det_lightning.experiments.search.brackets import brackets_of
+from det_lightning.experiments.search.halving import make_brackets
 from tests.experiments.search.oracle import Oracle
 from tests.experiments.search.simulation import Chances, Simulation, report
+from tests.experiments.search.spaces import choice, integer, number
 
-SPACE: SearchSpace = {"x": Double(0, 1, count=3), "n": {"k": Int(1, 4, count=2)}, "c": Categorical((1, 2))}
+SPACE: dict[str, Any] = {"x": number(0, 1, count=3), "n": {"k": integer(1, 4, count=2)}, "c": choice(1, 2)}
 
 halving_settings = st.builds(
     SearcherSettings,
@@ -66,20 +63,18 @@ def simulated(of: SearcherSettings, chances: Chances, seed: int, slots: int = 10
 
 def asked_for(of: SearcherSettings) -> int:
     if of.name == "adaptive_asha":
-        return sum(bracket.max_trials for bracket in brackets_of(of))
+        return sum(bracket.max_trials for bracket in make_brackets(of))
     return {"single": 1, "grid": 12, "random": of.max_trials}[of.name]
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, slots=st.integers(1, 50))
-def test_every_trial_ends_once_and_the_end_of_the_last_one_ends_the_search(
-    of: SearcherSettings, chances: Chances, seed: int, slots: int
-) -> None:
+def test_last_trial_ends_the_search(of: SearcherSettings, chances: Chances, seed: int, slots: int) -> None:
     simulation = simulated(of, chances, seed, slots)
     assert [trial.trial_id for trial in simulation.created()] == list(range(1, len(simulation.exits()) + 1))
     assert len(simulation.stopped()) == len(set(simulation.stopped()))
     assert simulation.answers[-1] == simulation.shutdowns()
     assert len(simulation.shutdowns()) == 1
-    assert simulation.search.finished
+    assert simulation.search.is_finished
     failed = all(reason is ExitReason.ERRORED for reason in simulation.exits().values())
     assert simulation.shutdowns()[0].outcome == (Outcome.ERROR if failed else Outcome.COMPLETED)
 
@@ -93,13 +88,13 @@ def test_there_are_as_many_valid_trials_as_asked_for(of: SearcherSettings, chanc
 
 
 @given(of=halving_settings, chances=all_chances, seed=seeds)
-def test_no_more_trials_compete_at_once_than_at_the_start(of: SearcherSettings, chances: Chances, seed: int) -> None:
+def test_number_of_competitors_never_grows(of: SearcherSettings, chances: Chances, seed: int) -> None:
     simulation = simulated(of, chances, seed)
     assert simulation.most_undecided == len(simulation.answers[0])
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, data=st.data())
-def test_a_replay_of_the_log_gives_the_same_search(
+def test_replay_of_the_log_gives_the_same_search(
     of: SearcherSettings, chances: Chances, seed: int, data: st.DataObject
 ) -> None:
     simulation = simulated(of, chances, seed)
@@ -112,31 +107,27 @@ def test_a_replay_of_the_log_gives_the_same_search(
     assert not any(report(replayed, event) for event in simulation.events[:killed] if event[0] in ended)
     answers += [report(replayed, event) for event in simulation.events[killed:]]
     assert answers == simulation.answers[1:]
-    assert replayed.finished
-    assert simulation.search.finished
+    assert replayed.is_finished
+    assert simulation.search.is_finished
 
 
 @given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
-def test_trial_k_has_the_same_hyperparameters_and_seed_in_any_order_of_events(
-    of: SearcherSettings, first: int, second: int, chances: Chances
-) -> None:
+def test_trial_k_is_the_same_in_any_order(of: SearcherSettings, first: int, second: int, chances: Chances) -> None:
     created: list[Any] = []
     for order in (first, second):
         simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, of.max_time or 5)
         simulation.run()
         created.append([(trial.hparams, trial.trial_seed) for trial in simulation.created()])
-    planned = [(trial.hparams, trial.trial_seed) for trial in planned_trials(of, SPACE, 42)]
+    planned = [(trial.hparams, trial.trial_seed) for trial in plan_trials(of, SPACE, 42)]
     common = min(len(trials) for trials in created)
     assert created[0][:common] == created[1][:common]
     assert created[0][: len(planned)] == planned
 
 
 @given(of=halving_settings, chances=harmless, seed=seeds)
-def test_exactly_those_are_stopped_that_are_not_among_the_best_of_a_rung(
-    of: SearcherSettings, chances: Chances, seed: int
-) -> None:
+def test_oracle_stops_the_same_trials(of: SearcherSettings, chances: Chances, seed: int) -> None:
     simulation = simulated(of, chances, seed)
-    oracle = Oracle(brackets_of(of), of.divisor, of.smaller_is_better)
+    oracle = Oracle(make_brackets(of), of.divisor, of.smaller_is_better)
     for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):
         stopped = [operation.trial_id for operation in answer if isinstance(operation, StopTrial)]
         expected = [event[0]] if len(event) == 3 and oracle.stops(*event) else []

@@ -9,69 +9,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.experiments.search import Categorical, Const, Double, Hyperparameter, Int, Log, SearchSpace
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.powers import raise_to_power
 from det_lightning.experiments.search.space import Grid, draw
+from tests.experiments.search.spaces import choice, constant, integer, number, power
 
 
-def points(space: SearchSpace) -> list[dict[str, Any]]:
+def points(space: dict[str, Any]) -> list[dict[str, Any]]:
     grid = Grid(space)
     return [grid.point(index) for index in range(grid.size)]
 
 
-def test_names_are_drawn_in_alphabetical_order_at_each_depth() -> None:
-    space: SearchSpace = {
-        "b": Int(0, 9),
-        "a": {"z": Double(0, 1), "y": Categorical(("p", "q", "r"))},
-        "B": Log(-4, -1, 10),
+def test_draws_are_in_alphabetical_order() -> None:
+    space: dict[str, Any] = {
+        "b": integer(0, 9),
+        "a": {"z": number(0, 1), "y": choice("p", "q", "r")},
+        "B": power(-4, -1, 10),
     }
     state = np.random.RandomState(7)
-    log = raise_to_power(10, state.uniform(-4, -1))
-    categorical = ("p", "q", "r")[state.randint(0, 3)]
-    double = state.uniform(0, 1)
-    integer = state.randint(0, 10)
-    assert draw(space, Generator(7)) == {"a": {"y": categorical, "z": double}, "b": integer, "B": log}
+    drawn_power = raise_to_power(10, state.uniform(-4, -1))
+    chosen = ("p", "q", "r")[state.randint(0, 3)]
+    drawn_number = state.uniform(0, 1)
+    drawn_integer = state.randint(0, 10)
+    assert draw(space, Generator(7)) == {"a": {"y": chosen, "z": drawn_number}, "b": drawn_integer, "B": drawn_power}
 
 
 @given(minval=st.integers(-(2**40), 2**40), width=st.integers(1, 2**40), seed=st.integers(0, 2**32 - 1))
 def test_both_ends_of_an_int_can_be_drawn(minval: int, width: int, seed: int) -> None:
-    drawn = draw({"x": Int(minval, minval + width)}, Generator(seed))["x"]
+    drawn = draw({"x": integer(minval, minval + width)}, Generator(seed))["x"]
     assert drawn == minval + np.random.RandomState(seed).randint(0, width + 1, dtype=np.int64)
     assert minval <= drawn <= minval + width
 
 
 @pytest.mark.parametrize("val", [None, True, "text", [1, [2]], {"type": "anything"}, 1.0])
-def test_a_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
+def test_constant_keeps_its_value_and_draws_nothing(val: Any) -> None:
     generator = Generator(1)
-    assert draw({"x": Const(val)}, generator) == {"x": val}
+    assert draw({"x": constant(val)}, generator) == {"x": val}
     assert generator.word() == Generator(1).word()
-    assert points({"x": Const(val)}) == [{"x": val}]
+    assert points({"x": constant(val)}) == [{"x": val}]
 
 
 @pytest.mark.parametrize(
     ("hyperparameter", "values"),
     [
-        (Int(1, 10, count=4), [1, 4, 7, 10]),
-        (Int(0, 5, count=3), [0, 3, 5]),
-        (Int(-5, 0, count=3), [-5, -3, 0]),
-        (Int(1, 3, count=100), [1, 2, 3]),
-        (Int(0, 5, count=1), [3]),
-        (Int(-5, 0, count=1), [-3]),
-        (Double(0, 1, count=3), [0, 0.5, 1]),
-        (Double(-1, 2, count=1), [0.5]),
-        (Log(-3, -1, 10, count=3), [1e-3, 1e-2, 1e-1]),
-        (Log(0, 4, 2, count=1), [4]),
-        (Categorical((2, 1, None)), [2, 1, None]),
+        (integer(1, 10, count=4), [1, 4, 7, 10]),
+        (integer(0, 5, count=3), [0, 3, 5]),
+        (integer(-5, 0, count=3), [-5, -3, 0]),
+        (integer(1, 3, count=100), [1, 2, 3]),
+        (integer(0, 5, count=1), [3]),
+        (integer(-5, 0, count=1), [-3]),
+        (number(0, 1, count=3), [0, 0.5, 1]),
+        (number(-1, 2, count=1), [0.5]),
+        (power(-3, -1, 10, count=3), [1e-3, 1e-2, 1e-1]),
+        (power(0, 4, 2, count=1), [4]),
+        (choice(2, 1, None), [2, 1, None]),
     ],
     ids=str,
 )
-def test_a_grid_has_both_ends_or_the_middle(hyperparameter: Hyperparameter, values: list[Any]) -> None:
+def test_grid_has_both_ends_or_the_middle(hyperparameter: Any, values: list[Any]) -> None:
     assert [point["x"] for point in points({"x": hyperparameter})] == values[::-1]
 
 
-def test_a_grid_runs_from_its_last_point_to_its_first_with_the_first_name_slowest() -> None:
-    space = {"b": Categorical((1, 2, 3)), "a": Categorical(("x", "y"))}
+def test_grid_runs_from_last_to_first() -> None:
+    space = {"b": choice(1, 2, 3), "a": choice("x", "y")}
     assert [(point["a"], point["b"]) for point in points(space)] == [
         ("y", 3),
         ("y", 2),
@@ -82,8 +82,8 @@ def test_a_grid_runs_from_its_last_point_to_its_first_with_the_first_name_slowes
     ]
 
 
-def test_each_leaf_of_a_nest_is_an_axis_and_an_empty_nest_stays() -> None:
-    space: SearchSpace = {"n": {"b": Int(0, 1, count=2), "a": {}, "c": {"d": Categorical((3, 4))}}, "k": Const(9)}
+def test_groups_are_axes_of_a_grid() -> None:
+    space: dict[str, Any] = {"n": {"b": integer(0, 1, count=2), "a": {}, "c": {"d": choice(3, 4)}}, "k": constant(9)}
     assert points(space) == [
         {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
     ]
@@ -93,7 +93,7 @@ def test_without_hyperparameters_there_is_one_point() -> None:
     assert points({}) == [{}]
 
 
-def test_a_grid_larger_than_memory_can_be_walked() -> None:
-    grid = Grid({str(axis): Int(0, 9, count=10) for axis in range(10, 40)})
+def test_grid_larger_than_memory_can_be_walked() -> None:
+    grid = Grid({str(axis): integer(0, 9, count=10) for axis in range(10, 40)})
     assert grid.size == 10**30
     assert set(grid.point(10**30 - 1).values()) == {0}

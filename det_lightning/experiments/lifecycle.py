@@ -1,0 +1,225 @@
+"""Creates, runs and resumes an experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from det_lightning import errors
+from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
+from det_lightning.checkpoint.retention.run_claims import delete_unless_used
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.config import ExperimentConfig, read_config
+from det_lightning.experiments.directory import ExperimentDirectory, Placement, read_storage
+from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.local import LocalMachine
+from det_lightning.experiments.machines import Demand, Machines
+from det_lightning.experiments.model_context import copy_model_context
+from det_lightning.experiments.runner import ExperimentRunner
+from det_lightning.experiments.search import CreateTrial, Outcome, Search, plan_trials
+from det_lightning.experiments.search_settings import make_settings
+from det_lightning.experiments.state import ExperimentState
+from det_lightning.experiments.warm_start import find_source
+from det_lightning.files.private_files import make_private, write_private
+from det_lightning.files.strict_json import to_json
+from det_lightning.startup_hook import STARTUP_HOOK
+
+Show = Callable[[ExperimentState], None]
+
+
+def plan(config: ExperimentConfig) -> list[CreateTrial]:
+    """Return the trials known before any result, in order of creation: all trials of a random or grid search."""
+    return plan_trials(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
+
+
+def make_demand(config: ExperimentConfig, placement: Placement) -> Demand:
+    """Return the devices that the trials of an experiment need."""
+    slots_per_trial = config.resources.slots_per_trial if placement.slots is None else placement.slots
+    return Demand(slots_per_trial, config.resources.max_slots, placement.cpu)
+
+
+@contextlib.contextmanager
+def find_machines(ray_address: str | None) -> Iterator[Machines]:
+    """Yield the machines for trials: this machine or, while the block runs, the Ray cluster at an address."""
+    if ray_address is None:
+        yield LocalMachine()
+        return
+    try:
+        from det_lightning.experiments.ray_cluster import connect
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
+    with connect(ray_address) as cluster:
+        yield cluster
+
+
+def create(
+    config: ExperimentConfig,
+    source: Path | None,
+    code: Path,
+    parent: Path,
+    loggers: Sequence[str] = (),
+    *,
+    trusted: bool = False,
+    with_hook: bool = True,
+) -> ExperimentDirectory:
+    """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
+
+    Without ``with_hook``, the copy of the code has no start-up hook. With ``trusted``, the trials unpickle anything in
+    the checkpoint that they start from. Raise an ExperimentError if the code or a logger cannot be used, or if the
+    checkpoint to start from does not exist.
+    """
+    require_loggers(loggers)
+    searcher = config.searcher
+    source_checkpoint = find_source(searcher.source_checkpoint_uuid, read_storage(config.as_dict()), parent)
+    directory = ExperimentDirectory.create(parent, config.name)
+    try:
+        copy_model_context(code, directory.code)
+        if not with_hook:
+            (directory.code / STARTUP_HOOK).unlink(missing_ok=True)
+        if source is not None:
+            write_private(directory.given_config, source.read_bytes())
+        write_private(directory.config_file, to_json(config.as_dict(), indent=1))
+        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint, "trusted": trusted}
+        directory.write_options(options)
+        write_private(directory.events, "")
+    except BaseException:
+        shutil.rmtree(directory.path)
+        raise
+    return directory
+
+
+def run(
+    directory: ExperimentDirectory,
+    show: Show,
+    machines: Machines,
+    placement: Placement,
+    *,
+    retry_failed: bool = False,
+) -> Outcome | None:
+    """Run an experiment from its current state to its end; return the outcome, or None after a signal to pause.
+
+    ``machines`` belong to the placement. With ``retry_failed``, trials that ended with an error go on.
+    """
+    config = read_config(directory.config())
+    require_loggers(directory.loggers())
+    make_private(directory.files_with_settings())
+    log = EventLog(directory.events)
+    try:
+        directory.keep_placement(placement)
+        searcher = config.searcher
+        state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
+        search = Search(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
+        demand = make_demand(config, placement)
+        launcher = machines.make_launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
+        best = BestValidations(directory.best)
+
+        def on_change(state: ExperimentState) -> None:
+            best.publish(state)
+            show(state)
+
+        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
+        with _handle_signals(runner):
+            outcome = runner.run(retry_failed=retry_failed)
+            if outcome is None:
+                runner.state.pause_queued()
+            else:
+                _clean_up(directory, runner)
+        show(runner.state)
+        return outcome
+    finally:
+        log.close()
+
+
+def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
+    """Delete superfluous checkpoints; the experiment is complete even if a deletion fails."""
+    try:
+        for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
+            runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)
+    except errors.CheckpointError as error:
+        runner.record("message", text=f"Not all checkpoints that need not be kept were deleted: {error}")
+
+
+@contextlib.contextmanager
+def _handle_signals(runner: ExperimentRunner) -> Iterator[None]:
+    """Let the first signal pause the experiment, and any further signal end it at once."""
+    seen: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            runner.pause()
+        else:
+            runner.kill()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class BestValidations:
+    """Writes the best metric of each trial to a file, which trials read at each validation."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._reports: int | None = None
+
+    def publish(self, state: ExperimentState) -> None:
+        """Write the file if metrics of a validation were reported since the last call."""
+        if state.validation_reports == self._reports:
+            return
+        best = {trial.trial_id: state.find_best(trial) for trial in state.trials.values()}
+        self._file.parent.mkdir(exist_ok=True)
+        draft = self._file.with_suffix(".tmp")
+        draft.write_text(to_json({trial: value for trial, value in best.items() if value is not None}))
+        draft.replace(self._file)
+        self._reports = state.validation_reports
+
+
+def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
+    """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
+
+    A checkpoint stays if a live run, such as a trial of another experiment, has resumed from it.
+    """
+    retention = Retention.from_config(directory.config()["checkpoint_storage"])
+    if retention is None:
+        return
+    checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
+    records = [
+        CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
+        for id_, found in checkpoints.items()
+    ]
+    storage = CheckpointStorage(directory.checkpoint_storage())
+    for checkpoint_id in retention.choose_to_delete(records, state.smaller_is_better):
+        is_gone = True
+        # A runner that was killed here may have deleted the checkpoint already.
+        with contextlib.suppress(errors.CheckpointNotFound):
+            is_gone = delete_unless_used(storage, checkpoint_id)
+        if is_gone:
+            yield checkpoints[checkpoint_id].trial_id, checkpoint_id
+
+
+#: The additional package of each logger.
+PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wandb"}
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Raise an ExperimentError that names all loggers with an unknown name or a missing package."""
+    mistakes = [
+        f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES
+    ]
+    packages = {name: package for name in names if (package := PACKAGES.get(name)) is not None}
+    missing = {name: package for name, package in packages.items() if importlib.util.find_spec(package) is None}
+    mistakes += [f"--logger {name}: needs a package; pip install {package}" for name, package in missing.items()]
+    if mistakes:
+        raise errors.ExperimentError("; ".join(mistakes) + ".")

@@ -1,0 +1,151 @@
+"""The table of trials in ``experiment show``, ``experiment compare`` and the page: order, columns and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from det_lightning.files.strict_json import as_number, to_json
+from det_lightning.hyperparameters import flat
+
+
+class Column(NamedTuple):
+    """A column of a table, with a cell for each trial; None is an empty cell."""
+
+    heading: str
+    cells: list[Any]
+    is_number: bool = True
+
+
+def sort_trials(details: dict[str, Any], metric: str) -> list[dict[str, Any]]:
+    """Return the trials by a metric of their best validations, trials without the metric last.
+
+    The best is first for the metric of the search, otherwise the smallest, or the largest for ``-METRIC``. Raise a
+    ``ValueError`` if no trial has the metric.
+    """
+    trials: list[dict[str, Any]] = details["trials"]
+    name = metric.removeprefix("-")
+    known = {name: None for trial in trials for name, value in trial["metrics"].items() if as_number(value) is not None}
+    if name not in known:
+        raise ValueError(f"No trial has reported a number {name!r}; the metrics are: {', '.join(known) or 'none'}.")
+    searched, is_larger_better = split_metric(details)
+    largest_first = (name == searched and is_larger_better) != metric.startswith("-")
+    values = [_find_metric(trial, name) for trial in trials]
+    with_metric = [(value, index) for index, value in enumerate(values) if value is not None]
+    ranked = sorted(with_metric, key=lambda pair: pair[0], reverse=largest_first)
+    return [trials[index] for _, index in ranked] + [trials[i] for i, value in enumerate(values) if value is None]
+
+
+def split_metric(details: dict[str, Any]) -> tuple[str, bool]:
+    """Return the metric of the search, and whether larger values are better."""
+    name, _, order = (details["metric"] or "").rpartition(" (")
+    return name, order.startswith("larger")
+
+
+def _find_metric(trial: dict[str, Any], name: str) -> float | None:
+    value = as_number(trial["metrics"].get(name))
+    return None if value is None or math.isnan(value) else value
+
+
+def has_other_checkpoint(trial: dict[str, Any]) -> bool:
+    """Return whether a trial's checkpoint and best validation are of different batches."""
+    return trial["best_batches"] is not None and trial["checkpoint_batches"] not in (None, trial["best_batches"])
+
+
+def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of an experiment's trials, without empty columns.
+
+    ``sorted_by`` adds the column of a metric, and ``more`` adds columns for other entries of the trials.
+    """
+    trials = details["trials"]
+    ids = [f"* {trial['id']}" if trial["id"] == details["best_trial"] else str(trial["id"]) for trial in trials]
+    columns = [Column("ID", ids), Column("STATE", [trial["state"] for trial in trials], is_number=False)]
+    columns += [Column(name.upper(), [trial[name] for trial in trials]) for name in ("batches", "best", "latest")]
+    columns += [Column(name.upper(), [trial[name] for trial in trials], name != "metric") for name in more]
+    name = (sorted_by or "").removeprefix("-")
+    if name not in ("", split_metric(details)[0]):
+        columns.append(Column(name, [_find_metric(trial, name) for trial in trials]))
+    columns.append(Column("RESTARTS", [trial["restarts"] or None for trial in trials]))
+    columns += divide_hparams(trials)[0]
+    columns.append(Column("CHECKPOINT", [_describe_checkpoint(trial) for trial in trials], is_number=False))
+    return [column for column in columns if any(cell not in (None, "") for cell in column.cells)]
+
+
+def divide_hparams(trials: list[dict[str, Any]]) -> tuple[list[Column], str]:
+    """Return a column for each hyperparameter with different values in the trials, and a line with the others."""
+    columns = []
+    constants = []
+    hparams = [flat(trial["hparams"] or {}) for trial in trials]
+    for name in sorted({name for values in hparams for name in values}):
+        cells = [_NULL if values.get(name, _NULL) is None else values.get(name) for values in hparams]
+        if len({repr(values[name]) if name in values else None for values in hparams}) == 1:
+            constants.append(f"{name}={format_cell(cells[0])}")
+        else:
+            is_number = all(isinstance(values.get(name), int | float | None) for values in hparams)
+            columns.append(Column(name, cells, is_number))
+    return columns, ", ".join(constants)
+
+
+# A hyperparameter given as None; an empty cell stands for a missing hyperparameter.
+_NULL = "null"
+
+
+def _describe_checkpoint(trial: dict[str, Any]) -> str | None:
+    checkpoint: str | None = trial["checkpoint"]
+    if checkpoint is None or not has_other_checkpoint(trial):
+        return checkpoint
+    return f"{checkpoint} (batch {trial['checkpoint_batches']}; best: batch {trial['best_batches']})"
+
+
+def format_cell(value: Any) -> str:
+    """Return a cell's value as text for people: numbers with four digits, nothing for None, JSON for lists."""
+    if value is None or isinstance(value, float):
+        return format_number(value)
+    return value if isinstance(value, str) else to_json(value)
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with four significant digits, but all digits before the point; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+#: Columns of a comparison that ``experiment show`` lacks.
+COLUMNS = ("trials", "metric", "seed")
+
+
+def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one experiment with the best trial of each, or the first trial of an experiment without a metric.
+
+    ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
+    experiment has no trial.
+    """
+    names = [details["directory"].rstrip("/").rpartition("/")[2] for details in found]
+    if len(set(names)) < len(names):
+        names = [f"{details['directory']} ({details['id']})" for details in found]
+    trials = [_choose_trial(details, name) for details, name in zip(found, names, strict=True)]
+    metrics = {details["metric"] for details in found}
+    _, is_larger_better = split_metric(found[0])
+    ranked = [trial for trial in trials if trial["best"] is not None] if len(metrics) == 1 else []
+    choose = max if is_larger_better else min
+    best = choose(ranked, key=lambda trial: trial["best"], default=None)
+    return {
+        "name": f"Comparison of {len(found)} experiments",
+        "metric": found[0]["metric"] if len(metrics) == 1 else None,
+        "best": None if best is None else best["best"],
+        "best_trial": None if best is None else best["id"],
+        "messages": [],
+        "trials": trials,
+    }
+
+
+def _choose_trial(details: dict[str, Any], name: str) -> dict[str, Any]:
+    trials = details["trials"]
+    if not trials:
+        raise ValueError(f"The experiment in {details['directory']} has no trials yet.")
+    trial = next((trial for trial in trials if trial["id"] == details["best_trial"]), trials[0])
+    label = f"{name}, trial {trial['id']}" if len(trials) > 1 else name
+    metric, _ = split_metric(details)
+    return {"seed": None, **trial, "id": label, "trials": len(trials), "metric": metric}
