@@ -20,7 +20,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.plain_values import with_plain_numbers
+from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint

@@ -59,7 +59,6 @@ def test_reading_a_configuration_needs_little_else_of_the_package() -> None:
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",
         "det_lightning.checkpoint.storage.storage_config",
-        "det_lightning.checkpoint.storage.storage_types",
         "det_lightning.files.file_kinds",
         "det_lightning.hyperparameters",
         "det_lightning.units",

@@ -42,7 +42,7 @@ def list_checkpoints(
     json: JsonFlag = False,
 ) -> None:
     """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
-    from det_lightning.checkpoint.retention.old_indexes import with_metrics
+    from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
     listed = open_storage(storage, parse_options(option))

@@ -12,8 +12,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.digests import digest_file
 from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
+from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints

@@ -25,14 +25,14 @@ from det_lightning.checkpoint import (
     TrialState,
     read_checkpoint,
 )
-from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
-from det_lightning.checkpoint.format.layout import read_load_data
+from det_lightning.checkpoint.exports import export_lightning, export_safetensors, export_weights
 from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
     from_lightning,
     to_lightning,
     to_weights,
 )
+from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load import read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint

@@ -1,4 +1,4 @@
-"""The resume state: the content of ``resume.pth``, which is also in Lightning's ``.ckpt`` files."""
+"""The resume state: the content of ``resume.pth``, also part of Lightning's ``.ckpt`` files."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ SPELLED = "numbers_as_text"
 
 @dataclasses.dataclass
 class ResumeState:
-    """What an exact resume needs beyond Determined's files.
+    """The state for an exact resume beyond Determined's files.
 
     Attributes:
-        trial_state: the fields of the ``TrialState`` that it belongs to.
+        trial_state: the fields of the ``TrialState`` of the same checkpoint.
         rng_states: the random state of each rank.
         journals: the starts of each rank's passes over the training data; see ``PassJournal``.
         optimizer_steps: number of steps that all optimizers took together.
-        gradients: of an unfinished aggregation: those of each model by parameter name, for a single rank; for several
-            ranks a list with those of each rank, or only their average where models are sharded.
-        precision: what the precision has collected in an unfinished aggregation.
-        world_size: number of ranks that wrote it.
+        gradients: of an unfinished aggregation, by model and parameter name. A list with the gradients of each rank, or
+            only the average of all ranks where models are sharded.
+        precision: state of the precision in an unfinished aggregation.
+        world_size: number of ranks that wrote the state.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not
-            hold all of them; None if not known.
+            hold all values; None if unknown.
         has_validated: a validation has begun, whose workers may still be alive.
-        positions: how far each rank's loaders have come, beyond its journal: the number of training batches ``drawn``
-            from the samplers, which workers may be ahead of training, and the states of the samplers.
-        best_value: the best value so far of the metric that checkpoints are chosen by.
+        positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
+            from the samplers, where workers may be ahead of training, and the states of the samplers.
+        best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
+
 
     Example:
         >>> from det_lightning.checkpoint import ResumeState
@@ -76,10 +77,10 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
-        """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
+        """Read the content of ``resume.pth``, of any version; ignore unknown entries.
 
-        Raise an ``InvalidCheckpointException`` if a newer release wrote it, and an ``IncompleteCheckpointError`` that
-        names every missing or wrong value.
+        Raise an ``InvalidCheckpointException`` if a newer release wrote the content, and an
+        ``IncompleteCheckpointError`` that names every missing or wrong value.
         """
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:
@@ -91,7 +92,7 @@ class ResumeState:
         found = {name: values[name] for name in names if name in values}
         mistakes = []
         if type(version) is not int or version < 1:
-            mistakes.append(f"'version' should be a positive integer; got {_shown(version)}")
+            mistakes.append(f"'version' should be a positive integer; got {_show(version)}")
         if version == 1 and found.get("settings") is not None:
             try:
                 found["settings"] = _parse_settings(found["settings"])
@@ -107,10 +108,10 @@ class ResumeState:
         return cls(**found)
 
     def require_journals(self, source: str) -> None:
-        """Raise an ``IncompleteCheckpointError`` unless the journals have all entries that an exact resume needs."""
+        """Raise an ``IncompleteCheckpointError`` unless the journals have all entries for an exact resume."""
         starts = [start for journal in self.journals for start in journal]
         mistakes = [
-            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_shown(start.get(name))}"
+            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
             for start in starts
             for name, (expected, is_right) in _EXPECTED_OF_START.items()
             if name not in start or not is_right(start[name])
@@ -122,10 +123,10 @@ class ResumeState:
 
 
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration; None for what the trial did not have.
+    """Return hyperparameters and experiment configuration; None for settings that the trial did not have.
 
-    Looking up what was left out when they were written is an error. ``load_data.json`` holds neither if one of the two
-    was missing; then ``resume`` has the other.
+    Looking up a value that was left out at the time of writing is an error. If the trial had only one of the two
+    settings, ``load_data.json`` holds neither; then ``resume`` has the existing one.
     """
     settings = {} if resume is None else resume.settings or {}
     known = load_data or {}
@@ -145,9 +146,9 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
 
 
 def _parse_settings(text: Any) -> Any:
-    """Return the settings, which the first version kept as text; raise a ``ValueError`` if they are not JSON."""
+    """Return the settings, kept as text by the first version; raise a ``ValueError`` if the text is not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
-        raise ValueError(f"'settings' should be JSON; got {_shown(text)}")
+        raise ValueError(f"'settings' should be JSON; got {_show(text)}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -157,7 +158,7 @@ def _parse_settings(text: Any) -> Any:
 def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
-        f"{name!r} should be {expected}; got {_shown(values[name])}"
+        f"{name!r} should be {expected}; got {_show(values[name])}"
         for name, (expected, is_right) in _EXPECTED.items()
         if name in values and not is_right(values[name])
     ]
@@ -174,7 +175,7 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     return mistakes
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
 
 

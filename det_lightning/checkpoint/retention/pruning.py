@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from det_lightning import errors
-from det_lightning.checkpoint.retention.old_indexes import with_metrics
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used, find_used, is_trial_live, trial_claimed
-from det_lightning.checkpoint.retention.trial_checkpoints import record_of
+from det_lightning.checkpoint.retention.trial_checkpoints import record_of, with_metrics
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in

@@ -14,6 +14,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
+from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file, read_trial_state
@@ -43,7 +44,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
         return verdict
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
-    attempt(lambda: layout.read_load_data(directory))
+    attempt(lambda: read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     state_file = _find_state_file(directory)
     if state_file is not None:
@@ -105,7 +106,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"complete": _is_complete(directory)},
         lambda: {"metadata": _inspect_metadata(directory)},
-        lambda: {"load_data": mask(layout.read_load_data(directory))},
+        lambda: {"load_data": mask(read_load_data(directory))},
         lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),

@@ -18,6 +18,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.manifest import find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
@@ -29,9 +30,8 @@ from det_lightning.checkpoint.format.shards import (
 )
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
 from det_lightning.checkpoint.safe_load.placeholders import read_weights
-from det_lightning.checkpoint.safe_load.recorded import read_known_state
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
-from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
+from det_lightning.checkpoint.safe_load.state_file import read_known_state, read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
@@ -255,7 +255,7 @@ def read_checkpoint(
         trial_state=trial_state,
         resume=_read_resume(directory, read),
         lightning=read(lightning) if lightning.is_file() else None,
-        load_data=layout.read_load_data(directory),
+        load_data=read_load_data(directory),
         epochs_known=epochs_known,
         name=directory.name,
         source=str(state_file),

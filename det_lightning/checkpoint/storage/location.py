@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
-from det_lightning.checkpoint.storage.storage_types import EXTRAS
+from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in

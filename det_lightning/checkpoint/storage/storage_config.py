@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES, STORAGE_TYPES
 from det_lightning.masking import is_masked, mask, mask_text, short_text
 from det_lightning.secret_names import is_secret_name
 
@@ -150,3 +150,52 @@ def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, A
     parts = [part for part in os.fspath(given.get("prefix", "")).split("/") if part not in ("", ".")]
     protocol = STORAGE_TYPES[kind].protocols[0]
     return "/".join([f"{protocol}://{os.fspath(place).strip('/')}", *parts]), options
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageType:
+    """A type of storage. Without protocols it is a directory; otherwise the extra of the same name has its library.
+
+    Args:
+        description: a sentence for the reference of the configuration.
+        required: entries of the section that must be given.
+        optional: entries that may be given.
+        alternatives: optional entries of which at most one may be given.
+        protocols: protocols of its URLs, of which a URL made from a section has the first.
+    """
+
+    description: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+
+
+STORAGE_TYPES = {
+    "shared_fs": StorageType(
+        "A directory that all machines can access.",
+        required=("host_path",),
+        optional=("storage_path", "container_path", "checkpoint_path", "tensorboard_path", "propagation"),
+    ),
+    "directory": StorageType("A directory inside containers.", required=("container_path",)),
+    "s3": StorageType(
+        "An S3 bucket.",
+        required=("bucket",),
+        optional=("prefix", "endpoint_url", "access_key", "secret_key", "session_token"),
+        protocols=("s3", "s3a"),
+    ),
+    "gcs": StorageType(
+        "A Google Cloud Storage bucket.", required=("bucket",), optional=("prefix",), protocols=("gs", "gcs")
+    ),
+    "azure": StorageType(
+        "An Azure Blob Storage container.",
+        required=("container",),
+        optional=("connection_string", "account_url", "credential"),
+        alternatives=("connection_string", "account_url"),
+        protocols=("az", "abfs", "abfss", "adl"),
+    ),
+}
+#: The types that are directories.
+LOCAL_TYPES = [name for name, kind in STORAGE_TYPES.items() if not kind.protocols]
+#: The extra of det-lightning that installs the library for a protocol.
+EXTRAS = {protocol: name for name, kind in STORAGE_TYPES.items() for protocol in kind.protocols}

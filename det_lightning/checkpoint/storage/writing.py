@@ -16,7 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.load_data import encode_load_data
+from det_lightning.checkpoint.format.load_data import LOAD_DATA_ENTRIES, encode_load_data, make_load_data
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.standard_values import save_state
@@ -99,8 +99,8 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     """Write all files but ``metadata.json``; first ``load_data.json``, which marks an incomplete checkpoint."""
     load_data = content.load_data or {}
-    if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
-        load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
+    if not load_data.keys() >= LOAD_DATA_ENTRIES:  # unknown ones are null
+        load_data = {**make_load_data(**read_settings(content.resume, load_data)), **load_data}
     try:
         text = json.dumps(load_data, allow_nan=False)
     except (TypeError, ValueError):  # there is something that JSON lacks

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.checkpoint.storage.storage_types import EXTRAS
+from det_lightning.checkpoint.storage.storage_config import EXTRAS, storage_from_config
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
 from tests.checkpoint.storage.backends import QUICK, new_bucket, write
