@@ -251,7 +251,7 @@ def _is_environment_or_result(folder: pathlib.Path, names: Set[str]) -> bool:
 
 
 def _find_imported(directory: pathlib.Path) -> set[str]:
-    """Return the paths below ``directory`` of the files of loaded modules, except Python's own and installed modules."""
+    """Return the paths of loaded modules' files below ``directory``, except Python's own and installed modules."""
     roots = [os.path.abspath(directory), os.path.realpath(directory)]  # noqa: PTH100 (the first keeps links)
     roots += [os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib"))]
     here, real, *pythons_own = map(os.path.join, roots, itertools.repeat(""))  # each with a slash at the end

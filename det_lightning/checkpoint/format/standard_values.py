@@ -43,7 +43,7 @@ _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 def make_plain_dtype(name: Any) -> np.dtype[Any]:
     """Return the numpy data type with a name; raise an ``UnpicklingError`` if values may refer to Python objects."""
     if not isinstance(name, str) or len(name) > _MAX_TYPE_CHARS:
-        raise ValueError(f"a numpy data type is named by a short string; got {short_text(name)}")
+        raise ValueError(f"a numpy data type is named by a short string; got a {type(name).__name__}")
     dtype = np.dtype(name)
     if dtype.kind not in _PLAIN_KINDS or not dtype.itemsize or dtype.names or dtype.subdtype:
         raise pickle.UnpicklingError(f"a numpy data type {name!r}, which is not one of plain values")
