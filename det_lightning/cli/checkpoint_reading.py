@@ -93,9 +93,9 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
     """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
-    from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
+    from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes
 
-    notes = notes_in(info.metadata)
+    notes = read_notes(info.metadata)
     noted = plausible_time(notes.time_s, info.written)
     written = info.written if noted is None else noted
     entry = {

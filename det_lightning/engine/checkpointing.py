@@ -22,7 +22,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
-from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of
+from det_lightning.checkpoint.unreadable import UnreadableValues, list_parts
 from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
@@ -271,7 +271,7 @@ class RunCheckpoints:
             content.resume.trial = self._notes.get("trial")
         if self.digests is not None or self._unreadable is None:
             self._unreadable = self._unreadable or UnreadableValues()
-            self._unreadable.look_for(parts_of(content))
+            self._unreadable.look_for(list_parts(content))
 
         def commit(staging: StagingDirectory) -> str:
             if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:

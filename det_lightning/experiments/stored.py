@@ -8,7 +8,7 @@ from typing import Any
 
 from det_lightning.checkpoint.format.layout import MASTER_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.masking import mask
 
@@ -43,7 +43,7 @@ def stored_experiments(url: str, options: Mapping[str, Any]) -> list[dict[str, A
     storage = CheckpointStorage(url, options=options)
     by_experiment: dict[str, list[_Noted]] = {}
     for info in storage.survey():
-        notes = notes_in(info.metadata)
+        notes = read_notes(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
     return [_experiment(str(storage), name, by_experiment[name]) for name in sorted(by_experiment, key=_number_first)]

@@ -1,4 +1,4 @@
-"""Locks on local files, which end with the process that holds them, however that ends."""
+"""Locks on local files. A lock ends with its process, in whatever way the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# What systems and file systems without locks answer.
+# The answers of systems and file systems without locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _MOST_ATTEMPTS = 100
 # Another process may hold a lock for a moment, to see whether there is one.
@@ -29,7 +29,7 @@ class NoLocks(Exception):
 
 @dataclasses.dataclass(eq=False)
 class LockedFile:
-    """A file that this process has locked; ``lock`` is None where there are no locks."""
+    """A file that this process has locked; ``lock`` is None on a system without locks."""
 
     path: pathlib.Path
     lock: FileLock | None
@@ -40,14 +40,13 @@ class LockedFile:
             self.lock.release()
 
     def remove(self) -> None:
-        """Remove the file while the lock protects it, then release the lock."""
+        """Remove the file under the protection of the lock, then release the lock."""
         self.path.unlink(missing_ok=True)
-        if self.lock is not None:
-            self.lock.release()
+        self.release()
 
 
 def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | None:
-    """Lock a file, which is created if necessary, and write ``content`` into it; links are not followed.
+    """Lock a file, created if necessary, and write ``content``; links are not followed.
 
     Return None if another process has locked the file. Raise :class:`NoLocks` if the file system has no locks.
     """
@@ -66,15 +65,13 @@ def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | 
             lock.acquire()
         except Timeout:
             if path.exists():
-                return None  # otherwise its holder has just removed it
+                return None  # otherwise the holder has just removed the file
         except (FileExistsError, FileNotFoundError):
-            # Another process may create the directory, or remove it while it is empty.
+            # Another process may create the directory, or remove the empty directory.
             if attempt == _MOST_ATTEMPTS or path.parent.is_file():
                 raise
-        except NotImplementedError as e:
-            raise NoLocks from e
-        except OSError as e:
-            if e.errno in _NO_LOCKS:
+        except (NotImplementedError, OSError) as e:
+            if isinstance(e, NotImplementedError) or e.errno in _NO_LOCKS:
                 raise NoLocks from e
             raise
         else:
@@ -83,7 +80,7 @@ def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | 
 
 
 def lock_new_file(path: pathlib.Path, content: bytes) -> LockedFile:
-    """Create a file that no other process wants: it gets its name once it is locked, where there are locks."""
+    """Create a file that no other process wants; the file gets its name once locked, where there are locks."""
     unnamed = path.with_suffix(".new")
     while True:
         try:
@@ -91,7 +88,7 @@ def lock_new_file(path: pathlib.Path, content: bytes) -> LockedFile:
         except NoLocks:
             unnamed.write_bytes(content)
             locked = LockedFile(unnamed, None)
-        # Until it is locked, another process may look at it, or take it for a dead one's and remove it.
+        # Before the lock, another process may look at the file, or remove the file as a dead process's.
         with contextlib.suppress(FileNotFoundError):
             if locked is not None:
                 unnamed.replace(path)
@@ -100,21 +97,24 @@ def lock_new_file(path: pathlib.Path, content: bytes) -> LockedFile:
 
 
 def is_locked(path: pathlib.Path) -> bool | None:
-    """Return whether a process has locked a file, without changing or creating it; None if that cannot be known.
+    """Return whether a process has locked a file, without changing or creating the file; None if unknown.
 
-    Raise a ``FileNotFoundError`` if there is no such file, another ``OSError`` if it is a link or cannot be read.
+    Raise a ``FileNotFoundError`` if there is no file, another ``OSError`` for a link.
     """
     if fcntl is None:
         return None
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except PermissionError:  # another user's
+        return None
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
     except BlockingIOError:
         return True
     except OSError:
-        return None
+        pass
     finally:
         os.close(descriptor)
-    return False
+    return None

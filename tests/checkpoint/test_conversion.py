@@ -32,9 +32,8 @@ from det_lightning.checkpoint.format.lightning_file import (
     to_lightning,
     to_weights,
 )
-from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.safe_load import read_state
+from det_lightning.checkpoint.safe_load import read_load_data, read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
 

@@ -24,8 +24,8 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.run_claims import (
     RunClaims,
     delete_unless_used,
+    own_trial,
     remove_dead_claims,
-    trial_claimed,
 )
 from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
@@ -115,7 +115,7 @@ def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
 def test_a_run_waits_while_its_trial_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
     with contextlib.ExitStack() as pruning:
-        assert pruning.enter_context(trial_claimed(storage, "digits", "a"))
+        assert pruning.enter_context(own_trial(storage, "digits", "a"))
         monkeypatch.setattr("det_lightning.checkpoint.retention.run_claims.time.sleep", lambda _: pruning.close())
         assert RunClaims(storage).claim_trial("digits", "a", None) == "a"
 

@@ -26,7 +26,6 @@ class TrialState:
         batches_trained: number of batches trained on.
         epochs_trained: number of epochs completed.
 
-
     Example:
         >>> from det_lightning.checkpoint import TrialState
         >>> state = TrialState(batches_trained=100, epochs_trained=2, last_val=50)
@@ -66,7 +65,6 @@ class CheckpointContent:
         kept: keeps a downloaded ``directory`` until all files have been read.
         copies: tensors of ``state`` that nothing else uses; a write in the background need not copy these.
         files: a directory whose content moves into the checkpoint; None if there is none.
-
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, TrialState

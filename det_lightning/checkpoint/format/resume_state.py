@@ -50,7 +50,6 @@ class ResumeState:
         best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
 
-
     Example:
         >>> from det_lightning.checkpoint import ResumeState
         >>> state = ResumeState({"batches_trained": 2}, rng_states=[{}], journals=[[]], optimizer_steps=2, gradients=[])

@@ -186,7 +186,8 @@ def _describe(value: Any) -> Any:
 def _describe_standard(value: Any) -> Any:
     """Return a dict that describes a value of the standard library; the value itself if its factory has no name."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
-        arguments, attributes = [], dict(vars(value))
+        arguments: list[Any] = []
+        attributes = dict(vars(value))
     else:
         reduce = _DESCRIBED_AS.get(type(value))
         arguments = list((value.__reduce_ex__(2) if reduce is None else reduce(value))[1])

@@ -1,4 +1,8 @@
-"""The checkpoints of one trial: learned from the storage once, then kept in memory; those that no rule keeps go."""
+"""The checkpoints of a trial: read from the storage once, then kept in memory; deleting those that no rule keeps.
+
+Earlier releases kept an index of each trial, with metrics found nowhere else. These metrics move to the metadata of the
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,13 @@ from det_lightning.checkpoint.storage.ancestry import RUN_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.claims import remove_if_empty
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, glance, notes_in, plausible_time
-from det_lightning.checkpoint.storage.parallel import in_parallel
+from det_lightning.checkpoint.storage.metadata import (
+    CheckpointInfo,
+    call_in_parallel,
+    glance,
+    plausible_time,
+    read_notes,
+)
 from det_lightning.checkpoint.storage.survey import add_entries
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import as_number, read_every_number
@@ -28,9 +37,9 @@ from det_lightning.files.strict_json import as_number, read_every_number
 logger = logging.getLogger(__name__)
 
 
-def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
-    """Return what the rule looks at; with ``metric_name``, the value of any other metric does not count."""
-    notes = notes_in(info.metadata)
+def make_record(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
+    """Return a checkpoint's record for the rule; with ``metric_name``, any other metric does not count."""
+    notes = read_notes(info.metadata)
     # The times of a trial's own runs grow from one checkpoint to the next, whatever its clock has done meanwhile.
     time_s = plausible_time(notes.time_s, None if RUN_KEY in info.metadata else info.metadata_written)
     counts = metric_name is None or notes.metric_name in (None, metric_name)
@@ -44,9 +53,9 @@ def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) 
 
 
 class TrialCheckpoints:
-    """The checkpoints of the trial that a run has claimed; no other run adds to them or deletes any.
+    """The checkpoints of the trial that a run has claimed; no other run adds any or deletes any.
 
-    ``run_id`` is that of the run, which may itself have resumed from one of them.
+    ``run_id`` is the id of the run, which may itself have resumed from one of the checkpoints.
     """
 
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, trial: str, run_id: str) -> None:
@@ -61,28 +70,28 @@ class TrialCheckpoints:
         self._vanished: list[str] = []
 
     def learn(self, experiment: str, resumed_from: str | None = None) -> None:
-        """Find what earlier runs of the trial wrote; nothing is deleted before the run has written a checkpoint.
+        """Find the checkpoints of earlier runs; nothing is deleted before this run has written a checkpoint.
 
         ``resumed_from`` is the id of the checkpoint that the run resumes from.
         """
         storage = self._storage
         storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
         found = storage.retry.call("reading", storage.glance, where=storage)
-        own = [info for info in found if _names_in(info) == (experiment, self._trial)]
+        own = [info for info in found if _read_names(info) == (experiment, self._trial)]
         if storage.root.is_object_store:  # whose index may have been written before the metric was
             old = [storage.root / info.id for info in own if "metric" not in info.metadata]
-            read = storage.retry.call("reading", lambda: in_parallel(storage.root, glance, old), where=storage)
+            read = storage.retry.call("reading", lambda: call_in_parallel(storage.root, glance, old), where=storage)
             own = [info for info in own if "metric" in info.metadata] + [info for info in read if info is not None]
-        self._records = {info.id: record_of(info, self._trial, self._policy.metric) for info in own}
+        self._records = {info.id: make_record(info, self._trial, self._policy.metric) for info in own}
         self._latest = max((record.order for record in self._records.values()), default=0.0)
         self._resumed_from = resumed_from
 
     def next_order(self) -> float:
-        """Return the time of the next checkpoint, in seconds since 1970; it grows even if the clock is set back."""
+        """Return the time of the next checkpoint, in seconds since 1970, which grows even if the clock is set back."""
         return max(time.time(), self._latest + 1e-3)
 
     def add(self, checkpoint_id: str, steps_completed: int, order: float, metric: float | None) -> None:
-        """Note a complete checkpoint, then delete those that need not be kept any longer."""
+        """Note a complete checkpoint, then delete checkpoints that need not be kept any longer."""
         record = CheckpointRecord(checkpoint_id, self._trial, steps_completed, order, metric)
         self._records[checkpoint_id] = record
         self._latest = order
@@ -91,9 +100,9 @@ class TrialCheckpoints:
             self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
-        """Note the metric of a validation if the latest checkpoint of this run is at the same batch and has none.
+        """Note the metric of a validation if the latest checkpoint of this run is at the same batch without a metric.
 
-        Before the run has written one, that is the checkpoint that it resumes from.
+        Before the run has written a checkpoint, the checkpoint that the run resumed from counts as the latest.
         """
         latest = max(self._records.values(), key=lambda record: record.order, default=None)
         if latest is None or latest.steps_completed != steps_completed or latest.metric is not None:
@@ -136,14 +145,14 @@ class TrialCheckpoints:
         self._written = [checkpoint_id for checkpoint_id in self._written if checkpoint_id not in checkpoint_ids]
 
     def report_vanished(self) -> None:
-        """Log an error that names the checkpoints of this run that have vanished; training goes on."""
+        """Log an error that names the vanished checkpoints of this run; training goes on."""
         if self._written and (gone := find_missing(self._storage, self._written)):
             self._forget(gone)
             self._vanished += gone
             logger.error("%s", self._describe_vanished(gone))
 
     def finish(self) -> None:
-        """End the run: delete what need not be kept, and raise a ``StorageError`` that names vanished checkpoints."""
+        """End the run: delete unneeded checkpoints, and raise a ``StorageError`` that names vanished checkpoints."""
         self._delete_the_rest()
         self.report_vanished()
         if self._vanished:
@@ -158,16 +167,15 @@ class TrialCheckpoints:
         )
 
 
-def _names_in(info: CheckpointInfo) -> tuple[str | None, str | None]:
-    notes = notes_in(info.metadata)
+def _read_names(info: CheckpointInfo) -> tuple[str | None, str | None]:
+    notes = read_notes(info.metadata)
     return notes.experiment, notes.trial
 
 
 def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> list[str]:
-    """Return the ids of those complete checkpoints that no longer exist, or have been replaced by links.
+    """Return the ids of complete checkpoints that no longer exist, or have been replaced by links.
 
-    A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
-    complete.
+    A remote storage is listed once to find existing checkpoints; only the last is checked to be complete.
     """
     root = storage.root
 
@@ -197,7 +205,7 @@ _INDEX_DIR = "index"
 
 
 def with_metrics(root: Location, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return what is known about checkpoints of a storage, with the metrics that only the old indexes have."""
+    """Return the facts about checkpoints of a storage, with the metrics that only the old indexes have."""
     with explain_errors("reading the index in", root):
         folder = root.bookkeeping(_INDEX_DIR)
         experiments = [folder / name for name in folder.list_names() if is_name(name)]
@@ -212,7 +220,7 @@ def with_metrics(root: Location, infos: Iterable[CheckpointInfo]) -> list[Checkp
 
 
 def move_metrics(storage: CheckpointStorage, experiment: str, trial: str) -> None:
-    """Write the metrics in the index of a trial into the metadata of its checkpoints, and remove the index."""
+    """Write the metrics in the index of a trial into the metadata of the checkpoints, and remove the index."""
     if not (is_name(experiment) and is_name(trial)):
         return  # such a trial had no index
     file = storage.root.bookkeeping(_INDEX_DIR, experiment, f"{trial}.json")
@@ -229,7 +237,7 @@ def move_metrics(storage: CheckpointStorage, experiment: str, trial: str) -> Non
 
 
 def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: Mapping[str, Any]) -> bool:
-    """Add a metric to the metadata of a checkpoint; return False if they are gone, are damaged, or have one."""
+    """Add a metric to a checkpoint's metadata; return False if the metadata are gone, damaged, or have a metric."""
     write = functools.partial(add_entries, storage.root, checkpoint_id, {"metric": dict(metric)})
     return storage.retry.call("writing the metadata of", write, where=checkpoint_id)
 

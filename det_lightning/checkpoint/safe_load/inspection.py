@@ -14,11 +14,10 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
-from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file
-from det_lightning.checkpoint.safe_load.small_pickles import read_trial_state
+from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
 from det_lightning.masking import mask

@@ -14,7 +14,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.load_data import read_load_data
 from det_lightning.checkpoint.format.manifest import find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
@@ -25,7 +24,7 @@ from det_lightning.checkpoint.format.shards import (
     part_files,
 )
 from det_lightning.checkpoint.safe_load.placeholders import read_weights
-from det_lightning.checkpoint.safe_load.small_pickles import read_trial_state
+from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_known_state, read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location
@@ -64,7 +63,6 @@ def load_checkpoint(
         CheckpointNotFound: there is no checkpoint.
         StorageError: the storage cannot be read.
         IncompleteCheckpointError, UnsafeCheckpointError: see :func:`read_checkpoint`.
-
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage
@@ -118,7 +116,6 @@ def read_checkpoint(
         CheckpointNotFound: there is no checkpoint.
         IncompleteCheckpointError: the checkpoint is incomplete or damaged.
         UnsafeCheckpointError: the checkpoint refers to code and is not ``trusted``.
-
 
     Example:
         >>> from pathlib import Path

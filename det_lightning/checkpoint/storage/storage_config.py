@@ -1,4 +1,4 @@
-"""Determined's ``checkpoint_storage`` section, as a URL and file system options."""
+"""The types of ``checkpoint_storage``, and the conversion of a section to a URL and file system options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EXPECTED = (
 
 
 def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
-    """Return the path or URL of a storage, and the options of its file system; see ``CheckpointStorage``."""
+    """Return the path or URL of a storage, and the options of the file system; see ``CheckpointStorage``."""
     if isinstance(root, Mapping):
         root, options = storage_from_config(root, options)
     if root is None:
@@ -54,11 +54,11 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
 def storage_from_config(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
+    """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of the file system.
 
-    ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
-    environment variable that the file system reads. Raise a ``ValueError`` that names all entries that are wrong,
-    missing or unknown, but no value that may be a secret.
+    ``options`` take precedence over the section. A secret that is masked in the section comes from the options, or from
+    the environment variable that the file system reads. Raise a ``ValueError`` that names all wrong, missing or unknown
+    entries, but no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in STORAGE_TYPES:
@@ -69,7 +69,7 @@ def storage_from_config(
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
-    given, masked = _unmasked(given, options or {})
+    given, masked = _fill_in_masked(given, options or {})
     mistakes += masked
     mistakes += [_unknown(name, known) for name in given if name not in known]
     mistakes += [
@@ -88,8 +88,8 @@ def storage_from_config(
     return url, {**built, **(options or {})}
 
 
-def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries with masked ones filled in from elsewhere, and a sentence for each that is not available."""
+def _fill_in_masked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the entries with masked values filled in from elsewhere, and a sentence for each unavailable value."""
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
@@ -154,14 +154,14 @@ def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, A
 
 @dataclasses.dataclass(frozen=True)
 class StorageType:
-    """A type of storage. Without protocols it is a directory; otherwise the extra of the same name has its library.
+    """A type of storage: a directory, or with protocols a remote storage, whose library an extra of the same name has.
 
     Args:
         description: a sentence for the reference of the configuration.
         required: entries of the section that must be given.
         optional: entries that may be given.
-        alternatives: optional entries of which at most one may be given.
-        protocols: protocols of its URLs, of which a URL made from a section has the first.
+        alternatives: optional entries, at most one of which may be given.
+        protocols: protocols of URLs; a URL made from a section has the first.
     """
 
     description: str

@@ -1,4 +1,4 @@
-"""The files of a checkpoint in its staging directory, and its ``metadata.json``, which is written last."""
+"""Writing the files of a checkpoint to a staging directory; ``metadata.json`` with the manifest comes last."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ReportWritten = Callable[[pathlib.Path], None]
 def write_content(
     staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, report_written: ReportWritten | None
 ) -> None:
-    """Write all files but ``metadata.json``; abandon the staging directory if that fails."""
+    """Write all files but ``metadata.json``; abandon the staging directory after a failure."""
     try:
         try:
             code.copy(staging.directory / layout.CODE_DIR, storage=staging.directory.parent)

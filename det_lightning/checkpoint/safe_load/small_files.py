@@ -1,4 +1,4 @@
-"""Reads the small pickles of a checkpoint: ``trial_state.pkl``, older forms of it, random states of Estimators."""
+"""Reads the small files of a checkpoint: ``trial_state.pkl``, ``load_data.json``, random states of Estimators."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import TrialState
+from det_lightning.checkpoint.format.load_data import make_load_data
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
 from det_lightning.escaping import escape
@@ -31,6 +32,14 @@ _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
 # The unpickler itself stops at the first of these operations, unless it knows numpy's names.
 _REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
+_KINDS: dict[str, tuple[Any, str]] = {
+    "hparams": (dict | None, "an object"),
+    "experiment_config": (dict | None, "an object"),
+    "is_trainer": (bool | None, "true or false"),
+    "trial_type": (str | None, "a string"),
+}
+# The platform's entrypoint can also be a command.
+_MAX_SPEC_CHARS = 100_000
 
 
 class _Unpickler(pickle.Unpickler):
@@ -119,3 +128,44 @@ def _check_state(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     if wrong is not None:
         raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
     return TrialState(**known)
+
+
+def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
+    """Return how to rebuild the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
+
+    ``trial_cls_spec`` is the trial's class as ``"module:QualName"``. Releases since 0.17.8 write ``load_data.json``;
+    for older ones, the platform's download added the entries to ``metadata.json``.
+    """
+    path = directory / layout.LOAD_DATA_FILE
+    if path.is_file():
+        found = content = layout.read_json(path)
+        if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
+            found = content = {**make_load_data(None, None, is_trainer=False), **content}
+        missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
+        if missing:
+            raise errors.IncompleteCheckpointError(
+                f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+            )
+    else:
+        path = directory / layout.METADATA_FILE
+        found = layout.read_json(path) if path.is_file() else {}
+        config = found.get("experiment_config")
+        spec = config.get("entrypoint") if isinstance(config, dict) else None
+        content = make_load_data(found.get("hparams"), config, spec, is_trainer=False)
+    _require_kinds(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
+    return content
+
+
+def _require_kinds(source: pathlib.Path, content: dict[str, Any]) -> None:
+    wrong = [
+        f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
+        for name, (kind, expected) in _KINDS.items()
+        if not isinstance(content.get(name), kind)
+    ]
+    spec = content["trial_cls_spec"]
+    if not isinstance(spec, str | None):
+        wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
+    elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
+        wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")
