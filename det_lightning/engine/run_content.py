@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.load_data import make_load_data
+from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.run import TrialRun

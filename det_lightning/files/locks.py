@@ -42,7 +42,8 @@ class LockedFile:
     def remove(self) -> None:
         """Remove the file under the protection of the lock, then release the lock."""
         self.path.unlink(missing_ok=True)
-        self.release()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | None:

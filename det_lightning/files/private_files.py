@@ -21,7 +21,8 @@ def write_whole(path: pathlib.Path, content: bytes, *, mode: int = 0o666, sync: 
     # Another container that writes this file may have the same process id.
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if sync:
                 file.flush()

@@ -248,3 +248,20 @@ def _require_kinds(state: dict[str, Any], source: str) -> None:
         raise errors.InvalidCheckpointException(
             f"{source} is damaged, or is not a checkpoint of a trial: {'; '.join(wrong)}."
         )
+
+
+#: The entries of ``load_data.json``.
+LOAD_DATA_ENTRIES = frozenset({"trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer"})
+
+
+def make_load_data(
+    hparams: Any, experiment_config: Any, trial_cls_spec: str | None = None, is_trainer: bool = True
+) -> dict[str, Any]:
+    """Return the content of ``load_data.json``."""
+    return {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": experiment_config,
+        "hparams": hparams,
+        "trial_cls_spec": trial_cls_spec,
+        "is_trainer": is_trainer,
+    }

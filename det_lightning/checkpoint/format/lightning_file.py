@@ -16,8 +16,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.checkpoint.format.layout import find_wrong_counts, modernize
-from det_lightning.checkpoint.format.load_data import make_load_data
+from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.masking import mask, short_text

@@ -34,20 +34,9 @@ _NUMPY_TYPE = "numpy_dtype"
 _NUMPY_SHAPE = "numpy_shape"
 _NUMPY_CONTENT = "numpy_content"
 
-# Booleans, integers, floats, complex numbers, bytes, strings, times, raw bytes: none refers to Python objects.
-_PLAIN_KINDS = "biufcSUmMV"
-_MAX_TYPE_CHARS = 32
+# Booleans, integers, floats, complex numbers, bytes, strings, times: none refers to Python objects.
+_PLAIN_KINDS = "biufcSUmM"
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
-
-
-def make_plain_dtype(name: Any) -> np.dtype[Any]:
-    """Return the numpy data type with a name; raise an ``UnpicklingError`` if values may refer to Python objects."""
-    if not isinstance(name, str) or len(name) > _MAX_TYPE_CHARS:
-        raise ValueError(f"a numpy data type is named by a short string; got a {type(name).__name__}")
-    dtype = np.dtype(name)
-    if dtype.kind not in _PLAIN_KINDS or not dtype.itemsize or dtype.names or dtype.subdtype:
-        raise pickle.UnpicklingError(f"a numpy data type {name!r}, which is not one of plain values")
-    return dtype
 
 
 def _checking(kind: Any) -> Callable[..., Any]:
@@ -172,7 +161,7 @@ def _describe(value: Any) -> Any:
     if type(value) in _NAMES:
         return _describe_standard(value)
     is_array = isinstance(value, np.ndarray)
-    if not (is_array or isinstance(value, np.generic)) or value.dtype.kind not in _PLAIN_KINDS.replace("V", ""):
+    if not (is_array or isinstance(value, np.generic)) or value.dtype.kind not in _PLAIN_KINDS:
         return value
     if not value.itemsize:
         return value
@@ -230,7 +219,11 @@ def _rebuild_standard(name: str, arguments: list[Any], attributes: dict[str, Any
 
 
 def _rebuild_array(name: Any, shape: Any, content: Any, used: set[int]) -> Any:
-    dtype = make_plain_dtype(name)
+    if not isinstance(name, str):
+        raise TypeError("a type is named by a string")
+    dtype = np.dtype(name)
+    if dtype.kind not in _PLAIN_KINDS or dtype.subdtype:
+        raise ValueError(f"{name!r:.50} is not a type of plain values")
     lengths = [] if shape is None else list(shape)
     if not all(type(length) is int and length >= 0 for length in lengths):
         raise ValueError("a shape consists of lengths")

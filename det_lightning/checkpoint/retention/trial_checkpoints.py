@@ -77,7 +77,9 @@ class TrialCheckpoints:
         storage = self._storage
         storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
         found = storage.retry.call("reading", storage.glance, where=storage)
-        own = [info for info in found if _read_names(info) == (experiment, self._trial)]
+        notes = [read_notes(info.metadata) for info in found]
+        names = (experiment, self._trial)
+        own = [info for info, one in zip(found, notes, strict=True) if (one.experiment, one.trial) == names]
         if storage.root.is_object_store:  # whose index may have been written before the metric was
             old = [storage.root / info.id for info in own if "metric" not in info.metadata]
             read = storage.retry.call("reading", lambda: call_in_parallel(storage.root, glance, old), where=storage)
@@ -165,11 +167,6 @@ class TrialCheckpoints:
             "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
             "have left over."
         )
-
-
-def _read_names(info: CheckpointInfo) -> tuple[str | None, str | None]:
-    notes = read_notes(info.metadata)
-    return notes.experiment, notes.trial
 
 
 def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> list[str]:

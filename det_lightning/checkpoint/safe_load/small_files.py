@@ -15,7 +15,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.checkpoint.format.load_data import make_load_data
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
 from det_lightning.escaping import escape
@@ -140,7 +139,7 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
     if path.is_file():
         found = content = layout.read_json(path)
         if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
-            found = content = {**make_load_data(None, None, is_trainer=False), **content}
+            found = content = {**layout.make_load_data(None, None, is_trainer=False), **content}
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:
             raise errors.IncompleteCheckpointError(
@@ -151,7 +150,7 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
         found = layout.read_json(path) if path.is_file() else {}
         config = found.get("experiment_config")
         spec = config.get("entrypoint") if isinstance(config, dict) else None
-        content = make_load_data(found.get("hparams"), config, spec, is_trainer=False)
+        content = layout.make_load_data(found.get("hparams"), config, spec, is_trainer=False)
     _require_kinds(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
     return content
 

@@ -19,9 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS, make_plain_dtype
+from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
 
-_MAX_DIMENSIONS = 64
+# Others, whose items torch cannot set, hold values in attributes only.
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
+# torch's lists of allowed names belong to the whole process.
+_lock = threading.RLock()
+
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 class DataType:
@@ -30,7 +36,7 @@ class DataType:
     __slots__ = ("dtype",)  # so that no other object can take on this class
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
-        self.dtype = make_plain_dtype(code)
+        self.dtype = _make_plain_dtype(code)
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or not 5 <= len(state) <= 9:
@@ -51,7 +57,7 @@ def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
     unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
     if not isinstance(unit, str) or len(unit) > 7 or type(count) is not int or not 0 < count < 2**31:
         raise ValueError("the unit of a numpy data type has other parts")
-    return dtype if unit == "generic" else make_plain_dtype(f"{dtype.kind}8[{count}{unit}]")
+    return dtype if unit == "generic" else _make_plain_dtype(f"{dtype.kind}8[{count}{unit}]")
 
 
 class _Array:
@@ -72,8 +78,8 @@ class _Array:
 def _make_array(content: Any, data_type: Any, shape: Any, order: Any, *_: Any) -> np.ndarray[Any, Any]:
     """Stand in for the function by which numpy pickles an array in protocol 5."""
     dtype = _require_dtype(data_type)
-    if type(shape) is not tuple or len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"an array has at most {_MAX_DIMENSIONS} dimensions")
+    if type(shape) is not tuple or len(shape) > 64:
+        raise ValueError("an array has at most 64 dimensions")
     for length in shape:
         if not isinstance(length, int) or not 0 <= length < 2**63:
             raise ValueError(f"expected a number of elements; got {_show(length)}")
@@ -83,8 +89,16 @@ def _make_array(content: Any, data_type: Any, shape: Any, order: Any, *_: Any) -
 
 
 def _show(value: Any) -> str:
-    # Nested values may share parts: the whole repr() need not fit into memory.
     return f"{value!r:.100}" if isinstance(value, str | int | float | type) else f"a {type(value).__name__}"
+
+
+def _make_plain_dtype(code: Any) -> np.dtype[Any]:
+    if not isinstance(code, str) or len(code) > 16:
+        raise ValueError(f"a numpy data type is named by a short string; got {_show(code)}")
+    dtype = np.dtype(code)
+    if dtype.hasobject or not dtype.itemsize or dtype.names or dtype.subdtype:
+        raise pickle.UnpicklingError(f"a numpy data type {code!r}, which is not one of plain values")
+    return dtype
 
 
 def _require_dtype(described: Any) -> np.dtype[Any]:
@@ -105,11 +119,6 @@ def _make_scalar(data_type: Any, content: Any) -> Any:
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
         raise ValueError(f"a scalar of type {dtype} does not fit its content")
     return np.frombuffer(content, dtype)[0]
-
-
-def _no_bytes() -> bytes:
-    """Stand in for ``bytes``, by which ``b""`` and arrays without elements are pickled."""
-    return b""
 
 
 def _encode_latin(text: str, encoding: str) -> bytes:
@@ -136,7 +145,7 @@ _NUMPY: dict[str, Any] = {
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _make_scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": _make_array for core in ("core", "_core")},
-    "builtins.bytes": _no_bytes,
+    "builtins.bytes": lambda: b"",  # so are b"" and arrays without elements pickled
 }
 #: What the pickles of random states call, by the names in them.
 RANDOM_STATES: dict[str, Any] = {**_NUMPY, "_codecs.encode": _encode_latin}
@@ -204,9 +213,6 @@ def find_declared() -> dict[str, Any]:
     return {name: one for one, name in named if name not in _DECLARED and not name.startswith(_NEVER)}
 
 
-_lock = threading.RLock()
-
-
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
     """Let ``torch.load(weights_only=True)`` read our list and the user's; pass the result to :func:`finish`.
@@ -255,14 +261,6 @@ def finish(value: Any, done: dict[int, tuple[Any, Any]] | None = None) -> Any:
                 object.__setattr__(value, name, found)
         done[id(value)] = value, _finish_container(value, attributes or {}, done)
     return done[id(value)][1]
-
-
-# Others, whose items torch cannot set, hold some in attributes only.
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
-
-
-#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
-list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tuple[Any, Any]]) -> Any:

@@ -93,22 +93,18 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
     """Return the facts in the index; empty if the index is missing or damaged."""
     file = root.bookkeeping(_INDEX_FILE)
     try:
-        return _parse(file.read(_MAX_INDEX_BYTES))
+        parsed = json.loads(file.read(_MAX_INDEX_BYTES))
+        if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
+            raise ValueError("its checksum differs")
+        # Another release may have written another version.
+        entries = parsed["checkpoints"] if parsed["version"] == _VERSION else []
+        return {info.id: info for info in map(_parse_entry, entries)}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
         reason = f"{escape(e):.200}"
         logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, reason)
         return {}
-
-
-def _parse(content: bytes) -> dict[str, CheckpointInfo]:
-    parsed = json.loads(content)
-    if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
-        raise ValueError("its checksum differs")
-    if parsed["version"] != _VERSION:
-        return {}  # another release wrote it
-    return {info.id: info for info in map(_parse_entry, parsed["checkpoints"])}
 
 
 def _parse_entry(entry: dict[str, Any]) -> CheckpointInfo:
