@@ -21,7 +21,7 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import read_time
-from det_lightning.files.locks import LockedFile, NoLocks, is_locked, lock_file
+from det_lightning.files.local_files import LockedFile, NoLocks, is_locked, lock_file
 
 # How long a claim without a lock holds unless renewed.
 _LASTS_S = 2 * 3600.0

@@ -21,7 +21,7 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FI
 from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.extras import how_to_install
-from det_lightning.files.private_files import write_whole
+from det_lightning.files.local_files import write_whole
 from det_lightning.masking import MASK, cause_without_secrets, is_masked, mask_text, mask_url, secrets_in
 
 

@@ -22,8 +22,7 @@ from det_lightning.checkpoint.storage.claims import is_abandoned, make_claim, re
 from det_lightning.checkpoint.storage.location import Location, is_name
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
 from det_lightning.escaping import escape
-from det_lightning.files.locks import lock_new_file
-from det_lightning.files.private_files import write_whole
+from det_lightning.files.local_files import lock_new_file, write_whole
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.code_copy import CodeCopier

@@ -19,7 +19,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
-from det_lightning.files.private_files import write_whole
+from det_lightning.files.local_files import write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
 
 ROOT = Path(__file__).parents[3]

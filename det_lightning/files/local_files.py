@@ -1,4 +1,4 @@
-"""Locks on local files. A lock ends with its process, in whatever way the process ends."""
+"""Local files: written whole or not at all, private to their owner, and locked for as long as a process lives."""
 
 from __future__ import annotations
 
@@ -8,19 +8,62 @@ import errno
 import os
 import pathlib
 import stat
+import uuid
+from collections.abc import Iterable
+from typing import IO, TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_PRIVATE = 0o600
 # The answers of systems and file systems without locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _MOST_ATTEMPTS = 100
 # Another process may hold a lock for a moment, to see whether there is one.
 _WAIT_S = 0.1
+
+
+def write_whole(path: pathlib.Path, content: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
+    """Write a file completely or not at all, in a directory that is created if necessary.
+
+    The umask applies to ``mode``. With ``sync``, wait until the content is on the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Another container that writes this file may have the same process id.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_private(path: pathlib.Path, content: str | bytes) -> None:
+    """Write a file completely or not at all; only the owner may read the file, whatever the umask allows."""
+    write_whole(path, content.encode() if isinstance(content, str) else content, mode=_PRIVATE)
+
+
+def open_private(path: pathlib.Path, mode: str) -> IO[Any]:
+    """Open a file like ``open``; only the owner may read a file that this creates."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))
+
+
+def make_private(paths: Iterable[pathlib.Path]) -> None:
+    """Let only the owner read these files of an earlier release; skip missing files and other users' files."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            path.chmod(_PRIVATE)
 
 
 class NoLocks(Exception):
@@ -56,6 +99,8 @@ def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | 
         if content is not None:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, content)
+
+    from filelock import FileLock, Timeout  # here, because most commands lock nothing
 
     lock = FileLock(
         path, timeout=_WAIT_S, poll_interval=_WAIT_S / 10, thread_local=False, fallback_to_soft=False, on_acquired=write
