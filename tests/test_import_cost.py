@@ -92,7 +92,7 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
     ("api", "further"),
     [
         ("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}),
-        ("lightning", {"fastcrc", "filelock", "pathspec"}),
+        ("lightning", {"fastcrc", "pathspec"}),
     ],
 )
 def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(
