@@ -192,7 +192,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.unreadable.look_for(list_lightning_parts(checkpoint))
+        self.unreadable.warn_of(list_lightning_parts(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -243,7 +243,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
-        self.unreadable.look_for(list_parts(files))
+        self.unreadable.warn_of(list_parts(files))
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
             # It gets its own name only once it is complete.

@@ -47,7 +47,7 @@ class UnreadableValues:
         self._verdicts: dict[tuple[str, type], bool] = {}
         self._named: set[str] = set()
 
-    def look_for(self, parts: Mapping[str, Any]) -> None:
+    def warn_of(self, parts: Mapping[str, Any]) -> None:
         """Warn of unreadable values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
         others = _find_others("", dict(parts))
         self.are_possible = bool(others)

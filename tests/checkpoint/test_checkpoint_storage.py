@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 
 
@@ -33,15 +32,6 @@ def test_found_by_id_and_path(tmp_path: Path) -> None:
     for name in (directory.name, directory, str(directory), f"file://{directory}"):
         assert storage.find(name) == str(directory)
     assert storage.list_ids() == [directory.name]
-
-
-def test_unknown_id_names_similar_ids(tmp_path: Path) -> None:
-    known = write(tmp_path).name
-    storage = CheckpointStorage(tmp_path)
-    with pytest.raises(errors.CheckpointNotFound, match=f"no checkpoint '{known[:-2]}', .*Similar ids: {known}"):
-        storage.find(known[:-2])
-    with pytest.raises(errors.CheckpointNotFound, match=rf"id in {tmp_path}\. 1 other checkpoints are there"):
-        storage.find("?")
 
 
 def test_file_url_and_home_are_local(tmp_path: Path) -> None:

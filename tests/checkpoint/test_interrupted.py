@@ -23,7 +23,7 @@ from det_lightning import errors, pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, all_signals_deferred
+from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, defer_all_signals
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
@@ -104,7 +104,7 @@ def test_interrupted_wait_can_be_repeated() -> None:
     release = threading.Event()
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        with all_signals_deferred():
+        with defer_all_signals():
             task = BackgroundTask(lambda: release.wait(30), "held")
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
         with pytest.raises(KeyboardInterrupt):

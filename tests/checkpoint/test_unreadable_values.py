@@ -171,7 +171,7 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
     setattr(__import__(__name__, fromlist=["Own"]), "Own", type(value["a"]))  # noqa: B010 (so that it can be pickled)
     looks = UnreadableValues()
     for _ in range(2):
-        looks.look_for({"callbacks": value})
+        looks.warn_of({"callbacks": value})
         assert looks.are_possible
     assert len(caplog.messages) == 1
     assert named in caplog.text
@@ -179,7 +179,7 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
 
 def test_plain_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
     looks = UnreadableValues()
-    looks.look_for({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
+    looks.warn_of({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
     assert not looks.are_possible
     assert caplog.messages == []
 
@@ -188,6 +188,6 @@ def test_container_in_itself(caplog: pytest.LogCaptureFixture) -> None:
     endless: list[Any] = [1]
     endless.append(endless)
     looks = UnreadableValues()
-    looks.look_for({"callbacks": endless})
+    looks.warn_of({"callbacks": endless})
     assert not looks.are_possible
     assert caplog.messages == []

@@ -277,7 +277,7 @@ def test_any_change_to_an_output_is_read_or_refused_with_the_name_of_the_file(da
     except ValueError as e:
         assert str(e).startswith("some.json")
     else:
-        assert all(json.dumps(export.entries_for(one)) for one in export.checkpoints.values())
+        assert all(json.dumps(export.make_entries(one)) for one in export.checkpoints.values())
 
 
 def test_a_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:

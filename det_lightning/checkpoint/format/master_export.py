@@ -132,7 +132,7 @@ class MasterExport:
         if self._mistakes:
             raise ValueError("; ".join(self._mistakes))
 
-    def metric_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
+    def find_metric(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
         """Return name, value and direction of a checkpoint's searcher metric; None if unknown."""
         searcher = (self._experiments.get(checkpoint.experiment_id, {}).get("config") or {}).get("searcher")
         if not isinstance(searcher, dict) or not isinstance(name := searcher.get("metric"), str):
@@ -142,14 +142,14 @@ class MasterExport:
         smaller_is_better = searcher.get("smaller_is_better") is not False
         return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
 
-    def entries_for(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
+    def make_entries(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
         """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
         entries = {
             "trial": str(checkpoint.trial_id),
             "experiment": str(checkpoint.experiment_id),
-            "metric": self.metric_of(checkpoint),
+            "metric": self.find_metric(checkpoint),
             "hparams": mask(trial.get("hparams")),
             MASTER_KEY: {
                 "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
@@ -159,7 +159,7 @@ class MasterExport:
         }
         return {key: value for key, value in entries.items() if value is not None}
 
-    def config_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
+    def find_config(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
         """Return the configuration of a checkpoint's experiment, with secrets masked; None if unknown."""
         masked: dict[str, Any] | None = mask(self._experiments.get(checkpoint.experiment_id, {}).get("config"))
         return masked
@@ -183,9 +183,9 @@ class MasterExport:
             for checkpoint in _list_checkpoints(file, printed):
                 self._add_checkpoint(checkpoint)
         elif isinstance(printed, _Checkpoint):
-            self._add_listed(file, printed)
+            self._add_row(file, printed)
 
-    def _add_listed(self, file: str, listed: _Checkpoint) -> None:
+    def _add_row(self, file: str, listed: _Checkpoint) -> None:
         training = listed.training
         _merge(self._experiments, training.experiment_id, {"config": training.experiment_config})
         _merge(self._trials, training.trial_id, {"hparams": training.hparams})

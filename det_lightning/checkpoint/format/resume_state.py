@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -112,8 +112,8 @@ class ResumeState:
         mistakes = [
             f"'journals' should have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
             for start in starts
-            for name, (expected, is_right) in _EXPECTED_OF_START.items()
-            if name not in start or not is_right(start[name])
+            for name, (expected, form) in _EXPECTED_OF_START.items()
+            if name not in start or not _fits(start[name], form)
         ]
         if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
             mistakes.append(f"'journals' should have {', '.join(_EXPECTED_OF_START)} of each pass, and nothing else")
@@ -158,8 +158,8 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
         f"{name!r} should be {expected}; got {_show(values[name])}"
-        for name, (expected, is_right) in _EXPECTED.items()
-        if name in values and not is_right(values[name])
+        for name, (expected, form) in _EXPECTED.items()
+        if name in values and not _fits(values[name], form)
     ]
     if mistakes:
         return mistakes
@@ -178,19 +178,17 @@ def _show(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
 
 
-_Check = Callable[[Any], bool]
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether a value has a form: a class, a function, a list of one form, or a dict of forms by key."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and value.keys() == form.keys() and all(_fits(value[k], form[k]) for k in form)
+    return isinstance(value, form) if isinstance(form, type | tuple) else bool(form(value))
 
 
-def _is(*kinds: type) -> _Check:
-    return lambda value: isinstance(value, kinds)
-
-
-def _is_integer(least: int, most: int) -> _Check:
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def _is_list(is_right: _Check, least: int = 0) -> _Check:
-    return lambda value: isinstance(value, list) and len(value) >= least and all(map(is_right, value))
+def _is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _is_settings(value: Any) -> bool:
@@ -220,39 +218,35 @@ def _is_of_model(value: Any) -> bool:
     )
 
 
-def _is_position(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"training", "validation"}
-        and isinstance(value["training"], dict)
-        and value["training"].keys() == {"drawn", "samplers"}
-        and _is_count(value["training"]["drawn"])
-        and _are_dicts(value["training"]["samplers"])
-        and _are_dicts(value["validation"])
-    )
+_POSITION = {"training": {"drawn": _is_count, "samplers": [dict]}, "validation": [dict]}
 
-
-_is_count = _is_integer(0, MAX_COUNT)
-_are_dicts = _is_list(_is(dict))
-_are_of_models = _is_list(_is_of_model)
-
-_EXPECTED: dict[str, tuple[str, _Check]] = {
-    "trial_state": ("a dict of counts", _is(dict)),
-    "rng_states": ("a list with a dict of random states for each rank", _is_list(_is(dict), least=1)),
-    "journals": ("a list of the starts of passes over the data for each rank", _is_list(_is_list(_is_start), least=1)),
+# What each value should be, in words, and the form.
+_EXPECTED: dict[str, tuple[str, Any]] = {
+    "trial_state": ("a dict of counts", dict),
+    "rng_states": (
+        "a list with a dict of random states for each rank",
+        lambda value: _fits(value, [dict]) and len(value) > 0,
+    ),
+    "journals": (
+        "a list of the starts of passes over the data for each rank",
+        lambda value: _fits(value, [[_is_start]]) and len(value) > 0,
+    ),
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
-    "gradients": ("a list of dicts of tensors", lambda value: _are_of_models(value) or _is_list(_are_of_models)(value)),
-    "precision": ("a dict", _is(dict)),
-    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_integer(1, _MAX_WORLD_SIZE)),
+    "gradients": (
+        "a list of dicts of tensors",
+        lambda value: _fits(value, [_is_of_model]) or _fits(value, [[_is_of_model]]),
+    ),
+    "precision": ("a dict", dict),
+    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", lambda value: _is_count(value, 1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
-    "has_validated": ("true or false", _is(bool)),
-    "positions": ("a list of the positions of the loaders of each rank", _is_list(_is_position)),
-    "best_value": ("a number", _is(int, float, NoneType)),
-    "trial": ("a name", _is(str, NoneType)),
+    "has_validated": ("true or false", bool),
+    "positions": ("a list of the positions of the loaders of each rank", [_POSITION]),
+    "best_value": ("a number", (int, float, NoneType)),
+    "trial": ("a name", (str, NoneType)),
 }
 
-_EXPECTED_OF_START: dict[str, tuple[str, _Check]] = {
+_EXPECTED_OF_START: dict[str, tuple[str, Any]] = {
     "first_batch": ("an integer", _is_count),
-    "rng": ("a dict", _is(dict)),
-    "samplers": ("a list of dicts", _are_dicts),
+    "rng": ("a dict", dict),
+    "samplers": ("a list of dicts", [dict]),
 }

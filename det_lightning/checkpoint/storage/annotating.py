@@ -87,10 +87,10 @@ def _plan_one(
             return []
         has_load_data = (directory / LOAD_DATA_FILE).exists()
         written_s = time_written(present, read_time(file)) or 0.0
-    entries = export.entries_for(exported)
+    entries = export.make_entries(exported)
     if mistakes := _contradictions(present, entries, exported):
         return mistakes
-    if not has_load_data and (config := export.config_of(exported)) is not None:
+    if not has_load_data and (config := export.find_config(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
     content = _annotate(present, entries, exported, written_s)
     if _as_json(content) == _as_json(present):

@@ -36,7 +36,7 @@ _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def signal_deferred(number: int | None) -> Iterator[None]:
+def defer_signal(number: int | None) -> Iterator[None]:
     """Defer the handler of a signal that arrives inside the block until the block ends, even with an error.
 
     Only handlers in Python can raise: without such a handler, or outside the main thread, nothing is deferred.
@@ -61,12 +61,12 @@ def signal_deferred(number: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def all_signals_deferred() -> Iterator[None]:
-    """Defer the handlers of all signals, like :func:`signal_deferred`; for short blocks."""
+def defer_all_signals() -> Iterator[None]:
+    """Defer the handlers of all signals, like :func:`defer_signal`; for short blocks."""
     with contextlib.ExitStack() as stack:
         for number in sorted(signal.valid_signals()):
             if callable(signal.getsignal(number)):
-                stack.enter_context(signal_deferred(number))
+                stack.enter_context(defer_signal(number))
         yield
 
 
@@ -99,9 +99,9 @@ class BackgroundTask(Generic[_Result]):
         """Wait until the thread has ended. An interrupted wait can be repeated."""
         # Before Python 3.13, an interrupted join() may mark a running thread as ended.
         while not self._done:
-            with all_signals_deferred():
+            with defer_all_signals():
                 self._thread.join(_POLL_S)
-        with all_signals_deferred():
+        with defer_all_signals():
             self._thread.join()
 
     def result(self) -> _Result:
@@ -155,7 +155,7 @@ class CheckpointQueue:
     def _reserve(self, state: Any) -> None:
         if self._snapshotter is not None and self._reserving is not None:
             allocate = self._snapshotter.reserving(iterate_tensors(state))
-            with all_signals_deferred():
+            with defer_all_signals():
                 self._reserving.append(BackgroundTask(allocate, name="checkpoint memory"))
 
     def _wait_for_memory(self) -> None:
@@ -183,7 +183,7 @@ class CheckpointQueue:
             self.wait()
         new = checkpoint_id or new_id()
         publish = commit or self._storage.commit
-        with signal_deferred(WORKER_DIED):
+        with defer_signal(WORKER_DIED):
             if self._snapshotter is not None and report_written is None:
                 copied = self._copy(self._snapshotter, content, new)
                 complete = functools.partial(self._write_copied, self._snapshotter, copied, new, publish)
@@ -191,7 +191,7 @@ class CheckpointQueue:
                 staging = self._storage.begin(new, content, self._code, report_written)
                 complete = functools.partial(publish, staging)
             if self._snapshotter is not None:
-                with all_signals_deferred():
+                with defer_all_signals():
                     self._under_way = BackgroundTask(complete, name="checkpoint")
             else:
                 self._complete.append(complete())
@@ -205,7 +205,7 @@ class CheckpointQueue:
         """Wait for the checkpoint under way; raise any error."""
         if (under_way := self._under_way) is not None:
             under_way.wait()  # if this is interrupted, it stays under way
-            with all_signals_deferred():
+            with defer_all_signals():
                 self._under_way = None
                 self._complete.append(under_way.result())
 

@@ -263,7 +263,7 @@ class CheckpointStorage:
                 require_checkpoint(directory)
         if directory is None:
             raise describe_unknown(name, self.root, self.list_ids())
-        return directory.resolved().url
+        return directory.resolve_link().url
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if the file is missing or damaged."""

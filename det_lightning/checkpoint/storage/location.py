@@ -148,7 +148,7 @@ class Location:
         with explain_errors("looking for links in", self.parent):
             return self.parent.list_links().get(self.name)
 
-    def resolved(self) -> Location:
+    def resolve_link(self) -> Location:
         """Return the target if this is a link on this machine, otherwise this location."""
         if not self.is_local or self.link_target() is None:
             return self

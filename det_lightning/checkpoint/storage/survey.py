@@ -125,7 +125,7 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
     entries = [
         {
             "id": info.id,
-            "metadata": _select_indexed(info.metadata),
+            "metadata": _select_for_index(info.metadata),
             "size_bytes": info.size_bytes,
             "written": info.written,
             "metadata_written": info.metadata_written,
@@ -143,7 +143,7 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
         logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
 
 
-def _select_indexed(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _select_for_index(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
 
 
@@ -154,7 +154,7 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
     with explain_errors("reading", root):
         found = call_in_parallel(root, read_metadata, [root.checkpoint(info.id) for info in infos])
         pairs = zip(infos, found, strict=True)
-        changed = [info.id for info, now in pairs if _select_indexed(now) != _select_indexed(info.metadata)]
+        changed = [info.id for info, now in pairs if _select_for_index(now) != _select_for_index(info.metadata)]
         if changed:
             remove_index(root)
     if changed:

@@ -265,7 +265,7 @@ def open_checkpoint(
         if not (location.local_path / METADATA_FILE).exists():
             require_checkpoint(location)
         # Resuming from a link means resuming from its target.
-        yield location.resolved().local_path
+        yield location.resolve_link().local_path
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
