@@ -82,7 +82,6 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
 
 def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors, contiguous and without shared memory."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in weights.items():

@@ -103,7 +103,6 @@ class _Converter:
         return found
 
     def _read_array(self, array: Any, where: str) -> Any:
-        """Return the numbers of an array or a tensor."""
         kind = getattr(array.dtype, "kind", "f")  # torch's types have none
         if kind not in _KINDS:
             raise NotPlainError(where, name_type(array), f"of {array.dtype}, which JSON cannot hold")
@@ -130,7 +129,6 @@ def _without_subclass(value: str | float) -> str | float:
 
 
 def _as_key(key: Any, place: str) -> str:
-    """Return a key as JSON writes it."""
     plain = key if isinstance(key, str) else _Converter(None, math.inf).convert(key, place, 1)
     if isinstance(plain, str):
         return str.__str__(plain)

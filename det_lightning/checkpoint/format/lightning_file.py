@@ -64,7 +64,6 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
 
 
 def _read_versions(weights: Any) -> Mapping[str, Any]:
-    """Return the versions of the modules that torch attaches to a state dict."""
     versions = getattr(weights, "_metadata", None)
     return versions if isinstance(versions, Mapping) else {}
 

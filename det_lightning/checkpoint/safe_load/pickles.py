@@ -188,7 +188,6 @@ class _Look:
             raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        """Return a name; raise unless the name is allowed."""
         full = spell_name(module, name)
         if is_allowed(full) or full in self._declared:
             return _Name(full)
@@ -197,7 +196,6 @@ class _Look:
         return _Name(self._placeholder)
 
     def _gather(self, values: list[Any]) -> _Value:
-        """Return a tuple of values."""
         parts = 1 + len(values) + sum(value.parts for value in values if isinstance(value, _Value))
         if parts > self._most_parts:
             raise ValueError("its tuples share too many parts")
@@ -244,7 +242,6 @@ def _takes_state(kind: str, state: Any) -> bool:
 
 
 def _call(function: Any, args: Any) -> _Value:
-    """Return the result of a call."""
     if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(function, _Name):
         raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
     first = args.values[0] if args.values else None

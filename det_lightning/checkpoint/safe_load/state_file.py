@@ -94,7 +94,6 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
-    """Read the content of a file of ``torch.save``."""
     kwargs = {**kwargs, "mmap": False}
     magic = file.read(len(_ZIP_MAGIC))
     file.seek(0)
@@ -115,7 +114,6 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
 
 
 def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
-    """Read the format of torch since 1.6."""
     entries = read_entries(file)
     if _PICKLE not in entries:
         raise ValueError(f"it holds no {_PICKLE}")

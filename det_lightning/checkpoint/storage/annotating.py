@@ -116,7 +116,6 @@ def _annotate(
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
-    """Return where the metadata of a checkpoint, apart from an earlier annotation, contradict the export."""
     expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
     expected |= {name: entries[name] for name in ("trial", "experiment")}
     # Older releases of Determined write them under these names into what they download.

@@ -181,7 +181,6 @@ def abandoning(staging: StagingDirectory | None, unless: tuple[type[BaseExceptio
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:
-    """Wait until the content of files and directories is on the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
