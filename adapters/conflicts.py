@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.checkpoint.format.plain_values import with_plain_numbers
+from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 
 logger = logging.getLogger(__name__)
 

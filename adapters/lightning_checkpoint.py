@@ -20,11 +20,11 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.plain_values import with_plain_numbers
+from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
-from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of, parts_of_lightning
+from det_lightning.checkpoint.unreadable import UnreadableValues, list_lightning_parts, list_parts
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
@@ -192,7 +192,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.unreadable.look_for(parts_of_lightning(checkpoint))
+        self.unreadable.warn_of(list_lightning_parts(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -243,7 +243,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._storage_of(path)
         files = from_lightning(checkpoint)
-        self.unreadable.look_for(parts_of(files))
+        self.unreadable.warn_of(list_parts(files))
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
             # It gets its own name only once it is complete.

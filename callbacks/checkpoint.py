@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -95,9 +94,9 @@ class DeterminedCheckpoint(pl.Callback):
             fall_back=fall_back,
         )
         self.fall_back = fall_back
-        self._make_policy = functools.partial(CheckpointPolicy, policy, period, metric, smaller_is_better)
-        self._own_retention = retention
-        self._own_storage: CheckpointStorage | None = None
+        place, in_section = _split_section(storage)
+        self._own_storage = None if place is None else _open_storage(place)
+        self._own_policy = CheckpointPolicy(policy, period, metric, smaller_is_better, retention or in_section)
         self._async_write = async_write
         self._code = code_dir, code_with_secrets
         self._given = Saving(
@@ -107,27 +106,20 @@ class DeterminedCheckpoint(pl.Callback):
             best_elsewhere=best_elsewhere,
             on_complete=() if on_complete is None else (on_complete,),
         )
-        self.fill_in(storage)
-        self._own_retention = self.policy.retention
-        self._own_storage = None if self._is_default else self.storage
+        self.fill_in()
 
     def fill_in(self, storage: Any = None, on_complete: Callable[[str, int], None] | None = None, **names: Any) -> None:
-        """Prepare for another run, with a storage and names for arguments that the callback was not given.
+        """Prepare for another run; ``storage`` and ``names`` count where the callback was given none.
 
         ``on_complete`` is called in addition to the callback's own function.
         """
         missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
         if on_complete is not None:
             missing["on_complete"] = (*self._given.on_complete, on_complete)
-        storage = self._own_storage or storage
-        retention = self._own_retention
-        if isinstance(storage, Mapping):
-            retention = retention or Retention.from_config(storage)
-            if all(name.startswith("save_") or value is None for name, value in storage.items()):
-                storage = None
-        self._is_default = storage is None
-        self.storage = storage if isinstance(storage, CheckpointStorage) else CheckpointStorage(storage)
-        self.policy = self._make_policy(retention)
+        place, in_section = _split_section(storage) if self._own_storage is None else (self._own_storage, None)
+        self._is_default = place is None
+        self.storage = _open_storage(place)
+        self.policy = dataclasses.replace(self._own_policy, retention=self._own_policy.retention or in_section)
         in_background = not self.storage.is_local if self._async_write is None else self._async_write
         code = CodeCopier(*self._code)
         self._saving = dataclasses.replace(self._given, code=code, in_background=in_background, **missing)
@@ -259,6 +251,18 @@ class DeterminedCheckpoint(pl.Callback):
     def close(self) -> None:
         """Release the trial's name and the protection of checkpoints."""
         self._checkpoints.close()
+
+
+def _split_section(storage: Any) -> tuple[Any, Retention | None]:
+    """Return the storage that an argument names, None for none, and the rule in a section of the configuration."""
+    if not isinstance(storage, Mapping):
+        return storage, None
+    names_place = any(value is not None and not name.startswith("save_") for name, value in storage.items())
+    return storage if names_place else None, Retention.from_config(storage)
+
+
+def _open_storage(place: Any) -> CheckpointStorage:
+    return place if isinstance(place, CheckpointStorage) else CheckpointStorage(place)
 
 
 def _refuse_wrong_kinds(**given: Any) -> None:

@@ -59,7 +59,6 @@ def test_reading_a_configuration_needs_little_else_of_the_package() -> None:
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",
         "det_lightning.checkpoint.storage.storage_config",
-        "det_lightning.checkpoint.storage.storage_types",
         "det_lightning.files.file_kinds",
         "det_lightning.hyperparameters",
         "det_lightning.units",
@@ -93,7 +92,7 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
     ("api", "further"),
     [
         ("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}),
-        ("lightning", {"fastcrc", "filelock", "pathspec"}),
+        ("lightning", {"fastcrc", "pathspec"}),
     ],
 )
 def test_until_the_first_batch_hardly_more_is_imported_than_by_lightning(

@@ -1,4 +1,4 @@
-"""Checkpoints in Determined's format: reading, writing, finding and keeping them. Imports no Lightning."""
+"""Checkpoints in Determined's format: reading, writing, finding and keeping. Imports no Lightning."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Values of a checkpoint that a resume cannot read safely: found, and named once, when they are written."""
+"""Finding the values of a checkpoint that a resume cannot read safely, to name each once when written."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class UnreadableValues:
         self._verdicts: dict[tuple[str, type], bool] = {}
         self._named: set[str] = set()
 
-    def look_for(self, parts: Mapping[str, Any]) -> None:
-        """Warn of the values in parts of a checkpoint, by their names, that no earlier call has found."""
+    def warn_of(self, parts: Mapping[str, Any]) -> None:
+        """Warn of unreadable values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
         others = _find_others("", dict(parts))
         self.are_possible = bool(others)
         found = [text for place, value in others for text in self._name_unreadable(place, value)]
@@ -62,7 +62,7 @@ class UnreadableValues:
             )
 
     def _name_unreadable(self, place: str, value: Any) -> Iterator[str]:
-        """Yield place and type of ``value`` if it cannot be read, or of what keeps it from being read."""
+        """Yield place and type of ``value`` if unreadable, or of the unreadable values inside."""
         key = (place, type(value))
         if key not in self._verdicts:
             self._verdicts[key] = _can_be_read(value)
@@ -73,21 +73,21 @@ class UnreadableValues:
         yield from named or [f"{place} is a {_name_kind(value)}"]
 
 
-def parts_of(content: CheckpointContent) -> dict[str, Any]:
-    """Return the parts of a checkpoint that a resume reads, by the names that messages give them."""
+def list_parts(content: CheckpointContent) -> dict[str, Any]:
+    """Return the parts of a checkpoint that a resume reads, by the names in messages."""
     resume = {} if content.resume is None else vars(content.resume)
-    return {**content.state, **resume, **parts_of_lightning(content.lightning or {})}
+    return {**content.state, **resume, **list_lightning_parts(content.lightning or {})}
 
 
-def parts_of_lightning(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of one of Lightning's checkpoints, by the names that messages give them."""
+def list_lightning_parts(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a checkpoint by Lightning, by the names in messages."""
     entry = checkpoint.get(TRIAL_KEY) or {}
     own = {**(entry.get("state") or {}), **(entry.get("resume") or {})}
     return {**own, **{f"Lightning's {name}": part for name, part in checkpoint.items() if name != TRIAL_KEY}}
 
 
 def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the values within ``value`` that are not plain, with their places; none if it is not a container."""
+    """Return the values within ``value`` that are not plain, with places; none for anything but a container."""
     found: list[tuple[str, Any]] = []
     left = collections.deque([(place, value)] if type(value) in _CONTAINERS else [])
     seen: set[int] = set()
@@ -104,19 +104,16 @@ def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
             # Nearly all are of these types: a call for each would take longer than the rest of a save.
             if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
                 continue
-            if (kind is int and one.bit_length() <= _MOST_BITS) or _is_plain_array(one):
+            if kind is int and one.bit_length() <= _MOST_BITS:
+                continue
+            is_array = kind is np.ndarray or isinstance(one, np.generic)
+            if is_array and one.dtype.kind in _NUMPY_KINDS and one.itemsize > 0:
                 continue
             inside = f"{place}[{key!r:.100}]" if place else str(key)
             is_read = kind is not collections.defaultdict or one.default_factory in _FACTORIES
             others = left if kind in _CONTAINERS and is_read else found
             others.append((f"the key of {inside}" if one is key else inside, one))
     return found
-
-
-def _is_plain_array(value: Any) -> bool:
-    """Return whether a value is a number or an array of numpy, and not of a subclass, nor of texts without a letter."""
-    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
-    return is_array and value.dtype.kind in _NUMPY_KINDS and value.itemsize > 0
 
 
 def _name_kind(value: Any) -> str:
@@ -126,7 +123,7 @@ def _name_kind(value: Any) -> str:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Return whether a value that is written comes back without trust; True if it cannot be written at all."""
+    """Return whether a written value comes back without trust; True if writing fails anyway."""
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         path = pathlib.Path(folder, "value.pth")
         try:

@@ -143,7 +143,7 @@ def _export_one(
     options: dict[str, Any],
 ) -> tuple[list[str], str]:
     """Export a checkpoint; return the names of omitted entries, and a program that goes on with the file."""
-    from det_lightning.checkpoint.format import exports  # imports torch
+    from det_lightning.checkpoint import exports  # imports torch
     from det_lightning.checkpoint.safe_load import read_checkpoint
     from det_lightning.cli.checkpoint_locations import open_local
 

@@ -41,8 +41,8 @@ def list_checkpoints(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the checkpoints of a storage, newest first, incomplete checkpoints and links included."""
-    from det_lightning.checkpoint.retention.old_indexes import with_metrics
+    """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
     listed = open_storage(storage, parse_options(option))
@@ -92,10 +92,10 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 
 
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
-    """Return the known facts about a checkpoint, and whether smaller values of the metric are better."""
-    from det_lightning.checkpoint.storage.metadata import notes_in, plausible_time
+    """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
+    from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes
 
-    notes = notes_in(info.metadata)
+    notes = read_notes(info.metadata)
     noted = plausible_time(notes.time_s, info.written)
     written = info.written if noted is None else noted
     entry = {

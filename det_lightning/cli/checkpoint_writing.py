@@ -46,7 +46,7 @@ def import_file(
     options = parse_options(option)
     target = CheckpointStorage(storage, options=options)
     with _local_file(file, options) as path:
-        from det_lightning.checkpoint.format.exports import require_tensors  # imports torch
+        from det_lightning.checkpoint.exports import require_tensors  # imports torch
         from det_lightning.checkpoint.format.lightning_file import from_lightning
         from det_lightning.checkpoint.safe_load import read_state
 
@@ -85,7 +85,7 @@ def merge(
 
     options = parse_options(option)
     location = locate_checkpoint(checkpoint, options)
-    from det_lightning.checkpoint.merging import merge_checkpoint  # imports torch
+    from det_lightning.checkpoint.exports import merge_checkpoint  # imports torch
 
     target = CheckpointStorage(storage or location.parent.url, options=options)
     with open_local(location, options, with_code=True) as directory:

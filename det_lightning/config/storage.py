@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, create_model, model_validator
 
-from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.checkpoint.storage.storage_types import STORAGE_TYPES, StorageType
+from det_lightning.checkpoint.storage.storage_config import STORAGE_TYPES, StorageType, storage_from_config
 from det_lightning.config.section import Count, Section, read_variant, refuse
 
 

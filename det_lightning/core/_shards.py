@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.digests import digest_file
 from det_lightning.checkpoint.format.layout import METADATA_FILE
-from det_lightning.checkpoint.format.manifest import leads_out
+from det_lightning.checkpoint.format.manifest import digest_file, leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory

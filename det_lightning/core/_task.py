@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.escaping import escape
+from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
-from det_lightning.files.private_files import write_private
 from det_lightning.files.strict_json import as_number, to_json
 
 logger = logging.getLogger(__name__)

@@ -12,17 +12,17 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.digests import digest_file
 from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
+from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
-from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, signal_deferred
+from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, defer_signal
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
-from det_lightning.checkpoint.unreadable import UnreadableValues, parts_of
+from det_lightning.checkpoint.unreadable import UnreadableValues, list_parts
 from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
@@ -178,7 +178,7 @@ class RunCheckpoints:
 
     def _note_metric(self, value: float) -> None:
         self.queue.wait()
-        with signal_deferred(WORKER_DIED):
+        with defer_signal(WORKER_DIED):
             self._trial.note_metric(self._run.state.batches_trained, value)
 
     def _refuse(self, metrics: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ class RunCheckpoints:
             content.resume.trial = self._notes.get("trial")
         if self.digests is not None or self._unreadable is None:
             self._unreadable = self._unreadable or UnreadableValues()
-            self._unreadable.look_for(parts_of(content))
+            self._unreadable.warn_of(list_parts(content))
 
         def commit(staging: StagingDirectory) -> str:
             if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:

@@ -14,7 +14,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from det_lightning import errors
-from det_lightning.checkpoint.storage.snapshots import tensors_in
+from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.loader_workers import RunLoader
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import TrainingPosition
@@ -276,7 +276,7 @@ class SideStream:
         """Make the work submitted from now on wait for the mark ``end``, so that it can use ``moved``."""
         working = torch.cuda.current_stream(self._device)
         working.wait_event(end)
-        for tensor in tensors_in(moved):
+        for tensor in iterate_tensors(moved):
             if tensor.is_cuda:
                 tensor.record_stream(working)  # its memory is not reused before the work on it is done
 

@@ -14,8 +14,7 @@ from typing import IO, Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.escaping import escape
-from det_lightning.files.locks import NoLocks, is_locked, lock_file
-from det_lightning.files.private_files import open_private
+from det_lightning.files.local_files import NoLocks, is_locked, lock_file, open_private
 from det_lightning.files.strict_json import to_json
 
 #: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.

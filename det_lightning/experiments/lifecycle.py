@@ -25,7 +25,7 @@ from det_lightning.experiments.search import CreateTrial, Outcome, Search, plan_
 from det_lightning.experiments.search_settings import make_settings
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
-from det_lightning.files.private_files import make_private, write_private
+from det_lightning.files.local_files import make_private, write_private
 from det_lightning.files.strict_json import to_json
 from det_lightning.startup_hook import STARTUP_HOOK
 

@@ -11,7 +11,7 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, i
 from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number
 from det_lightning.masking import mask
@@ -47,7 +47,7 @@ def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves
     storage = CheckpointStorage(url, options=options)
     by_experiment: dict[str, list[_Noted]] = {}
     for info in storage.survey():
-        notes = notes_in(info.metadata)
+        notes = read_notes(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
     names = sorted(by_experiment, key=_number_first)

@@ -9,7 +9,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES
+from det_lightning.checkpoint.storage.storage_config import LOCAL_TYPES
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import find_experiments
 

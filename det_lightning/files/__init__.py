@@ -1,1 +1,1 @@
-"""Files that several packages read and write: strict JSON, private files, what is no file at all."""
+"""Local files and their content, for several packages: locks, whole and private files, strict JSON."""

@@ -1,4 +1,4 @@
-"""Refuses pipes, devices, sockets and directories in place of files: opening a pipe would wait for its other end."""
+"""Refuses pipes, devices, sockets and directories in place of files: opening a pipe would wait for the other end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_SHELL = ("/dev/fd/", "/dev/std", "/proc/")
 
 
 def require_file(path: str | os.PathLike[str], may_be_missing: bool = False) -> None:
-    """Raise an OSError unless there is a file at a path; the pipes of a shell are files, too."""
+    """Raise an OSError unless there is a file at a path; the pipes of a shell count as files."""
     try:
         kind = stat.S_IFMT(Path(path).stat().st_mode)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Converts values to what JSON has: dicts with text as keys, lists, text, numbers, true, false and null.
+"""Converts values to JSON's types: dicts with text as keys, lists, text, numbers, true, false and null.
 
-numpy's scalars become numbers, arrays and tensors lists, and so do tuples, ranges and the lists of configuration
-libraries. Nothing is replaced by a text that describes it: a value of another kind is left out and named, or refused.
+numpy's scalars become numbers; arrays and tensors become lists, and so do tuples, ranges and the lists of configuration
+libraries. Nothing becomes a text that only describes a value: other values are left out and named, or refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = "biufU"
 
 
 class NotPlainError(TypeError):
-    """A value that JSON cannot hold; ``type_name`` is its type."""
+    """A value that JSON cannot hold; ``type_name`` is the type."""
 
     def __init__(self, where: str, type_name: str, reason: str = "which JSON cannot hold") -> None:
         super().__init__(f"{where} is a {type_name}, {reason}.")
@@ -33,11 +33,11 @@ class NotPlainError(TypeError):
 
 @dataclasses.dataclass
 class Losses:
-    """What settings lose when they become plain.
+    """The values that settings lose when they become plain.
 
     Attributes:
-        left_out: the types of the values that are left out, by name, for each dict by its place.
-        notes: a sentence for each value that is left out now, and for each dict with keys that become text.
+        left_out: the types of the values left out, by name, for each dict by place.
+        notes: a sentence for each value left out now, and for each dict with keys that become text.
     """
 
     left_out: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
@@ -45,10 +45,10 @@ class Losses:
 
 
 def as_plain(value: Any, where: str = "the value", losses: Losses | None = None, most_numbers: float = math.inf) -> Any:
-    """Return a copy of ``value``, which is called ``where`` in messages, as JSON has it.
+    """Return a copy of ``value``, called ``where`` in messages, of JSON's types.
 
     Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out and noted in
-    ``losses``; without that, they raise a ``TypeError`` that names place and type.
+    ``losses``. Without ``losses``, such a value raises a ``TypeError`` with place and type.
     """
     try:
         return _Converter(losses, most_numbers).convert(value, where, 1)
@@ -103,7 +103,6 @@ class _Converter:
         return found
 
     def _read_array(self, array: Any, where: str) -> Any:
-        """Return the numbers of an array or a tensor."""
         kind = getattr(array.dtype, "kind", "f")  # torch's types have none
         if kind not in _KINDS:
             raise NotPlainError(where, name_type(array), f"of {array.dtype}, which JSON cannot hold")
@@ -130,7 +129,6 @@ def _without_subclass(value: str | float) -> str | float:
 
 
 def _as_key(key: Any, place: str) -> str:
-    """Return a key as JSON writes it."""
     plain = key if isinstance(key, str) else _Converter(None, math.inf).convert(key, place, 1)
     if isinstance(plain, str):
         return str.__str__(plain)

@@ -1,4 +1,4 @@
-"""Strict JSON, which every parser reads: NaN and infinities are written as text, as Determined's platform does."""
+"""Strict JSON, readable by every parser: NaN and infinities are written as text, as on Determined's platform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return plain values as JSON; ``options`` are those of ``json.dumps``. NaN becomes the text ``"NaN"``.
+    """Return plain values as JSON; ``options`` are the options of ``json.dumps``. NaN becomes the text ``"NaN"``.
 
     Raises a TypeError for a value that JSON cannot hold; see ``as_plain``.
     """
@@ -23,7 +23,7 @@ def to_json(value: Any, **options: Any) -> str:
 def spell_numbers(value: Any, where: str = "", places: list[str] | None = None) -> Any:
     """Return plain values with ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` in place of these numbers.
 
-    Their places, such as ``hparams['clip']``, are added to ``places``.
+    The places, such as ``hparams['clip']``, are added to ``places``.
     """
     if isinstance(value, dict):
         return {key: spell_numbers(item, f"{where}[{key!r}]", places) for key, item in value.items()}
@@ -48,7 +48,7 @@ def read_numbers(value: Any, where: str, places: frozenset[str]) -> Any:
 
 
 def read_every_number(value: Any) -> Any:
-    """Return ``value`` with a number for each text that :func:`spell_numbers` writes, where no text may be meant."""
+    """Return ``value`` with a number for each text by :func:`spell_numbers`, where no text may be meant."""
     if isinstance(value, dict):
         return {key: read_every_number(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -57,7 +57,7 @@ def read_every_number(value: Any) -> Any:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number as a float, even if JSON holds it as text; None if it is not a number, or too large."""
+    """Return a number as a float, even if JSON holds a text; None for anything else, or a number too large."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):

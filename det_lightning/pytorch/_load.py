@@ -13,7 +13,7 @@ from det_lightning import errors
 from det_lightning.arguments import refuse_texts, require
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.layout import modernize, read_load_data
+from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.manifest import require_inside, require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
@@ -118,7 +118,7 @@ def load_trial_from_checkpoint_path(
         layout.require_complete(directory)
         state_file = layout.find_state_file(directory)
         may_be_functional = not (directory / layout.LOAD_DATA_FILE).is_file()
-        load_data = read_load_data(directory)
+        load_data = safe_load.read_load_data(directory)
         # Determined writes neither if one of them is missing.
         resume = None
         if load_data["hparams"] is None:

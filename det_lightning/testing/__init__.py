@@ -4,13 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_lightning.checkpoint.storage.in_memory import InMemoryStorage
     from det_lightning.testing.assertions import TrainedTrial, assert_resumes, assert_same_training, run_trial
+    from det_lightning.testing.in_memory import InMemoryStorage
 
 __all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
 _MODULES = dict.fromkeys(__all__, "det_lightning.testing.assertions")
-_MODULES["InMemoryStorage"] = "det_lightning.checkpoint.storage.in_memory"
+_MODULES["InMemoryStorage"] = "det_lightning.testing.in_memory"
 
 
 def __getattr__(name: str) -> Any:

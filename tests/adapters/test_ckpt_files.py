@@ -12,7 +12,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
+from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
@@ -160,7 +160,7 @@ def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
     ],
 )
 def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has an array of numpy"):
+    with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has a value"):
         with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 

@@ -36,20 +36,20 @@ def refused(path: Path, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_an_archive_with_two_lists_of_entries_is_refused(small: bool, tmp_path: Path) -> None:
+def test_two_lists_of_entries(small: bool, tmp_path: Path) -> None:
     for listed, hidden in ((HARMLESS, OTHER), (OTHER, HARMLESS)):
         content = mutations.archive_with_two_lists(entries_with(listed), entries_with(hidden), small)
         assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
 
 
-def test_an_end_that_contradicts_the_record_before_it_is_refused(tmp_path: Path) -> None:
+def test_contradicting_end_of_archive(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "state.pth")
     content = bytearray((tmp_path / "state.pth").read_bytes())
     struct.pack_into("<I", content, len(content) - 6, 0)
     assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(content))
 
 
-def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+def test_entries_that_share_bytes(tmp_path: Path) -> None:
     content = bytearray(mutations.zip_of([(f"archive/data/{i}", b"x" * 64) for i in range(3)]))
     for at in range(len(content) - 4):
         if content[at : at + 4] == b"PK\x01\x02":
@@ -67,19 +67,17 @@ def test_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
     ],
     ids=["two roots", "capitals", "no pickle", "no byte order"],
 )
-def test_entries_that_torch_does_not_write_are_refused(
-    entries: list[tuple[str, bytes]], message: str, tmp_path: Path
-) -> None:
+def test_entries_that_torch_never_writes(entries: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
     assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_an_archive_is_the_whole_file(side: str, tmp_path: Path) -> None:
+def test_archive_is_the_whole_file(side: str, tmp_path: Path) -> None:
     archive = mutations.zip_of(entries_with(HARMLESS))
     refused(tmp_path / "state.pth", archive + b"x" * 50 if side == "after" else archive[:4] + b"x" * 50 + archive)
 
 
-def test_a_packed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+def test_packed_archive_is_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", HARMLESS)
@@ -87,13 +85,13 @@ def test_a_packed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> No
     assert "declares 50,000" in refused(tmp_path / "state.pth", buffer.getvalue())
 
 
-def test_an_entry_that_makes_it_a_program_has_no_effect(tmp_path: Path) -> None:
+def test_program_entries_have_no_effect(tmp_path: Path) -> None:
     content = mutations.zip_of([*entries_with(HARMLESS), ("archive/constants.pkl", OTHER), ("archive/code/x.py", b"")])
     (tmp_path / "state.pth").write_bytes(content)
     assert read_state(tmp_path / "state.pth") == {"w": 1}
 
 
-def test_a_file_of_the_old_format_is_not_taken_for_a_tar_archive(tmp_path: Path) -> None:
+def test_old_format_is_no_tar_archive(tmp_path: Path) -> None:
     """Before its first release torch wrote tar archives; a file can be one of those and of the format after it."""
     head = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}X"
     member = tarfile.TarInfo("placeholder")
@@ -124,7 +122,7 @@ def test_damage_in_any_entry_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_an_archive_that_torch_wrote_without_checksums_is_read(trusted: bool, tmp_path: Path) -> None:
+def test_archive_without_checksums_is_read(trusted: bool, tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"w": torch.arange(3)}, tmp_path / "state.pth")
@@ -134,7 +132,7 @@ def test_an_archive_that_torch_wrote_without_checksums_is_read(trusted: bool, tm
 
 
 @pytest.mark.parametrize("options", [{"map_location": "meta"}, {"weights_only": False}])
-def test_damage_is_noticed_in_what_torch_does_not_read(options: dict[str, Any], tmp_path: Path) -> None:
+def test_damage_in_unread_entries(options: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "state.pth"
     torch.save({"w": torch.full((700_000,), 3.0)}, path)
     assert read_state(path, **options)["w"].shape == (700_000,)
@@ -145,9 +143,7 @@ def test_damage_is_noticed_in_what_torch_does_not_read(options: dict[str, Any], 
         read_state(path, **options)
 
 
-def test_a_file_that_is_rewritten_meanwhile_is_read_as_it_was_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_rewritten_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.pth"
     path.write_bytes(mutations.zip_of(entries_with(HARMLESS)))
     load = torch.load
@@ -160,7 +156,7 @@ def test_a_file_that_is_rewritten_meanwhile_is_read_as_it_was_looked_at(
     assert read_state(path) == {"w": 1}
 
 
-def test_a_file_is_read_into_memory_where_a_mapping_is_asked_for(tmp_path: Path) -> None:
+def test_mmap_has_no_effect(tmp_path: Path) -> None:
     path = tmp_path / "state.pth"
     torch.save({"w": torch.arange(1000), "n": np.arange(3)}, path)
     read = read_state(path, mmap=True)["w"]
@@ -168,7 +164,7 @@ def test_a_file_is_read_into_memory_where_a_mapping_is_asked_for(tmp_path: Path)
     assert torch.equal(read, torch.arange(1000))
 
 
-def test_many_entries_take_a_time_in_proportion(tmp_path: Path) -> None:
+def test_many_entries_take_linear_time(tmp_path: Path) -> None:
     entries = [(f"archive/data/{index}", b"") for index in range(50_000)]
     (tmp_path / "state.pth").write_bytes(mutations.zip_of([*entries_with(HARMLESS)[::2], *entries]))
     began = time.process_time()
@@ -176,7 +172,7 @@ def test_many_entries_take_a_time_in_proportion(tmp_path: Path) -> None:
     assert time.process_time() - began < 10
 
 
-def test_storages_beyond_the_first_megabyte_and_empty_ones_are_read(tmp_path: Path) -> None:
+def test_large_and_empty_storages(tmp_path: Path) -> None:
     state = {"large": torch.randn(700_000), "empty": torch.empty(0), "small": torch.ones(1)}
     torch.save(state, tmp_path / "state.pth")
     found = read_state(tmp_path / "state.pth")
@@ -192,7 +188,7 @@ def write_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])
-def test_tensors_of_all_sizes_are_read_once_each(map_location: object, tmp_path: Path) -> None:
+def test_tensors_of_all_sizes(map_location: object, tmp_path: Path) -> None:
     state = {**write_tensors(tmp_path / "other.pth"), "sparse": torch.eye(3).to_sparse()}
     torch.save(state, tmp_path / "state.pth")
     found = read_state(tmp_path / "state.pth", map_location=map_location)
@@ -200,7 +196,7 @@ def test_tensors_of_all_sizes_are_read_once_each(map_location: object, tmp_path:
     assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
 
 
-def test_an_open_file_is_read(tmp_path: Path) -> None:
+def test_open_file_is_read(tmp_path: Path) -> None:
     state = write_tensors(tmp_path / "state.pth")
     stream = io.BytesIO((tmp_path / "state.pth").read_bytes())
     found = read_state(stream, name="the stream")
@@ -209,7 +205,7 @@ def test_an_open_file_is_read(tmp_path: Path) -> None:
         read_state(io.BytesIO(b"PK"), name="the stream")
 
 
-def test_a_refused_storage_is_named(tmp_path: Path) -> None:
+def test_refused_storage_is_named(tmp_path: Path) -> None:
     tensor = call(
         name_of("torch._utils", "_rebuild_tensor_v2"),
         storage_ref(numel=10**6),

@@ -67,7 +67,7 @@ def test_what_was_written_is_read_back(checkpoint: Path) -> None:
     assert np.array_equal(content.resume.precision["array"], np.ones(2))
 
 
-def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
+def test_layout_of_determined(checkpoint: Path) -> None:
     assert sorted(path.name for path in checkpoint.iterdir()) == sorted(
         ["code", "load_data.json", "metadata.json", *PICKLES]
     )
@@ -86,7 +86,7 @@ def test_the_directory_has_the_layout_of_determined(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [None, {}, {"trial_cls_spec": "m:T"}])
-def test_what_is_not_known_of_the_trial_is_null_in_its_checkpoint(known: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_unknown_settings_are_null(known: dict[str, Any] | None, tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoint = tmp_path / storage.write(CheckpointContent(STATE, TRIAL_STATE, known))
     content = read_checkpoint(checkpoint)
@@ -95,7 +95,7 @@ def test_what_is_not_known_of_the_trial_is_null_in_its_checkpoint(known: dict[st
     assert content.load_data["hparams"] is content.load_data["experiment_config"] is None
 
 
-def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) -> None:
+def test_metadata_is_written_last(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
 
     def look(directory: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_file_that_completes_a_checkpoint_is_written_last(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left"), KeyboardInterrupt(), errors.InvalidHP("no")])
-def test_a_failure_removes_the_incomplete_checkpoint_and_nothing_else(checkpoint: Path, failure: BaseException) -> None:
+def test_failure_removes_the_incomplete(checkpoint: Path, failure: BaseException) -> None:
     storage = CheckpointStorage(checkpoint.parent)
 
     def fail(directory: Path) -> None:
@@ -124,13 +124,13 @@ def test_a_failure_removes_the_incomplete_checkpoint_and_nothing_else(checkpoint
     read_checkpoint(checkpoint)
 
 
-def test_a_value_that_cannot_be_pickled_is_a_checkpoint_error(tmp_path: Path) -> None:
+def test_value_that_cannot_be_pickled(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="cannot be written"):
         write(tmp_path, {"callbacks": {"mine": lambda: None}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_storage_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_impossible_storage_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
         write(tmp_path / "file" / "storage")
@@ -166,9 +166,7 @@ def save_pickle(content: Any, path: Path) -> None:
         ("trial_state.pkl", save_pickle),
     ],
 )
-def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
-    checkpoint: Path, name: str, save: Callable[[Any, Path], None]
-) -> None:
+def test_code_runs_only_if_trusted(checkpoint: Path, name: str, save: Callable[[Any, Path], None]) -> None:
     sentinel = Path.cwd() / "the code ran"
     forget_checksums(checkpoint)
     needed = RESUME.to_dict() if name == "resume.pth" else {}
@@ -181,7 +179,7 @@ def test_code_in_a_checkpoint_runs_only_if_it_is_trusted(
     assert sentinel.exists()
 
 
-def test_a_manifest_that_another_library_computed_matches(tmp_path: Path) -> None:
+def test_manifest_by_another_library(tmp_path: Path) -> None:
     (tmp_path / "digits").write_bytes(b"123456789")
     listed = {"digits": {"bytes": 9, "crc32c": "e3069283"}}  # google_crc32c gave both
     (tmp_path / "metadata.json").write_text(json.dumps({"files": listed, "metadata_crc32c": "ddee988b"}))
@@ -205,7 +203,7 @@ def test_a_manifest_that_another_library_computed_matches(tmp_path: Path) -> Non
     ],
     ids=["empty", "one byte", "half", "all but one byte", "zeros", "backwards", "a web page"],
 )
-def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
     forget_checksums(checkpoint)
     path = checkpoint / name
     path.write_bytes(damage(path.read_bytes()))
@@ -217,9 +215,7 @@ def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: Callable[[
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(name=st.sampled_from(PICKLES), share=st.floats(0, 1, exclude_max=True))
-def test_a_file_that_was_cut_off_anywhere_is_named(
-    tmp_path_factory: pytest.TempPathFactory, name: str, share: float
-) -> None:
+def test_cut_off_file_is_named(tmp_path_factory: pytest.TempPathFactory, name: str, share: float) -> None:
     checkpoint = write(tmp_path_factory.mktemp("cut"))
     forget_checksums(checkpoint)
     path = checkpoint / name
@@ -233,9 +229,7 @@ def test_a_file_that_was_cut_off_anywhere_is_named(
 @pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data())
-def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_damaged_trial_state(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     checkpoint = tmp_path_factory.getbasetemp() / "mutated"
     if not checkpoint.exists():
         write(checkpoint.parent / "written").rename(checkpoint)
@@ -257,7 +251,7 @@ def test_any_damage_to_the_trial_state_raises_a_checkpoint_error(
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth"])
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(2), None])
-def test_a_file_without_a_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
+def test_file_without_a_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
     forget_checksums(checkpoint)
     torch.save(content, checkpoint / name)
     with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} should hold a dict; it holds a \w+"):
@@ -265,7 +259,7 @@ def test_a_file_without_a_dict_is_refused(checkpoint: Path, name: str, content: 
 
 
 @pytest.mark.parametrize("content", [[1], {"unknown": 1}, None, "text"])
-def test_a_trial_state_of_another_shape_is_refused(checkpoint: Path, content: Any) -> None:
+def test_trial_state_of_another_shape(checkpoint: Path, content: Any) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
@@ -273,26 +267,26 @@ def test_a_trial_state_of_another_shape_is_refused(checkpoint: Path, content: An
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
-def test_json_that_is_not_an_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_json_must_be_an_object(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "load_data.json").write_bytes(content)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"load_data\.json"):
         read_json(tmp_path / "load_data.json")
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "state_dict.pth"])
-def test_without_one_of_its_files_a_checkpoint_is_incomplete(checkpoint: Path, name: str) -> None:
+def test_missing_file_is_incomplete(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=f"{checkpoint}.* incomplete checkpoint: {name} is miss"):
         read_checkpoint(checkpoint)
 
 
-def test_a_directory_without_a_checkpoint_and_an_incomplete_one_have_different_errors(tmp_path: Path) -> None:
+def test_missing_or_incomplete(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
             read_checkpoint(directory)
 
 
-def test_a_checkpoint_of_determined_has_nothing_for_an_exact_resume(checkpoint: Path) -> None:
+def test_determined_has_no_resume_state(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "resume.pth").unlink()
     assert read_checkpoint(checkpoint).resume is None

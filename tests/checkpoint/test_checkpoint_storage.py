@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 
 
@@ -27,7 +26,7 @@ def touch(*paths: str) -> None:
         path.write_text(f"content of {path.name}")
 
 
-def test_a_checkpoint_is_found_by_its_id_and_by_its_path(tmp_path: Path) -> None:
+def test_found_by_id_and_path(tmp_path: Path) -> None:
     directory = write(tmp_path)
     storage = CheckpointStorage(tmp_path)
     for name in (directory.name, directory, str(directory), f"file://{directory}"):
@@ -35,56 +34,47 @@ def test_a_checkpoint_is_found_by_its_id_and_by_its_path(tmp_path: Path) -> None
     assert storage.list_ids() == [directory.name]
 
 
-def test_similar_ids_are_named_where_one_is_unknown(tmp_path: Path) -> None:
-    known = write(tmp_path).name
-    storage = CheckpointStorage(tmp_path)
-    with pytest.raises(errors.CheckpointNotFound, match=f"no checkpoint '{known[:-2]}', .*Similar ids: {known}"):
-        storage.find(known[:-2])
-    with pytest.raises(errors.CheckpointNotFound, match=rf"id in {tmp_path}\. 1 other checkpoints are there"):
-        storage.find("?")
-
-
-def test_a_file_url_and_the_home_directory_are_local(tmp_path: Path) -> None:
+def test_file_url_and_home_are_local(tmp_path: Path) -> None:
     assert CheckpointStorage(f"file://{tmp_path}").root.local_path == tmp_path
     assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
 
 
-def test_an_empty_name_is_not_the_working_directory() -> None:
+def test_empty_name_is_refused() -> None:
     with pytest.raises(ValueError, match="is empty: give a directory"):
         CheckpointStorage("")
 
 
-def test_the_default_storage_is_that_of_determined_for_local_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_storage_is_determineds(monkeypatch: pytest.MonkeyPatch) -> None:
     data_home = Path.cwd() / "data_home"
     monkeypatch.setenv("XDG_DATA_HOME", str(data_home))
     assert CheckpointStorage().root.local_path == data_home / "determined"
 
 
-def test_the_working_directory_is_copied(tmp_path: Path) -> None:
+def test_working_directory_is_copied(tmp_path: Path) -> None:
     touch("model_def.py", "package/module.py")
     checkpoint = write(tmp_path)
     assert code_of(checkpoint) == ["model_def.py", "package/", "package/module.py"]
     assert (checkpoint / "code/package/module.py").read_text() == "content of module.py"
 
 
-def test_another_directory_can_be_copied_instead(tmp_path: Path) -> None:
+def test_another_code_directory(tmp_path: Path) -> None:
     touch("model_def.py", "project/train.py")
     assert code_of(write(tmp_path, Path("project"))) == ["train.py"]
 
 
-def test_files_that_no_trial_needs_are_left_out(tmp_path: Path) -> None:
+def test_unneeded_files_are_left_out(tmp_path: Path) -> None:
     touch("kept.py", "__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo")
     touch("terraform.tfstate", "venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x", "package/.hidden")
     assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
 
 
-def test_detignore_has_the_syntax_of_gitignore(tmp_path: Path) -> None:
+def test_detignore_syntax(tmp_path: Path) -> None:
     touch("kept.py", "data/big.bin", "logs/a.log", "deep/b.log", "deep/kept.log", "/".join(["deep", "data", "x"]))
     Path(".detignore").write_text("# comment\n/data/\n*.log\n!kept.log\n")
     assert code_of(write(tmp_path)) == ["deep/", "deep/data/", "deep/data/x", "deep/kept.log", "kept.py", "logs/"]
 
 
-def test_storage_inside_the_working_directory_does_not_copy_itself() -> None:
+def test_inner_storage_is_not_copied() -> None:
     touch("model_def.py", "output/notes.txt")
     for _ in range(3):
         checkpoint = write(Path("output/checkpoints"))
@@ -92,7 +82,7 @@ def test_storage_inside_the_working_directory_does_not_copy_itself() -> None:
 
 
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
-def test_the_storage_inside_the_working_directory_is_left_out_under_any_name(storage: str) -> None:
+def test_inner_storage_under_any_name(storage: str) -> None:
     touch("model_def.py", "output/checkpoints/notes.txt")
     Path("a link").symlink_to("output/checkpoints")
     location = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
@@ -102,9 +92,7 @@ def test_the_storage_inside_the_working_directory_is_left_out_under_any_name(sto
 
 
 @pytest.mark.parametrize("storage", [".", "../here"])
-def test_checkpoints_in_the_working_directory_itself_are_left_out(
-    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_in_working_directory(storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     touch("model_def.py", "package/module.py", "package/metadata.json/x", ".det_lightning/index/x/y.json")
@@ -114,7 +102,7 @@ def test_checkpoints_in_the_working_directory_itself_are_left_out(
                                    "package/module.py"]  # fmt: skip
 
 
-def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_remote_copy_is_not_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     touch("model_def.py", "tmp/notes.txt")
     monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
     storage = CheckpointStorage("memory://copies")
@@ -125,7 +113,7 @@ def test_the_copy_for_a_remote_storage_does_not_copy_itself(monkeypatch: pytest.
     assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]
 
 
-def test_checkpoints_of_other_runs_are_left_out() -> None:
+def test_other_checkpoints_are_not_copied() -> None:
     touch("model_def.py", "results/notes.txt")
     first = write(Path("results/first"))
     for _ in range(2):
@@ -134,7 +122,7 @@ def test_checkpoints_of_other_runs_are_left_out() -> None:
     assert code_of(second) == ["model_def.py", "results/", "results/first/", "results/notes.txt"]
 
 
-def test_a_link_to_nowhere_does_not_stop_a_checkpoint(tmp_path: Path) -> None:
+def test_dangling_link_stops_nothing(tmp_path: Path) -> None:
     touch("model_def.py")
     Path("dangling").symlink_to("nowhere")
     assert code_of(write(tmp_path)) == ["model_def.py"]

@@ -72,7 +72,7 @@ print(seen)
 
 
 @pytest.mark.slow
-def test_a_run_begins_before_the_leftovers_of_others_are_removed(tmp_path: Path) -> None:
+def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
     for _ in range(3):
         leave_incomplete(tmp_path)
     command = [sys.executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
@@ -83,7 +83,7 @@ def test_a_run_begins_before_the_leftovers_of_others_are_removed(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.getuid() != 0, reason="needs the right to give files to another user")
-def test_what_other_users_have_left_stays_until_it_is_pruned(tmp_path: Path) -> None:
+def test_foreign_leftovers_stay(tmp_path: Path) -> None:
     leave_incomplete(tmp_path)
     of_others = leave_incomplete(tmp_path)
     removed_by_others = tmp_path / ".det_lightning" / "removed" / new_id()
@@ -98,16 +98,14 @@ def test_what_other_users_have_left_stays_until_it_is_pruned(tmp_path: Path) -> 
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_storage_that_cannot_be_cleaned_is_named_in_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".det_lightning").symlink_to(tmp_path)
     BackgroundCleaning(CheckpointStorage(tmp_path)).end()
     assert f"What killed runs have left in {tmp_path} stays there" in caplog.text
 
 
 @pytest.mark.parametrize("api", ["default", "given"])
-def test_the_default_storage_is_named(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_storage_is_named(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         storage = None if api == "default" else tmp_path

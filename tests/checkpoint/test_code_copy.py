@@ -87,9 +87,7 @@ def make_socket(path: Path) -> None:
     ids=["FIFO", "socket", "link to its directory", "link to itself", "dangling link", "link to a directory",
          "link to a file", "link to a device"],
 )  # fmt: skip
-def test_entries_that_are_not_files_are_left_out_with_a_warning(
-    make: Any, copied: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_special_files_are_left_out(make: Any, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py", "package/kept.py")
     make(Path("odd"))
     make(Path("package/odd"))
@@ -98,14 +96,14 @@ def test_entries_that_are_not_files_are_left_out_with_a_warning(
     assert "package/odd (it is " in warnings_in(caplog)
 
 
-def test_two_links_to_their_own_directory_are_not_followed_exponentially(copied: Any) -> None:
+def test_links_to_own_directory(copied: Any) -> None:
     touch("kept.py")
     for name in ("one", "two"):
         Path(name).symlink_to(".")
     assert copied() == ["kept.py"]
 
 
-def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_link_needs_no_warning(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py")
     Path("data").symlink_to("/etc")
     Path(".detignore").write_text("data/\n")
@@ -113,16 +111,14 @@ def test_a_link_that_detignore_names_needs_no_warning(copied: Any, caplog: pytes
     assert warnings_in(caplog) == ""
 
 
-def test_a_link_to_itself_in_place_of_a_description_raises_no_error(copied: Any) -> None:
+def test_description_linked_to_itself(copied: Any) -> None:
     touch("kept.py", "folder/kept.py")
     Path("folder/metadata.json").symlink_to("metadata.json")
     assert copied() == ["folder/kept.py", "kept.py"]
 
 
 @pytest.mark.parametrize("name", ["back\\slash", "new\nline", b"not utf-8 \xff"])
-def test_a_name_that_not_every_storage_can_hold_is_left_out_and_logged_escaped(
-    name: str | bytes, copied: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_odd_name_is_left_out(name: str | bytes, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py")
     Path(os.fsdecode(name)).write_text("content")
     assert copied() == ["kept.py"]
@@ -132,7 +128,7 @@ def test_a_name_that_not_every_storage_can_hold_is_left_out_and_logged_escaped(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 @pytest.mark.parametrize("name", ["package/secret.txt", "package"])
-def test_unreadable_files_are_left_out_with_a_warning(name: str, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_are_left_out(name: str, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py", "package/secret.txt")
     Path(name).chmod(0)
     try:
@@ -143,7 +139,7 @@ def test_unreadable_files_are_left_out_with_a_warning(name: str, copied: Any, ca
 
 
 @pytest.mark.slow
-def test_files_that_come_and_go_while_they_are_copied_raise_no_error(copied: Any) -> None:
+def test_files_that_come_and_go(copied: Any) -> None:
     touch("kept.py")
     over = threading.Event()
 
@@ -166,7 +162,7 @@ def test_files_that_come_and_go_while_they_are_copied_raise_no_error(copied: Any
         thread.join()
 
 
-def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_deep_directory_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py")
     here = os.open(".", os.O_RDONLY)
     try:
@@ -183,7 +179,7 @@ def test_a_directory_too_deep_for_its_copy_is_left_out(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("code_dir", [None, Path("project")])
-def test_training_survives_a_removed_working_directory(
+def test_removed_working_directory(
     code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if code_dir is None:
@@ -216,9 +212,7 @@ def test_detignore_leaves_out_what_it_names(encoding: str, copied: Any) -> None:
     ],
     ids=["FIFO", "directory", "link to itself", "not UTF-8", "no pattern"],
 )
-def test_with_an_unreadable_detignore_only_python_sources_are_copied(
-    make: Any, copied: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_detignore(make: Any, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py", "perhaps private.csv")
     make(Path(".detignore"))
     assert copied() == ["kept.py"]
@@ -243,7 +237,7 @@ def test_secrets_are_left_out_by_default(name: str, copied: Any) -> None:
     assert copied() == sorted(["kept.py", name])
 
 
-def test_a_private_key_of_any_name_is_left_out_by_default(copied: Any) -> None:
+def test_private_key_is_left_out(copied: Any) -> None:
     touch("deploy", content=PEM)
     touch("kept.py", content=f"EXAMPLE = '''{PEM}'''")
     touch("id_rsa.pub", content="ssh-rsa AAAA")
@@ -253,7 +247,7 @@ def test_a_private_key_of_any_name_is_left_out_by_default(copied: Any) -> None:
     assert copied() == ["deploy", "id_rsa.pub", "kept.py"]
 
 
-def test_an_example_of_an_environment_file_is_not_a_secret(copied: Any) -> None:
+def test_env_example_is_no_secret(copied: Any) -> None:
     touch(".env.example", "settings.env/kept.py")
     assert copied() == [".env.example", "settings.env/kept.py"]
 
@@ -261,7 +255,7 @@ def test_an_example_of_an_environment_file_is_not_a_secret(copied: Any) -> None:
 # .gitignore
 
 
-def test_the_gitignore_of_the_directory_applies(copied: Any) -> None:
+def test_gitignore_applies(copied: Any) -> None:
     touch("kept.py", "data/large", "package/data/small")
     Path(".gitignore").write_text("/data/\n")
     assert copied() == [".gitignore", "kept.py", "package/data/small"]
@@ -269,7 +263,7 @@ def test_the_gitignore_of_the_directory_applies(copied: Any) -> None:
     assert copied() == [".gitignore", "data/large", "kept.py", "package/data/small"]
 
 
-def test_the_same_files_are_left_out_as_by_git(copied: Any) -> None:
+def test_same_files_as_git(copied: Any) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     touch("a.py", "a.txt", "src/b.py", "src/b.txt", "src/log/c.log", "out/d.py", "x y.txt", "x y")
     touch(".gitignore", content="*.txt\n!x*.txt\n/out\nlog/*\n\n# no pattern\nx\\ y\n")
@@ -283,7 +277,7 @@ def test_the_same_files_are_left_out_as_by_git(copied: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["generated", ".cache/torch_extensions", "runs", ".aws", "large"])
-def test_a_file_from_which_a_module_was_imported_is_always_copied(where: str, copied: Any, module: Any) -> None:
+def test_imported_module_is_copied(where: str, copied: Any, module: Any) -> None:
     touch(f"{where}/{MODULE}.py", f"{where}/other.csv", content="X = 1\n")
     touch("kept.py")
     touch(".gitignore", content="generated/\n")
@@ -294,14 +288,14 @@ def test_a_file_from_which_a_module_was_imported_is_always_copied(where: str, co
     assert f"{where}/other.csv" not in copied(limits)
 
 
-def test_a_module_that_was_imported_through_a_link_is_copied(copied: Any, module: Any, tmp_path: Path) -> None:
+def test_linked_module_is_copied(copied: Any, module: Any, tmp_path: Path) -> None:
     touch(str(tmp_path / "shared" / f"{MODULE}.py"), str(tmp_path / "shared" / "private.txt"), content="X = 1\n")
     Path("shared").symlink_to(tmp_path / "shared")
     module(Path("shared").absolute())
     assert copied() == [f"shared/{MODULE}.py"]
 
 
-def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: Any) -> None:
+def test_module_beside_checkpoints(module: Any) -> None:
     touch(f"generated/{MODULE}.py", content="X = 1\n")
     touch(".gitignore", content="generated/\n")
     module(Path("generated").resolve())
@@ -310,14 +304,14 @@ def test_a_module_is_copied_where_the_working_directory_is_the_storage(module: A
         assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
 
 
-def test_a_module_that_detignore_names_is_left_out(copied: Any, module: Any) -> None:
+def test_ignored_module_is_left_out(copied: Any, module: Any) -> None:
     touch(f"private/{MODULE}.py", content="X = 1\n")
     touch(".detignore", content="private/\n")
     module(Path("private").resolve())
     assert copied() == []
 
 
-def test_modules_of_an_environment_in_the_working_directory_are_left_out(copied: Any, module: Any) -> None:
+def test_environment_is_left_out(copied: Any, module: Any) -> None:
     touch(f"venv/lib/{MODULE}.py", f"lib/site-packages/{MODULE}.py", content="X = 1\n")
     touch("venv/pyvenv.cfg")
     Path(".gitignore").write_text("lib/\n")
@@ -339,7 +333,7 @@ def test_experiments_are_left_out(copied: Any) -> None:
     ["wandb/run-1/log", "deep/wandb/x", "runs/events", "mlruns/0/meta.yaml", ".pytest_cache/x", ".ruff_cache/x",
      "__pycache__/a.pyc", ".cache/x", "own_cache/x", "lightning_logs/x", "core", "core.1234", "node_modules/x.py"],
 )  # fmt: skip
-def test_results_caches_and_core_files_are_left_out(name: str, copied: Any) -> None:
+def test_results_and_caches_are_left_out(name: str, copied: Any) -> None:
     touch("kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py", name)
     touch("own_cache/CACHEDIR.TAG", content="Signature: 8a477f597d28d172789f06886806bc55")
     assert copied() == sorted(["kept.py", "core/kept.py" if not name.startswith("core") else "deep/core/kept.py"])
@@ -358,7 +352,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("det_lightning.checkpoint.format.code_copy._TICK_NS", -(10**18))
 
 
-def test_unchanged_files_are_links_to_one_copy(tmp_path: Path, settled: None) -> None:
+def test_unchanged_files_are_links(tmp_path: Path, settled: None) -> None:
     touch("same.py", "package/same.py", "changed.py", "deleted.py")
     copier = CodeCopier()
     copier.copy(tmp_path / "one")
@@ -375,7 +369,7 @@ def test_unchanged_files_are_links_to_one_copy(tmp_path: Path, settled: None) ->
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_text("other"), Path.unlink], ids=["changed", "deleted"])
-def test_a_file_is_copied_again_if_its_copy_was(change: Any, tmp_path: Path, settled: None) -> None:
+def test_changed_copy_is_copied_again(change: Any, tmp_path: Path, settled: None) -> None:
     touch("kept.py")
     copier = CodeCopier()
     copier.copy(tmp_path / "one")
@@ -384,7 +378,7 @@ def test_a_file_is_copied_again_if_its_copy_was(change: Any, tmp_path: Path, set
     assert (tmp_path / "two" / "kept.py").read_text() == "content"
 
 
-def test_a_file_that_was_just_written_is_copied_again(tmp_path: Path) -> None:
+def test_fresh_file_is_copied_again(tmp_path: Path) -> None:
     touch("kept.py")
     copier = CodeCopier()
     for name in ("one", "two"):
@@ -393,7 +387,7 @@ def test_a_file_that_was_just_written_is_copied_again(tmp_path: Path) -> None:
     assert inode(tmp_path / "one" / "kept.py") != inode(tmp_path / "two" / "kept.py")
 
 
-def test_checkpoints_with_linked_code_are_verified_and_deleted_one_by_one(tmp_path: Path, settled: None) -> None:
+def test_linked_code_is_independent(tmp_path: Path, settled: None) -> None:
     touch("kept.py")
     storage = CheckpointStorage(tmp_path)
     code = CodeCopier()
@@ -407,9 +401,7 @@ def test_checkpoints_with_linked_code_are_verified_and_deleted_one_by_one(tmp_pa
 # Sizes and permissions
 
 
-def test_only_sources_of_a_large_directory_are_copied_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_large_directory_copies_sources(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     touch("kept.py", "package/kept.py", "package/left.txt")
     for name, size in (("data/large.bin", 80), ("weights.bin", 20)):
         touch(name)
@@ -430,7 +422,7 @@ def test_only_sources_of_a_large_directory_are_copied_with_one_warning(
     )
 
 
-def test_the_walk_of_a_directory_of_many_files_ends_early(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_walk_of_many_files_ends_early(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(60):
         touch(f"{number:02}/deep/deeper/left.py")
     touch("kept.py", "left.csv")
@@ -481,7 +473,7 @@ for _ in range(50):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_copying(signal_number: int, tmp_path: Path) -> None:
+def test_signal_ends_the_copying(signal_number: int, tmp_path: Path) -> None:
     for name in "abcdefgh":
         with Path(name).open("wb") as file:
             file.truncate(11 * 1024**2)

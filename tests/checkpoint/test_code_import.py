@@ -81,7 +81,7 @@ def plant_bytecode(source: Path, content: str) -> None:
     planted.write_bytes(planted.read_bytes()[:8] + header + planted.read_bytes()[16:])
 
 
-def test_the_code_is_imported_and_leaves_no_bytecode(checkpoint: Path) -> None:
+def test_import_leaves_no_bytecode(checkpoint: Path) -> None:
     before = sorted(checkpoint.rglob("*"))
     for trusted in (False, True):
         assert load_trial_from_checkpoint_path(checkpoint, trusted=trusted).said == "as written"
@@ -135,7 +135,7 @@ def add_extension(code: Path) -> None:
     ],
     ids=["a module", "a submodule", "an extension", "a package", "a link", "bytecode"],
 )
-def test_files_outside_the_manifest_are_named_and_not_imported(
+def test_unlisted_files_are_not_imported(
     plant: Callable[[Path], object], name: str, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(checkpoint / "code")
@@ -148,7 +148,7 @@ def test_files_outside_the_manifest_are_named_and_not_imported(
     assert "is not listed in metadata.json" in problem
 
 
-def test_code_cannot_import_files_outside_the_manifest(checkpoint: Path) -> None:
+def test_code_cannot_import_unlisted_files(checkpoint: Path) -> None:
     (checkpoint / "code" / "added.py").write_text(RUNS)
     files = [checkpoint / "code" / "model_def.py"]
     with import_only(checkpoint / "code", files), pytest.raises(ModuleNotFoundError):
@@ -156,13 +156,13 @@ def test_code_cannot_import_files_outside_the_manifest(checkpoint: Path) -> None
     assert not Path("the code ran").exists()
 
 
-def test_a_state_file_outside_the_manifest_is_named(checkpoint: Path) -> None:
+def test_unlisted_state_file_is_named(checkpoint: Path) -> None:
     shutil.copy(checkpoint / "state_dict.pth", checkpoint / "lightning.pth")
     (problem,) = verify_checkpoint(checkpoint).problems
     assert "lightning.pth is not listed in metadata.json" in problem
 
 
-def test_without_a_manifest_all_code_except_links_is_imported(checkpoint: Path) -> None:
+def test_no_manifest_imports_all_code(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     inner = checkpoint / "code/a_package/inner.py"
     inner.write_text("SAID = 'now '\n")
@@ -173,7 +173,7 @@ def test_without_a_manifest_all_code_except_links_is_imported(checkpoint: Path) 
         load_trial_from_checkpoint_path(checkpoint)
 
 
-def test_with_trial_class_nothing_of_the_checkpoint_is_imported(checkpoint: Path) -> None:
+def test_trial_class_imports_nothing(checkpoint: Path) -> None:
     (checkpoint / "code/model_def.py").write_text(RUNS)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"code/model_def\.py"):
         load_trial_from_checkpoint_path(checkpoint)
@@ -187,7 +187,7 @@ def test_with_trial_class_nothing_of_the_checkpoint_is_imported(checkpoint: Path
     assert not Path("the code ran").exists()
 
 
-def test_the_documentation_says_first_that_code_is_run() -> None:
+def test_docs_warn_of_code() -> None:
     first_lines = (load_trial_from_checkpoint_path.__doc__ or "").split("Args:")[0]
     assert "runs the code of the checkpoint" in first_lines
     assert "trial_class=" in first_lines
@@ -205,7 +205,7 @@ def change_metadata(checkpoint: Path, **changes: Any) -> None:
     "changes",
     [{"steps_completed": 9007}, {"files": {}}, {"framework": "torch-1"}, {"added": 1}, {"metadata_crc32c": "00000000"}],
 )
-def test_a_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Path) -> None:
+def test_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Path) -> None:
     assert verify_checkpoint(checkpoint).problems == []
     change_metadata(checkpoint, **changes)
     assert any("the entries of metadata.json have the checksum" in p for p in verify_checkpoint(checkpoint).problems)
@@ -215,9 +215,7 @@ def test_a_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Pat
         load_trial_from_checkpoint_path(checkpoint)
 
 
-def test_damaged_metadata_is_not_used_where_checkpoints_are_listed(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_listing_ignores_damaged_metadata(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(checkpoint.parent)
     assert storage.read_metadata(checkpoint.name)["steps_completed"] == 0
     change_metadata(checkpoint, steps_completed=10**9)
@@ -228,7 +226,7 @@ def test_damaged_metadata_is_not_used_where_checkpoints_are_listed(
     assert f"The metadata of {checkpoint} is damaged" in caplog.text
 
 
-def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(checkpoint: Path) -> None:
+def test_metadata_without_checksum(checkpoint: Path) -> None:
     metadata = read_json(checkpoint / "metadata.json")
     del metadata["metadata_crc32c"]
     (checkpoint / "metadata.json").write_text(json.dumps(metadata))
@@ -237,7 +235,7 @@ def test_a_checkpoint_of_an_earlier_release_needs_no_checksum_of_its_metadata(ch
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300, "ü\ud800", {"1": [None, True]}, {1: (2,)}, Path("x"), 10**400])
-def test_the_checksum_of_any_metadata_matches_after_reading(value: Any, tmp_path: Path) -> None:
+def test_checksum_matches_after_reading(value: Any, tmp_path: Path) -> None:
     files = CheckpointContent({}, TrialState(), {"hparams": None, "experiment_config": None, "trial_cls_spec": "a:B"})
     files.notes["value"] = value
     checkpoint = tmp_path / CheckpointStorage(tmp_path).write(files)
@@ -247,7 +245,7 @@ def test_the_checksum_of_any_metadata_matches_after_reading(value: Any, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.determined
-def test_determined_loads_a_checkpoint_with_a_checksum_of_its_metadata(checkpoint: Path) -> None:
+def test_determined_loads_a_checksum(checkpoint: Path) -> None:
     (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))
     code = (
         "import sys\nfrom determined import pytorch\nprint(pytorch.load_trial_from_checkpoint_path(sys.argv[1]).said)\n"

@@ -25,8 +25,7 @@ from det_lightning.checkpoint import (
     TrialState,
     read_checkpoint,
 )
-from det_lightning.checkpoint.format.exports import export_lightning, export_safetensors, export_weights
-from det_lightning.checkpoint.format.layout import read_load_data
+from det_lightning.checkpoint.exports import export_lightning, export_safetensors, export_weights
 from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
     from_lightning,
@@ -34,7 +33,7 @@ from det_lightning.checkpoint.format.lightning_file import (
     to_weights,
 )
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.safe_load import read_state
+from det_lightning.checkpoint.safe_load import read_load_data, read_state
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
 
@@ -54,7 +53,7 @@ def there_and_back(directory: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("by_determined", [False, True])
-def test_a_ckpt_file_becomes_the_checkpoint_that_it_was_made_from(by_determined: bool, tmp_path: Path) -> None:
+def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", by_determined=by_determined)
     before, back = read(directory), there_and_back(directory, tmp_path)
     after = read(back)
@@ -65,7 +64,7 @@ def test_a_ckpt_file_becomes_the_checkpoint_that_it_was_made_from(by_determined:
     assert read_load_data(back) == read_load_data(directory) == LOAD_DATA
 
 
-def test_the_versions_of_modules_go_along_with_their_weights(tmp_path: Path) -> None:
+def test_module_versions_are_kept(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage")
     before = read(directory).state["models_state_dict"]
     after = read(there_and_back(directory, tmp_path)).state["models_state_dict"]
@@ -87,7 +86,7 @@ def test_names_do_not_change() -> None:
     assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
 
 
-def test_the_state_of_lightning_is_kept(tmp_path: Path) -> None:
+def test_state_of_lightning_is_kept(tmp_path: Path) -> None:
     lightning = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
     directory = write_checkpoint(tmp_path / "storage", lightning=lightning)
     ckpt = to_lightning(read(directory))
@@ -97,7 +96,7 @@ def test_the_state_of_lightning_is_kept(tmp_path: Path) -> None:
     assert_equal({name: found[name] for name in lightning}, lightning)
 
 
-def test_an_unknown_number_of_epochs_stays_unknown(tmp_path: Path) -> None:
+def test_unknown_epochs_stay_unknown(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", by_determined=True)
     workload = {"trial_id": 3, "steps_completed": 40, "last_ckpt": 40, "step_id": 1, "last_val": 0}
     (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps(workload))
@@ -107,7 +106,7 @@ def test_an_unknown_number_of_epochs_stays_unknown(tmp_path: Path) -> None:
     assert content.trial_state.batches_trained == 40
 
 
-def test_the_keys_of_the_oldest_releases_are_modernized(tmp_path: Path) -> None:
+def test_oldest_keys_are_modernized(tmp_path: Path) -> None:
     state = make_state()
     old = {
         "model_state_dict": state["models_state_dict"][0],
@@ -121,7 +120,7 @@ def test_the_keys_of_the_oldest_releases_are_modernized(tmp_path: Path) -> None:
     assert content.state.keys() == old.keys()
 
 
-def test_the_trial_is_read_from_the_metadata_of_the_platform_where_nothing_else_names_it(tmp_path: Path) -> None:
+def test_trial_named_by_the_platform(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path, by_determined=True)
     (directory / "load_data.json").unlink()
     config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
@@ -138,7 +137,7 @@ def test_the_trial_is_read_from_the_metadata_of_the_platform_where_nothing_else_
 # What Lightning finds
 
 
-def test_a_ckpt_file_has_the_entries_that_lightning_needs(tmp_path: Path) -> None:
+def test_ckpt_has_lightnings_entries(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     ckpt = to_lightning(content)
     assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (
@@ -153,7 +152,7 @@ def test_a_ckpt_file_has_the_entries_that_lightning_needs(tmp_path: Path) -> Non
     assert ckpt[TRIAL_KEY]["name"] == content.name
 
 
-def test_schedulers_that_lightning_does_not_count_are_left_to_the_trial(tmp_path: Path) -> None:
+def test_schedulers_of_the_trial(tmp_path: Path) -> None:
     schedulers = [{"of_my_own": 1}, *make_state()["lr_schedulers_state_dict"]]
     state = {**make_state(), "lr_schedulers_state_dict": schedulers}
     ckpt = to_lightning(read(write_checkpoint(tmp_path, state=state)))
@@ -181,9 +180,7 @@ def resumed_from(ckpt_path: str) -> SmallTrial:
 
 @pytest.mark.parametrize("by_determined", [False, True])
 @pytest.mark.parametrize("batches", [5, 14])
-def test_resuming_the_ckpt_file_is_the_same_as_resuming_the_directory(
-    batches: int, by_determined: bool, tmp_path: Path
-) -> None:
+def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path: Path) -> None:
     checkpoint = Path(stopped_after(batches, tmp_path / "storage"))
     if by_determined:
         (checkpoint / "resume.pth").unlink()
@@ -196,7 +193,7 @@ def test_resuming_the_ckpt_file_is_the_same_as_resuming_the_directory(
     assert converted.counter.epochs == straight.counter.epochs
 
 
-def test_a_file_of_lightning_becomes_a_checkpoint_that_resumes(tmp_path: Path) -> None:
+def test_lightning_file_resumes(tmp_path: Path) -> None:
     seed_everything()
     module = TrialModule(SmallTrial, hparams={"lr": 0.1})
     flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -223,7 +220,7 @@ def other_ckpt(tmp_path: Path) -> dict[str, Any]:
     return read_state(tmp_path / "other.ckpt")
 
 
-def test_the_file_of_another_module_is_converted_only_on_request(other_ckpt: dict[str, Any]) -> None:
+def test_other_module_only_on_request(other_ckpt: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match=r"not a TrialModule.*any_module=True"):
         from_lightning(other_ckpt)
     files = from_lightning(other_ckpt, any_module=True)
@@ -238,7 +235,7 @@ def test_the_file_of_another_module_is_converted_only_on_request(other_ckpt: dic
 
 
 @pytest.mark.parametrize("loops", [None, {}, {"fit_loop": None}, {"fit_loop": {"epoch_progress": 3}}])
-def test_without_a_count_of_batches_optimizer_steps_are_taken(loops: Any) -> None:
+def test_optimizer_steps_as_batches(loops: Any) -> None:
     ckpt = {"state_dict": {"weight": torch.ones(1)}, "global_step": 8, "epoch": 1, "loops": loops}
     files = from_lightning(ckpt, any_module=True)
     assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (8, 1)
@@ -276,20 +273,20 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": {}}, "should be a list; it is {}"),
     ],
 )
-def test_a_file_with_wrong_entries_is_refused(ckpt: dict[str, Any], message: str) -> None:
+def test_wrong_entries_are_refused(ckpt: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.CheckpointError, match=message):
         from_lightning(ckpt)
 
 
 @pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers"])
-def test_the_file_of_another_module_with_wrong_entries_is_refused(name: str) -> None:
+def test_other_module_with_wrong_entries(name: str) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' should be a list"):
         from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
 
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
 @pytest.mark.parametrize("value", [None, {}, [1]])
-def test_a_state_without_its_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+def test_state_without_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path, state={**make_state(), key: value}))
     with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
         to_lightning(content)
@@ -298,7 +295,7 @@ def test_a_state_without_its_lists_is_refused(key: str, value: Any, tmp_path: Pa
 # Plain weights
 
 
-def test_weights_of_one_model_have_its_own_names(tmp_path: Path) -> None:
+def test_weights_of_one_model(tmp_path: Path) -> None:
     state = make_state()
     state["models_state_dict"] = state["models_state_dict"][:1]
     content = read(write_checkpoint(tmp_path, state=state))
@@ -310,14 +307,14 @@ def test_weights_of_one_model_have_its_own_names(tmp_path: Path) -> None:
     assert_equal(model.state_dict(), state["models_state_dict"][0])
 
 
-def test_weights_of_several_models_are_numbered(tmp_path: Path) -> None:
+def test_weights_of_several_models(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     body, head = content.state["models_state_dict"]
     names = [f"models.0.{name}" for name in body] + [f"models.1.{name}" for name in head]
     assert_equal(dict(to_weights(content)), dict(zip(names, [*body.values(), *head.values()], strict=True)))
 
 
-def test_safetensors_hold_the_weights_and_name_the_checkpoint(tmp_path: Path) -> None:
+def test_safetensors_hold_the_weights(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     assert export_safetensors(content, tmp_path / "weights.safetensors") == []
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
@@ -328,7 +325,7 @@ def test_safetensors_hold_the_weights_and_name_the_checkpoint(tmp_path: Path) ->
     assert (header["steps_completed"], header["trial_class"]) == ("7", "model_def:DigitsTrial")
 
 
-def test_safetensors_leave_out_other_values_and_separate_shared_tensors(tmp_path: Path) -> None:
+def test_safetensors_separate_tensors(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     model = {"weight": weight, "tied": weight, "row": weight[0], "turned": weight.t(), "_extra_state": {"a": 1}}
     content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
@@ -338,7 +335,7 @@ def test_safetensors_leave_out_other_values_and_separate_shared_tensors(tmp_path
     assert_equal({name: found[name] for name in model}, model)
 
 
-def test_a_tensor_that_safetensors_do_not_support_is_an_error(tmp_path: Path) -> None:
+def test_unsupported_safetensor(tmp_path: Path) -> None:
     model = {"weight": torch.eye(3).to_sparse()}
     content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
     with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
@@ -347,7 +344,7 @@ def test_a_tensor_that_safetensors_do_not_support_is_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_a_file_that_cannot_be_replaced_stays(export: Any, tmp_path: Path) -> None:
+def test_irreplaceable_file_stays(export: Any, tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path / "storage"))
     for target in (tmp_path / "missing" / "file", tmp_path / "storage"):
         with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):
@@ -356,7 +353,7 @@ def test_a_file_that_cannot_be_replaced_stays(export: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_an_export_does_not_write_through_a_link_that_waits_for_it(export: Any, tmp_path: Path) -> None:
+def test_export_through_a_waiting_link(export: Any, tmp_path: Path) -> None:
     """In a directory that others may write to the name of the unfinished file can be known before."""
     content = read(write_checkpoint(tmp_path / "storage"))
     (tmp_path / "private").write_text("kept")
@@ -367,7 +364,7 @@ def test_an_export_does_not_write_through_a_link_that_waits_for_it(export: Any, 
 
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_an_export_leaves_the_unfinished_file_of_a_process_with_the_same_id_alone(export: Any, tmp_path: Path) -> None:
+def test_export_beside_an_unfinished_file(export: Any, tmp_path: Path) -> None:
     """Containers that share a directory often have the same process ids."""
     content = read(write_checkpoint(tmp_path / "storage"))
     theirs = tmp_path / f".file.{os.getpid()}.tmp"
@@ -377,7 +374,7 @@ def test_an_export_leaves_the_unfinished_file_of_a_process_with_the_same_id_alon
     assert {path.name for path in tmp_path.iterdir()} == {"storage", "file", theirs.name}
 
 
-def test_an_export_does_not_change_what_it_exports(tmp_path: Path) -> None:
+def test_export_changes_nothing(tmp_path: Path) -> None:
     content = read(write_checkpoint(tmp_path))
     to_lightning(content)
     to_weights(content)

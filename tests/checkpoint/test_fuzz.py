@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_two_thousand_damaged_and_malicious_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
+def test_fuzzed_checkpoints(tmp_path: Path) -> None:
     # Lightning sets this in processes that use it; torch then loads the driver's library when it is imported.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_NVML_BASED_CUDA_CHECK"}
     arguments = ["--inputs", "2000", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
@@ -46,7 +46,7 @@ def test_two_thousand_damaged_and_malicious_checkpoints_are_read_or_refused(tmp_
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_every_value_of_a_checkpoint_is_read_back_in_both_formats(tmp_path: Path) -> None:
+def test_values_in_both_formats(tmp_path: Path) -> None:
     for zipped in (True, False):
         state = mutations.make_state(old=not zipped)
         torch.save(state, tmp_path / "state", _use_new_zipfile_serialization=zipped)
@@ -67,7 +67,7 @@ def test_every_value_of_a_checkpoint_is_read_back_in_both_formats(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_undamaged_checkpoint_can_be_read(tmp_path: Path) -> None:
+def test_undamaged_checkpoint_is_read(tmp_path: Path) -> None:
     for files in mutations.make_corpus(tmp_path / "corpus").values():
         mutations.write_files(tmp_path / "storage" / "checkpoint", files)
         assert read_checkpoint(tmp_path / "storage" / "checkpoint").state
@@ -191,7 +191,7 @@ MADE_UP = {
 
 @pytest.mark.parametrize("name", MADE_UP)
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_a_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> None:
+def test_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> None:
     content = MADE_UP[name]
     if old:
         content = content.replace(b"tQ", b"NtQ")
@@ -204,7 +204,7 @@ def test_a_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_a_storage_with_a_name_of_python_2_is_known_by_the_name_that_torch_reads(old: bool, tmp_path: Path) -> None:
+def test_storage_named_by_python_2(old: bool, tmp_path: Path) -> None:
     """The bytes are one letter in one encoding, and two in another."""
     named = tensor().replace(text("0"), b"U\x02\xc3\xa9")
     pickled = b"\x80\x02}" + text("w") + (named.replace(b"tQ", b"NtQ") if old else named) + b"s."
@@ -216,7 +216,7 @@ def test_a_storage_with_a_name_of_python_2_is_known_by_the_name_that_torch_reads
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_a_file_is_read_after_one_that_failed_beyond_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
+def test_read_after_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
     wrong = MADE_UP["sparse indices that lead elsewhere"]
     pickled = b"\x80\x02}(" + text("w") + wrong + b"}Nu."  # a dict as a key
     (tmp_path / "bad").write_bytes(mutations.made_up_archive(pickled))
@@ -236,7 +236,7 @@ def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_a_made_up_file_is_read_where_nothing_is_wrong(old: bool, tmp_path: Path) -> None:
+def test_harmless_made_up_file(old: bool, tmp_path: Path) -> None:
     """Without this the test above could pass for another reason."""
     pickled = b"\x80\x02}" + text("w") + (tensor().replace(b"tQ", b"NtQ") if old else tensor()) + b"s."
     (tmp_path / "f").write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
@@ -244,7 +244,7 @@ def test_a_made_up_file_is_read_where_nothing_is_wrong(old: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["archive/data.pkl", "ARCHIVE/DATA.PKL", "archive/data.pkl\0"])
-def test_an_archive_with_two_pickles_is_refused(name: str, tmp_path: Path) -> None:
+def test_two_pickles_are_refused(name: str, tmp_path: Path) -> None:
     good = [("archive/data.pkl", b"\x80\x02}."), ("archive/version", b"3\n")]
     with pytest.warns(UserWarning, match="Duplicate") if name == good[0][0] else pytest.MonkeyPatch.context():
         (tmp_path / "state").write_bytes(mutations.zip_of([*good, (name, b"\x80\x02}.")]))
@@ -263,7 +263,7 @@ def test_bytes_around_an_archive_are_refused(tmp_path: Path) -> None:
             read_state(tmp_path / "state")
 
 
-def test_classes_that_the_user_declares_safe_are_read(tmp_path: Path) -> None:
+def test_declared_classes_are_read(tmp_path: Path) -> None:
     values = {"mine": np.float64(1.0), "array": np.arange(3), "declared": Declared(3)}
     torch.save(values, tmp_path / "state")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
@@ -276,7 +276,7 @@ def test_classes_that_the_user_declares_safe_are_read(tmp_path: Path) -> None:
     assert (read["declared"].value, read["array"].tolist()) == (3, [0, 1, 2])
 
 
-def test_a_forged_array_is_refused_although_the_user_declared_numpys_functions(tmp_path: Path) -> None:
+def test_forged_array_despite_declaration(tmp_path: Path) -> None:
     """numpy's own function would follow a pointer."""
     pickled = b"\x80\x02}" + text("w") + MADE_UP["an array of objects"] + b"s."
     (tmp_path / "state").write_bytes(mutations.made_up_archive(pickled))
@@ -289,7 +289,7 @@ def test_a_forged_array_is_refused_although_the_user_declared_numpys_functions(t
 
 
 @pytest.mark.parametrize("name", ["_reconstruct", "scalar"])
-def test_a_file_changes_no_function_for_others(name: str, tmp_path: Path) -> None:
+def test_file_changes_no_function(name: str, tmp_path: Path) -> None:
     function = name_of("numpy.core.multiarray", name)
     state = b"N}" + text("__defaults__") + tuple_of(number(1)) + b"s\x86b"
     (tmp_path / "state").write_bytes(b"\x80\x02}" + text("w") + function + state + b"s.")
@@ -298,7 +298,7 @@ def test_a_file_changes_no_function_for_others(name: str, tmp_path: Path) -> Non
     assert RANDOM_STATES[f"numpy.core.multiarray.{name}"].__defaults__ is None
 
 
-def test_a_refused_name_is_not_looked_up_in_torch(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_refused_name_is_not_looked_up(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """torch imports modules when they are looked up, and warns of this name."""
     (tmp_path / "state").write_bytes(
         mutations.made_up_archive(b"\x80\x02}" + text("w") + name_of("torch", "has_mps") + b"s.")
@@ -326,7 +326,7 @@ class Declared:
     ],
     ids=["a huge count", "a huge key", "lists", "a far memo", "nested keys", "a nested set", "a large file"],
 )
-def test_a_made_up_trial_state_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+def test_made_up_trial_state(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "trial_state.pkl").write_bytes(content)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl") as raised:
         read_trial_state(tmp_path)
@@ -334,7 +334,7 @@ def test_a_made_up_trial_state_is_refused_at_once(content: bytes, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["a/" * 3000 + "a", "a\0b", "\ud800", "x" * 300])
-def test_a_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path) -> None:
+def test_manifest_with_an_impossible_name(name: str, tmp_path: Path) -> None:
     entry: dict[str, Any] = {"bytes": 1, "crc32c": "0"}
     (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: entry}}))
     (damage,) = find_damage(tmp_path)
@@ -342,7 +342,7 @@ def test_a_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["./code/a.py", "code//a.py", "code/./a.py", "code/a.py/"])
-def test_a_manifest_lists_each_file_once_or_reading_it_could_take_any_time(name: str, tmp_path: Path) -> None:
+def test_manifest_lists_files_once(name: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     file = checkpoint / "code/a.py"
     file.write_text("content")

@@ -42,7 +42,7 @@ def read_alone(python: WarmPython, path: Path) -> str:
     ).stdout
 
 
-def test_a_view_of_memory_that_moves_is_refused(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_view_of_moving_memory(tmp_path: Path, warm_python: WarmPython) -> None:
     count = 2**18
 
     def storage(view: bytes) -> bytes:
@@ -90,7 +90,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_value_that_is_nested_without_a_limit_is_refused(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+def test_unlimited_nesting_is_refused(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
     prepare, begin, end = CHAINS[name]
     path = tmp_path / "state.pth"
     pickled = b"\x80\x02}(" + text("f") + b"(" + prepare + b"t" + text("a") + begin * DEEP + b"N" + end * DEEP + b"u."
@@ -111,7 +111,7 @@ def test_slices_within_slices_are_refused(argument: bytes, tmp_path: Path, warm_
 
 
 @pytest.mark.slow
-def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_chained_default_factories(tmp_path: Path, warm_python: WarmPython) -> None:
     """The outer ones come first, so that the file nests nothing when it makes them."""
     count = 1_000_000
     prepare = name_of("collections", "defaultdict") + b"q\1"
@@ -136,7 +136,7 @@ def test_the_factories_of_default_dicts_form_no_chain(tmp_path: Path, warm_pytho
     assert "a collections.defaultdict with a state" in read_alone(warm_python, path)
 
 
-def test_values_nested_a_hundred_deep_are_read(tmp_path: Path) -> None:
+def test_nesting_of_a_hundred_is_read(tmp_path: Path) -> None:
     value: object = 1
     for _ in range(35):
         value = {"a": [(value, None)]}

@@ -23,7 +23,7 @@ from det_lightning import errors, pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, RetryPolicy
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, all_signals_deferred
+from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, defer_all_signals
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
@@ -35,7 +35,7 @@ pytestmark = [
 SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
-def test_interrupts_at_a_dozen_random_moments_lose_nothing(tmp_path: Path) -> None:
+def test_random_interrupts_lose_nothing(tmp_path: Path) -> None:
     arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
@@ -87,7 +87,7 @@ def save_and_end(storage: CheckpointStorage, instruction: int) -> None:
     assert set(complete) <= set(storage.list_ids())
 
 
-def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_path: Path) -> None:
+def test_interrupt_at_any_instruction(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     queue = CheckpointQueue(CheckpointStorage(tmp_path / "count"), CodeCopier(tmp_path / "code"), True)
     instructions = interrupt_at(-1, lambda: queue.write(files_of()))
@@ -99,12 +99,12 @@ def test_an_interrupt_at_any_instruction_leaves_no_writer_that_never_ends(tmp_pa
         assert left == storage.list_ids(), f"at instruction {point} of {instructions}"
 
 
-def test_an_interrupted_wait_can_be_repeated() -> None:
+def test_interrupted_wait_can_be_repeated() -> None:
     """Thread.join() would take the thread for one that has ended."""
     release = threading.Event()
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        with all_signals_deferred():
+        with defer_all_signals():
             task = BackgroundTask(lambda: release.wait(30), "held")
         threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
         with pytest.raises(KeyboardInterrupt):
@@ -170,7 +170,7 @@ class WorkerKiller:
 
 
 @pytest.mark.parametrize("async_write", [False, True])
-def test_the_death_of_a_loader_worker_during_a_write_is_reported_as_such(async_write: bool, tmp_path: Path) -> None:
+def test_dead_loader_worker_is_reported(async_write: bool, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
         train(tmp_path / "storage", WorkerKiller(), workers=1, async_write=async_write)
     assert not isinstance(raised.value, errors.CheckpointError)
@@ -194,9 +194,7 @@ def train_on_a_failing_storage(folder: Path, number: int, async_write: bool) -> 
 
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_is_asked_to_end_does_not_wait_for_a_storage_that_is_down(
-    number: int, async_write: bool, tmp_path: Path
-) -> None:
+def test_end_does_not_wait_for_storage(number: int, async_write: bool, tmp_path: Path) -> None:
     assert exit_status(train_on_a_failing_storage, tmp_path, number, async_write) == 1
 
 
@@ -218,7 +216,7 @@ def train_endlessly(folder: Path) -> None:
     train(folder / "storage", Endless(folder / "begun"), async_write=True)
 
 
-def test_a_second_interrupt_ends_a_process_that_waits_for_a_write(tmp_path: Path) -> None:
+def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=train_endlessly, args=[tmp_path])
     process.start()
     assert process.pid is not None

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[1] / "soak" / "kill_training.py"
 
 
-def test_a_training_killed_a_dozen_times_ends_bit_equal(tmp_path: Path) -> None:
+def test_killed_training_ends_bit_equal(tmp_path: Path) -> None:
     arguments = ["--kills", "12", "--seed", "1", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
@@ -31,7 +31,7 @@ def test_a_training_killed_a_dozen_times_ends_bit_equal(tmp_path: Path) -> None:
     assert outcome["ends"] >= 4
 
 
-def test_an_unfinished_marker_of_a_killed_writer_is_removed_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
+def test_unfinished_marks(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     marks = tmp_path / ".det_lightning" / "partial"
     marks.mkdir(parents=True)
@@ -58,7 +58,7 @@ def train(storage: Path, length: int, latest: str = "last") -> None:
         )
 
 
-def test_a_deletion_that_a_kill_prevented_is_done_by_the_next_run(tmp_path: Path) -> None:
+def test_next_run_finishes_a_deletion(tmp_path: Path) -> None:
     """The next run has no checkpoint to write, after which it would try again."""
     train(tmp_path, 2)
     storage = CheckpointStorage(tmp_path)

@@ -41,6 +41,6 @@ ORDINARY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_values_of_any_number_are_read(name: str, tmp_path: Path) -> None:
+def test_many_ordinary_values_are_read(name: str, tmp_path: Path) -> None:
     torch.save({"value": ORDINARY[name]}, tmp_path / "state.pth")
     assert repr(read_state(tmp_path / "state.pth")["value"]) == repr(ORDINARY[name])

@@ -65,11 +65,11 @@ def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCH
     return context, seen
 
 
-def test_the_weights_are_read(layout: Layout, tmp_path: Path) -> None:
+def test_weights_are_read(layout: Layout, tmp_path: Path) -> None:
     assert_weights(to_weights(load_checkpoint(layouts.write(tmp_path / "old", layout, BATCHES))))
 
 
-def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_path: Path) -> None:
+def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     if layout.described_by is None:
@@ -86,7 +86,7 @@ def test_the_trial_is_built_from_the_code_in_the_checkpoint(layout: Layout, tmp_
     assert not any(path.name == "__pycache__" for path in directory.rglob("*"))
 
 
-def test_a_run_resumes_it_like_one_of_the_current_release(layout: Layout, tmp_path: Path) -> None:
+def test_old_layout_resumes(layout: Layout, tmp_path: Path) -> None:
     newest = layouts.write(tmp_path / "new", LAYOUTS[-1], BATCHES)
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     trial_class = layouts.import_trial(newest)
@@ -106,14 +106,14 @@ def test_a_run_resumes_it_like_one_of_the_current_release(layout: Layout, tmp_pa
 
 
 @pytest.mark.parametrize("single_keys", [True, False])
-def test_loading_a_trial_before_0_12_13_returns_the_model(tmp_path: Path, single_keys: bool) -> None:
+def test_load_before_0_12_13(tmp_path: Path, single_keys: bool) -> None:
     layout = Layout("0.12", "state_dict.pth", single_keys, None, described_by="metadata.json")
     model = load_trial_from_checkpoint_path(layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE))
     assert isinstance(model, torch.nn.Linear)
     assert_weights(model.state_dict())
 
 
-def test_a_run_resumes_a_trial_before_0_12_13(tmp_path: Path) -> None:
+def test_resume_before_0_12_13(tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", True, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     seed_everything()
@@ -126,7 +126,7 @@ def test_a_run_resumes_a_trial_before_0_12_13(tmp_path: Path) -> None:
     assert context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
-def test_without_the_metadata_that_its_release_did_not_write_a_checkpoint_is_complete(tmp_path: Path) -> None:
+def test_complete_without_metadata(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     for layout in [one for one in LAYOUTS if not one.has_metadata]:
         directory = layouts.write(tmp_path / str(uuid.uuid4()), layout)
@@ -136,7 +136,7 @@ def test_without_the_metadata_that_its_release_did_not_write_a_checkpoint_is_com
     assert not plan_pruning(storage, Retention(), incomplete=True).to_delete
 
 
-def test_a_state_with_keys_of_two_releases_is_refused(tmp_path: Path) -> None:
+def test_keys_of_two_releases(tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[0], BATCHES)
     state = {**layouts.make_state(), **torch.load(directory / "pedl/state_dict.pth")}
     torch.save(state, directory / "pedl/state_dict.pth")
@@ -144,14 +144,14 @@ def test_a_state_with_keys_of_two_releases_is_refused(tmp_path: Path) -> None:
         load_trial_from_checkpoint_path(directory)
 
 
-def test_a_newer_layout_takes_precedence_over_an_older_one(tmp_path: Path) -> None:
+def test_newer_layout_wins(tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     torch.save({"model_state_dict": {}}, directory / "checkpoint.pt")
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 
 
 @pytest.mark.parametrize("prefix", ["module.", ""])
-def test_the_prefix_of_distributed_training_is_added_and_removed(tmp_path: Path, prefix: str) -> None:
+def test_prefix_of_distributed_training(tmp_path: Path, prefix: str) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     state = torch.load(directory / "state_dict.pth")
     state["models_state_dict"] = [{prefix + name: value for name, value in expected_weights().items()}]
@@ -159,7 +159,7 @@ def test_the_prefix_of_distributed_training_is_added_and_removed(tmp_path: Path,
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 
 
-def test_a_one_cycle_schedule_of_torch_1_is_read_without_trust(tmp_path: Path) -> None:
+def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
     """It kept its function, which torch's format of that time looks up by getattr."""
     torch.save(
         {"lr_schedulers_state_dict": [{"anneal_func": torch.optim.lr_scheduler.OneCycleLR._annealing_cos}]},
@@ -201,9 +201,7 @@ def test_a_one_cycle_schedule_of_torch_1_is_read_without_trust(tmp_path: Path) -
         ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a script of the Core API"),
     ],
 )
-def test_a_checkpoint_of_no_pytorch_trial_is_refused_by_its_name(
-    files: dict[str, Any], kind: str, tmp_path: Path
-) -> None:
+def test_other_trial_classes_are_refused(files: dict[str, Any], kind: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     for read in (load_checkpoint, load_trial_from_checkpoint_path):

@@ -14,8 +14,8 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.exports import merge_checkpoint
 from det_lightning.checkpoint.format.layout import STAGING_MARK
-from det_lightning.checkpoint.merging import merge_checkpoint
 from det_lightning.checkpoint.storage.removal import remove_dead_stagings
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from tests.checkpoint.made_checkpoints import write_checkpoint
@@ -54,7 +54,7 @@ def test_what_the_index_says_is_read(tmp_path: Path) -> None:
     assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
 
 
-def test_code_that_looks_like_a_killed_writer_is_merged_while_others_clean_up(tmp_path: Path) -> None:
+def test_merge_during_a_cleanup(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
         def begin(self, *arguments: Any, **named: Any) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
@@ -70,7 +70,7 @@ def test_code_that_looks_like_a_killed_writer_is_merged_while_others_clean_up(tm
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
-def test_a_pipe_in_place_of_an_empty_part_is_refused(tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_part(tmp_path: Path) -> None:
     """Opening one waits for a writer."""
     checkpoint = sharded(tmp_path, (0, 5), [1, 0, 5, "__0_0.distcp", 0, 0])
     os.mkfifo(checkpoint / "shards" / "__0_0.distcp")
@@ -78,7 +78,7 @@ def test_a_pipe_in_place_of_an_empty_part_is_refused(tmp_path: Path) -> None:
         load_checkpoint(checkpoint)
 
 
-def test_a_tensor_as_large_as_a_file_with_holes_is_refused(tmp_path: Path) -> None:
+def test_tensor_in_a_sparse_file(tmp_path: Path) -> None:
     size = 2**43
     checkpoint = sharded(tmp_path, (size // 4,), [0, 0, size // 4, "__0_0.distcp", 0, size])
     with (checkpoint / "shards" / "__0_0.distcp").open("wb") as sparse:
@@ -104,7 +104,7 @@ def test_a_tensor_as_large_as_a_file_with_holes_is_refused(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_a_part_that_cannot_be_is_refused(part: Any, tmp_path: Path) -> None:
+def test_part_that_cannot_be_is_refused(part: Any, tmp_path: Path) -> None:
     checkpoint = sharded(tmp_path, (2, 3), part)
     (checkpoint / "shards" / "__0_0.distcp").write_bytes(b"x" * 100)
     with pytest.raises(errors.IncompleteCheckpointError, match=r"index-00000\.json|__0_0\.distcp|do not make up"):

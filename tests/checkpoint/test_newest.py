@@ -51,9 +51,7 @@ def set_clock_back(monkeypatch: pytest.MonkeyPatch, storage: Path, by_s: float =
     return age
 
 
-def test_a_run_resumes_its_latest_batch_although_the_clock_was_set_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, 4)
     age = set_clock_back(monkeypatch, tmp_path)
     assert train(tmp_path, 8, "last") == 4
@@ -62,27 +60,27 @@ def test_a_run_resumes_its_latest_batch_although_the_clock_was_set_back(
 
 
 @pytest.mark.slow
-def test_of_independent_runs_the_one_written_last_is_the_newest(tmp_path: Path) -> None:
+def test_independent_runs(tmp_path: Path) -> None:
     train(tmp_path, 8)
     train(tmp_path, 4)
     assert train(tmp_path, 6, "last") == 4
 
 
-def test_a_run_from_an_earlier_checkpoint_is_newer_than_the_later_ones_of_the_first_run(tmp_path: Path) -> None:
+def test_run_from_an_earlier_checkpoint(tmp_path: Path) -> None:
     train(tmp_path, 8)
     assert train(tmp_path, 6, str(by_steps(tmp_path)[4])) == 4
     assert train(tmp_path, 8, "last") == 6
 
 
 @pytest.mark.parametrize("time", [1e300, float("inf"), float("nan"), -5, "now", True, 10**400, None, [1]], ids=repr)
-def test_a_time_that_cannot_be_right_is_ignored(tmp_path: Path, time: Any) -> None:
+def test_impossible_time_is_ignored(tmp_path: Path, time: Any) -> None:
     storage = CheckpointStorage(tmp_path)
     early = write(storage, 9, {"time": time})
     late = write(storage, 1)
     assert [*storage.newest_first()] == [str(tmp_path / late), str(tmp_path / early)]
 
 
-def test_among_files_of_the_same_time_that_in_the_metadata_decides(tmp_path: Path) -> None:
+def test_equal_file_times(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = {time: write(storage, 10 - time, {"time": 1000.0 + time}) for time in (2, 0, 1)}
     for name in ids.values():
@@ -90,7 +88,7 @@ def test_among_files_of_the_same_time_that_in_the_metadata_decides(tmp_path: Pat
     assert [*storage.newest_first()] == [str(tmp_path / ids[time]) for time in (2, 1, 0)]
 
 
-def test_without_a_run_id_the_checkpoint_with_the_most_batches_is_the_newest(tmp_path: Path) -> None:
+def test_no_run_id_most_batches(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [write(storage, steps, {"trial": "t", "experiment": "t"}) for steps in (9, 3)]
     assert storage.newest() == str(tmp_path / ids[0])
@@ -133,7 +131,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("checkpoints", "expected"), RUNS.values(), ids=RUNS)
-def test_a_run_is_newer_than_the_one_that_it_resumed(checkpoints: list[Ancestry], expected: str) -> None:
+def test_run_is_newer_than_its_parent(checkpoints: list[Ancestry], expected: str) -> None:
     assert "".join(newest_first(checkpoints)) == expected
     assert "".join(newest_first(checkpoints[::-1])) == expected
 
@@ -162,7 +160,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_where_the_newest_is_damaged_the_one_before_is_used_and_both_are_named(
+def test_damaged_newest_falls_back(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, 6)
@@ -177,14 +175,14 @@ def test_where_the_newest_is_damaged_the_one_before_is_used_and_both_are_named(
 
 
 @pytest.mark.slow
-def test_several_damaged_checkpoints_in_a_row_are_skipped(tmp_path: Path) -> None:
+def test_several_damaged_are_skipped(tmp_path: Path) -> None:
     train(tmp_path, 8)
     for steps in (8, 6):
         truncate(by_steps(tmp_path)[steps] / "state_dict.pth")
     assert train(tmp_path, 10, "last") == 4
 
 
-def test_where_all_are_damaged_the_error_names_the_newest(tmp_path: Path) -> None:
+def test_all_damaged_names_the_newest(tmp_path: Path) -> None:
     train(tmp_path, 4)
     for checkpoint in by_steps(tmp_path).values():
         truncate(checkpoint / "state_dict.pth")
@@ -192,7 +190,7 @@ def test_where_all_are_damaged_the_error_names_the_newest(tmp_path: Path) -> Non
         train(tmp_path, 6, "last")
 
 
-def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: Path) -> None:
+def test_named_checkpoint_never_falls_back(tmp_path: Path) -> None:
     train(tmp_path, 4)
     newest = by_steps(tmp_path)[4]
     truncate(newest / "state_dict.pth")
@@ -200,7 +198,7 @@ def test_a_damaged_checkpoint_that_was_named_is_an_error(tmp_path: Path) -> None
         train(tmp_path, 6, newest.name)
 
 
-def test_a_restarted_job_skips_a_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_job_skips_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1]))
     train(tmp_path, 6)

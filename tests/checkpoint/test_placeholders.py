@@ -146,7 +146,7 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("around", AROUND)
-def test_a_placeholder_is_found_anywhere(around: str, tmp_path: Path) -> None:
+def test_placeholder_is_found_anywhere(around: str, tmp_path: Path) -> None:
     state = {"models_state_dict": [{"w": torch.ones(2)}], "callbacks": {"c": AROUND[around](Meter())}}
     save_state(state, tmp_path / "state.pth")
     assert holds_placeholder(read_weights(tmp_path / "state.pth")["callbacks"])
@@ -156,7 +156,7 @@ def test_a_placeholder_is_found_anywhere(around: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["resume.settings", "extra.settings", "load_data", "trial_state"])
-def test_an_object_in_the_settings_of_a_ckpt_file_is_refused(path: str, tmp_path: Path) -> None:
+def test_object_in_settings_is_refused(path: str, tmp_path: Path) -> None:
     entry: Any = {"hparams": {"lr": Meter()}}
     for name in reversed(path.split(".")):
         entry = {name: entry}
@@ -167,7 +167,7 @@ def test_an_object_in_the_settings_of_a_ckpt_file_is_refused(path: str, tmp_path
 
 @pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("place", ["models_state_dict", "state_dict", "settings"])
-def test_an_object_among_what_is_wanted_is_refused(value: Any, place: str, tmp_path: Path) -> None:
+def test_object_among_weights_is_refused(value: Any, place: str, tmp_path: Path) -> None:
     torch.save({place: [collections.OrderedDict(weight=torch.ones(2), extra=value)]}, tmp_path / "state.pth")
     with pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
         read_weights(tmp_path / "state.pth")
@@ -192,7 +192,7 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_what_is_around_objects_stays_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+def test_values_around_objects_stay(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     state = read_weights(save(tmp_path_factory.mktemp("any"), value))
 
     def require_same(found: Any, given: Any) -> None:
@@ -249,16 +249,14 @@ WAYS: dict[str, Callable[[str, Path], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_trial_gets_its_weights(way: str, saved: tuple[SmallTrial, str, Path]) -> None:
+def test_trial_gets_its_weights(way: str, saved: tuple[SmallTrial, str, Path]) -> None:
     trial, path, file = saved
     loaded = WAYS[way](path, file)
     assert torch.equal(weights_of(loaded), weights_of(trial))
     assert loaded.context.get_hparams() == HPARAMS
 
 
-def test_objects_among_the_hyperparameters_of_lightning_are_given_or_trusted(
-    saved: tuple[SmallTrial, str, Path], tmp_path: Path
-) -> None:
+def test_objects_among_hyperparameters(saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
     checkpoint = torch.load(saved[2], weights_only=False)
     checkpoint["det_lightning"]["load_data"] = checkpoint["det_lightning"]["resume"]["settings"] = None
     checkpoint["hyper_parameters"] = {**HPARAMS, "meter": types.SimpleNamespace(value=Meter())}
@@ -282,7 +280,7 @@ def test_weights_are_exported(kind: str, saved: tuple[SmallTrial, str, Path], tm
         assert (tmp_path / "it").stat().st_size > 0
 
 
-def test_a_resume_needs_the_objects(saved: tuple[SmallTrial, str, Path]) -> None:
+def test_resume_needs_the_objects(saved: tuple[SmallTrial, str, Path]) -> None:
     _, path, file = saved
     with pytorch.init(hparams=HPARAMS) as context, pytest.raises(errors.UnsafeCheckpointError):
         pytorch.Trainer(WeightsTrial(context), context).fit(max_length=pytorch.Batch(3), latest_checkpoint=path)

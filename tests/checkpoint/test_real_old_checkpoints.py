@@ -56,7 +56,7 @@ def run(*arguments: object, ends_with: int = 0) -> Result:
 
 
 @PYTORCH
-def test_one_of_a_pytorch_trial_is_shown_verified_loaded_and_resumed(name: str, tmp_path: Path) -> None:
+def test_pytorch_trial(name: str, tmp_path: Path) -> None:
     assert inspect_checkpoint(OLD / name)["problems"] == []
     assert verify_checkpoint(OLD / name).problems == []
     content = load_checkpoint(OLD / name)
@@ -87,7 +87,7 @@ def test_one_of_a_pytorch_trial_is_exported(name: str, kind: str, tmp_path: Path
         assert torch.equal(weight, load_checkpoint(OLD / name).state["models_state_dict"][0]["weight"])
 
 
-def test_one_of_a_keras_trial_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_keras_trial_is_refused(tmp_path: Path) -> None:
     for read in (load_checkpoint, load_trial_from_checkpoint_path):
         with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of a TFKerasTrial"):
             read(KERAS)
@@ -100,7 +100,7 @@ def test_one_of_a_keras_trial_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_metadata", [True, False])
-def test_one_of_a_keras_trial_is_listed_as_incomplete_and_never_deleted(has_metadata: bool, tmp_path: Path) -> None:
+def test_keras_trial_is_never_deleted(has_metadata: bool, tmp_path: Path) -> None:
     checkpoint = tmp_path / "6f4ba8b0-0000-4000-8000-000000000000"
     shutil.copytree(KERAS, checkpoint)
     if not has_metadata:  # as releases before 0.18 left it in a bucket
@@ -112,7 +112,7 @@ def test_one_of_a_keras_trial_is_listed_as_incomplete_and_never_deleted(has_meta
     assert plan_pruning(CheckpointStorage(tmp_path), Retention(), incomplete=True).to_delete == []
 
 
-def test_nothing_is_exported_or_imported_without_tensors(tmp_path: Path) -> None:
+def test_no_export_without_tensors(tmp_path: Path) -> None:
     """A checkpoint of an Estimator has its weights in TensorFlow's files, as Determined wrote it."""
     estimator = tmp_path / "estimator"
     estimator.mkdir()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.digests import digest_file
-from det_lightning.checkpoint.safe_load.recorded import read_known_state
+from det_lightning.checkpoint.format.manifest import digest_file
+from det_lightning.checkpoint.safe_load.state_file import read_known_state
 
 
 class Meter:
@@ -30,21 +30,19 @@ def no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
 
 
-def test_a_recorded_file_is_read(path: Path) -> None:
+def test_recorded_file_is_read(path: Path) -> None:
     assert isinstance(read_known_state(path, recorded=[digest_file(path)])["meter"], Meter)
 
 
 @pytest.mark.usefixtures("no_room")
-def test_another_file_is_refused_without_a_copy(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_file_is_not_copied(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
         read_known_state(path, recorded=["0" * 64])
     assert not caplog.records
 
 
 @pytest.mark.usefixtures("no_room")
-def test_a_file_that_cannot_be_copied_is_refused_and_the_log_says_why(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_cannot_be_copied(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
         read_known_state(path, recorded=[digest_file(path)])
     (record,) = caplog.records

@@ -64,7 +64,7 @@ def weights_after_two_epochs(file: Path) -> torch.Tensor:
     return weights_of(module.trial)
 
 
-def test_the_file_has_a_version_and_no_json_text(trained: Path) -> None:
+def test_file_has_a_version(trained: Path) -> None:
     values = torch.load(trained / "resume.pth", weights_only=False)
     assert values["version"] == RESUME_VERSION == 2
     assert values["settings"] == {"hparams": {"lr": 0.1}, "experiment_config": None}
@@ -76,7 +76,7 @@ def test_what_is_read_is_what_was_written() -> None:
     assert_equal(ResumeState.from_dict(as_first_version(resume.to_dict()), "resume.pth"), resume)
 
 
-def test_a_file_without_a_version_resumes_exactly(trained: Path, tmp_path: Path) -> None:
+def test_file_without_version_resumes(trained: Path, tmp_path: Path) -> None:
     straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name)
     torch.save(as_first_version(read_state(trained / "resume.pth")), trained / "resume.pth")
     content = read_checkpoint(trained)
@@ -85,7 +85,7 @@ def test_a_file_without_a_version_resumes_exactly(trained: Path, tmp_path: Path)
     assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name), straight_on)
 
 
-def test_a_lightning_file_of_an_earlier_release_resumes_exactly(tmp_path: Path) -> None:
+def test_old_lightning_file_resumes(tmp_path: Path) -> None:
     ckpt = ckpt_of_a_run(tmp_path / "now.ckpt")
     entry = ckpt[TRIAL_KEY]
     # Earlier releases kept all of this in one dict, and no name.
@@ -100,7 +100,7 @@ def test_a_lightning_file_of_an_earlier_release_resumes_exactly(tmp_path: Path) 
     )
 
 
-def test_a_newer_version_is_refused_by_name_wherever_it_is_read(trained: Path) -> None:
+def test_newer_version_is_refused(trained: Path) -> None:
     file = trained / "resume.pth"
     torch.save({**read_state(file), "version": 99, "something": "new"}, file)
     message = rf"{file} has version 99 .*reads versions up to {RESUME_VERSION}\. Update det_lightning"
@@ -112,13 +112,13 @@ def test_a_newer_version_is_refused_by_name_wherever_it_is_read(trained: Path) -
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-def test_all_missing_entries_are_named_at_once() -> None:
+def test_all_missing_entries_are_named() -> None:
     with pytest.raises(errors.IncompleteCheckpointError, match=r"'rng_states' is missing; .*'gradients' is missing"):
         ResumeState.from_dict({"trial_state": {}}, "resume.pth")
 
 
 @pytest.mark.parametrize("resume", [None, make_resume()])
-def test_the_entry_of_a_lightning_file_holds_everything_except_the_weights(resume: ResumeState | None) -> None:
+def test_entry_holds_all_but_weights(resume: ResumeState | None) -> None:
     content = CheckpointContent(
         {"callbacks": {}}, TrialState(batches_trained=7), {"trial_cls_spec": "m:T"}, resume, name="one"
     )

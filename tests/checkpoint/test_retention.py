@@ -72,7 +72,7 @@ def records(draw: st.DrawFn) -> list[CheckpointRecord]:
     numbers=st.tuples(*[st.integers(0, 4)] * 3),
     smaller_is_better=st.booleans(),
 )
-def test_the_rule_is_that_of_determined(
+def test_rule_is_that_of_determined(
     records: list[CheckpointRecord], numbers: tuple[int, int, int], smaller_is_better: bool
 ) -> None:
     retention = Retention(*numbers)
@@ -80,7 +80,7 @@ def test_the_rule_is_that_of_determined(
     assert chosen == delete_by_sql(records, retention, smaller_is_better)
 
 
-def test_by_default_the_best_and_the_latest_of_each_trial_are_kept() -> None:
+def test_default_keeps_best_and_latest() -> None:
     metrics: dict[str, list[float | None]] = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
     records = [
         CheckpointRecord(f"{trial}{i}", trial, i, 10 * i + (trial == "b"), metric)
@@ -101,7 +101,7 @@ def test_by_default_the_best_and_the_latest_of_each_trial_are_kept() -> None:
     ],
     ids=str,
 )
-def test_a_section_without_numbers_keeps_all(section: dict[str, Any], expected: Retention | None) -> None:
+def test_section_without_numbers_keeps_all(section: dict[str, Any], expected: Retention | None) -> None:
     assert Retention.from_config(section) == expected
 
 
@@ -144,7 +144,7 @@ def steps_of(storage: CheckpointStorage) -> list[int]:
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(writes=st.lists(METRICS, max_size=8), numbers=st.tuples(*[st.integers(0, 2)] * 3))
-def test_after_each_checkpoint_a_trial_has_kept_what_the_rule_keeps(
+def test_trial_follows_the_rule(
     tmp_path_factory: pytest.TempPathFactory, writes: list[float | None], numbers: tuple[int, int, int]
 ) -> None:
     storage, retention = CheckpointStorage(tmp_path_factory.mktemp("storage")), Retention(*numbers)
@@ -160,7 +160,7 @@ def test_after_each_checkpoint_a_trial_has_kept_what_the_rule_keeps(
         assert storage.list_ids() == sorted(record.id for record in there)
 
 
-def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_set_back_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
     for steps, now in enumerate((1000.0, 500.0, 500.0)):
         with monkeypatch.context() as patch:
@@ -169,7 +169,7 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(tmp_path: Path, monk
         assert storage.list_ids() == [name]
 
 
-def test_a_checkpoint_that_was_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 1))
     for steps in range(3):
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_was_removed_by_hand_is_forgotten(tmp_path: Path, capl
     assert caplog.text.count("was deleted by someone else") == 2
 
 
-def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
+def test_metric_counts_for_the_latest(tmp_path: Path) -> None:
     """A trial that went back to an earlier batch has an older checkpoint of the same batch."""
     storage = CheckpointStorage(tmp_path)
     checkpoints = checkpoints_of(storage, "trial", Retention(0, 1, 9))
@@ -190,7 +190,7 @@ def test_a_metric_counts_for_the_latest_checkpoint_only(tmp_path: Path) -> None:
     assert verify_checkpoint(tmp_path / ids[2]).problems == []
 
 
-def test_values_of_another_metric_do_not_count(tmp_path: Path) -> None:
+def test_another_metric_does_not_count(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     accuracy = {"name": "accuracy", "value": 0.1}
     for steps, metric in ((1, accuracy), (2, {"name": "loss", "value": 0.5}), (3, accuracy)):
@@ -218,7 +218,7 @@ def write_index(storage: CheckpointStorage, trial: str, metrics: dict[str, float
     return file
 
 
-def test_metrics_that_only_an_old_index_has_move_into_the_metadata(tmp_path: Path) -> None:
+def test_old_index_moves_to_metadata(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     notes = {"experiment": "experiment", "trial": "trial"}
     ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
@@ -247,7 +247,7 @@ def test_metrics_that_only_an_old_index_has_move_into_the_metadata(tmp_path: Pat
     ],
     ids=lambda content: content[:60].decode(errors="replace").strip() or f"{len(content)} blanks",
 )
-def test_a_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
     metric = {"name": "loss", "value": 1.0}
     notes = {"experiment": "experiment", "trial": "trial"}
@@ -309,16 +309,14 @@ RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 @pytest.mark.parametrize("retention", RETENTIONS, ids=str)
-def test_a_run_applies_the_rule(
-    tmp_path: Path, retention: Retention, smaller_is_better: bool, async_write: bool
-) -> None:
+def test_run_applies_the_rule(tmp_path: Path, retention: Retention, smaller_is_better: bool, async_write: bool) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(12, retention=retention, smaller_is_better=smaller_is_better, async_write=async_write)
     assert run.kept() == expected(METRICS_OF_RUN, retention, smaller_is_better)
 
 
 @pytest.mark.parametrize("stop", [4, 8])
-def test_a_resumed_run_knows_the_kept_checkpoints(tmp_path: Path, stop: int) -> None:
+def test_resumed_run_knows_its_trial(tmp_path: Path, stop: int) -> None:
     run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
     run.fit(stop, retention=retention)
     assert run.kept() == expected({s: m for s, m in METRICS_OF_RUN.items() if s <= stop}, retention)
@@ -326,7 +324,7 @@ def test_a_resumed_run_knows_the_kept_checkpoints(tmp_path: Path, stop: int) -> 
     assert run.kept() == expected(METRICS_OF_RUN, retention) == [4, 8, 12]
 
 
-def test_a_run_that_resumes_from_a_link_counts_its_target(tmp_path: Path) -> None:
+def test_resume_from_a_link(tmp_path: Path) -> None:
     run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
     run.fit(4, retention=Retention(0, 1, 1))
     (first,) = CheckpointStorage(tmp_path).list_ids()
@@ -336,7 +334,7 @@ def test_a_run_that_resumes_from_a_link_counts_its_target(tmp_path: Path) -> Non
     assert (tmp_path / "latest").readlink() == Path(first)
 
 
-def test_nothing_is_deleted_before_the_run_has_written_a_checkpoint(tmp_path: Path) -> None:
+def test_no_deletion_before_a_save(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     notes = {"experiment": "experiment", "trial": "trial"}
     ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
@@ -348,7 +346,7 @@ def test_nothing_is_deleted_before_the_run_has_written_a_checkpoint(tmp_path: Pa
     assert steps_of(storage) == [4]
 
 
-def test_a_metric_is_not_noted_for_a_checkpoint_that_is_gone_or_damaged(tmp_path: Path) -> None:
+def test_metric_of_a_gone_checkpoint(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 9))
     gone, damaged = write(storage, checkpoints, 1), write(storage, checkpoints, 2)
@@ -365,7 +363,7 @@ def test_a_metric_is_not_noted_for_a_checkpoint_that_is_gone_or_damaged(tmp_path
         checkpoints.finish()
 
 
-def test_a_trial_that_changed_its_metric_is_pruned_by_the_latest(tmp_path: Path) -> None:
+def test_prune_after_a_changed_metric(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     notes = {"experiment": "experiment", "trial": "trial"}
     metrics = {1: ("accuracy", 0.1), 2: ("loss", 0.5), 3: ("loss", 0.2), 4: ("loss", 0.4)}
@@ -377,14 +375,14 @@ def test_a_trial_that_changed_its_metric_is_pruned_by_the_latest(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_another_run_in_the_same_storage_loses_nothing(tmp_path: Path) -> None:
+def test_other_runs_lose_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(6)
     run.fit(12, retention=Retention(0, 0, 1))
     assert run.kept() == [2, 4, 6, 12]
 
 
-def test_without_a_rule_all_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_no_rule_keeps_all(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(12)
     assert run.kept() == [2, 4, 6, 8, 10, 12]
@@ -393,9 +391,7 @@ def test_without_a_rule_all_checkpoints_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("last", [1.0, 9.0])
-def test_a_metric_of_a_validation_after_the_checkpoint_of_its_batch_counts(
-    tmp_path: Path, last: float, async_write: bool
-) -> None:
+def test_metric_after_the_checkpoint(tmp_path: Path, last: float, async_write: bool) -> None:
     metrics = {**METRICS_OF_RUN, 12: last}
     run, retention = Run(tmp_path, metrics), Retention(0, 1, 1)
     run.fit(12, period=pytorch.Batch(2), policy="none", retention=retention, async_write=async_write)
@@ -404,14 +400,14 @@ def test_a_metric_of_a_validation_after_the_checkpoint_of_its_batch_counts(
     assert {one["steps_completed"]: one["metric"]["value"] for one in noted} == {s: metrics[s] for s in run.kept()}
 
 
-def test_checkpoints_without_a_metric_are_kept_only_while_they_are_the_latest(tmp_path: Path) -> None:
+def test_no_metric_is_kept_while_latest(tmp_path: Path) -> None:
     run = Run(tmp_path, METRICS_OF_RUN)
     run.fit(12, period=pytorch.Batch(3), retention=Retention(0, 1, 2))
     by_step: dict[int, float | None] = {steps: METRICS_OF_RUN.get(steps) for steps in (2, 3, 4, 6, 8, 9, 10, 12)}
     assert run.kept() == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
 
 
-def test_checkpoints_written_without_retention_can_be_pruned_later(tmp_path: Path) -> None:
+def test_prune_after_no_retention(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = []
     for step, value in enumerate([3.0, 1.0, 2.0, 4.0]):

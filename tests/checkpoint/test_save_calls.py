@@ -16,7 +16,7 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
 MOST_CALLS = 93
-MOST_CALLS_INSIDE = 58
+MOST_CALLS_INSIDE = 57
 MOST_FILES = 21
 MOST_FILES_OF_A_RESUME = 79
 MOST_FILES_INSIDE = 20
@@ -78,19 +78,19 @@ def saves(directory: Path) -> list[list[CodeType]]:
     return recorder.saves
 
 
-def test_a_save_makes_few_calls_through_few_files(saves: list[list[CodeType]]) -> None:
+def test_save_makes_few_calls(saves: list[list[CodeType]]) -> None:
     calls = saves[-1]
     names = [(Path(code.co_filename).name, code.co_name) for code in calls]
     assert len(calls) <= MOST_CALLS, names
     assert len({code.co_filename for code in calls}) <= MOST_FILES, names
 
 
-def test_a_save_makes_few_calls_in_the_checkpoint_package(saves: list[list[CodeType]]) -> None:
+def test_save_makes_few_calls_inside(saves: list[list[CodeType]]) -> None:
     inside = [code for code in saves[-1] if "/det_lightning/checkpoint/" in code.co_filename]
     assert len(inside) <= MOST_CALLS_INSIDE
 
 
-def test_a_resume_executes_few_files_before_the_first_batch(directory: Path, saves: list[list[CodeType]]) -> None:
+def test_resume_executes_few_files(directory: Path, saves: list[list[CodeType]]) -> None:
     newest = CheckpointStorage(directory / "checkpoints").newest()
     assert newest is not None
     load_checkpoint(newest)  # imports what only reading needs, which would execute files too

@@ -24,8 +24,8 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.run_claims import (
     RunClaims,
     delete_unless_used,
+    own_trial,
     remove_dead_claims,
-    trial_claimed,
 )
 from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
@@ -64,16 +64,14 @@ def trials_in(storage: Path) -> dict[int, str]:
 # Names
 
 
-def test_a_restarted_run_keeps_the_name_of_its_trial(tmp_path: Path) -> None:
+def test_restarted_run_keeps_its_name(tmp_path: Path) -> None:
     train(tmp_path, 4, retention=LATEST)
     name = trials_in(tmp_path)[4]
     train(tmp_path, 8, "last", retention=LATEST)
     assert trials_in(tmp_path) == {8: name}
 
 
-def test_a_run_that_resumes_a_live_run_gets_a_new_name_and_deletes_none_of_its_checkpoints(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_resume_of_a_live_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, 4, retention=LATEST)
     name = trials_in(tmp_path)[4]
     other = RunClaims(CheckpointStorage(tmp_path))
@@ -86,7 +84,7 @@ def test_a_run_that_resumes_a_live_run_gets_a_new_name_and_deletes_none_of_its_c
     assert f"The trial {name} that this run resumes belongs to another run, process {os.getpid()}" in caplog.text
 
 
-def test_the_name_of_a_live_run_is_refused(tmp_path: Path) -> None:
+def test_name_of_a_live_run_is_refused(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     other = RunClaims(storage)
     other.claim_trial("digits", "a/b", None)
@@ -97,11 +95,11 @@ def test_the_name_of_a_live_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "", None, 3, ["x"], ".x"])
-def test_an_impossible_name_in_a_checkpoint_is_not_used(tmp_path: Path, name: Any) -> None:
+def test_impossible_name_is_not_used(tmp_path: Path, name: Any) -> None:
     assert RunClaims(CheckpointStorage(tmp_path)).claim_trial(None, None, name) not in (name, "")
 
 
-def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
+def test_run_leaves_no_claim_behind(tmp_path: Path) -> None:
     class Fails(pytorch.PyTorchCallback):
         def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
             raise ZeroDivisionError
@@ -112,15 +110,15 @@ def test_a_run_leaves_no_claim_behind(tmp_path: Path) -> None:
     assert not (tmp_path / ".det_lightning").exists()
 
 
-def test_a_run_waits_while_its_trial_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_waits_for_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
     with contextlib.ExitStack() as pruning:
-        assert pruning.enter_context(trial_claimed(storage, "digits", "a"))
+        assert pruning.enter_context(own_trial(storage, "digits", "a"))
         monkeypatch.setattr("det_lightning.checkpoint.retention.run_claims.time.sleep", lambda _: pruning.close())
         assert RunClaims(storage).claim_trial("digits", "a", None) == "a"
 
 
-def test_the_claim_of_another_user_does_not_stop_the_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_claim_stops_no_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = CheckpointStorage(tmp_path)
     folder = tmp_path / ".det_lightning/runs"
     folder.mkdir(parents=True)
@@ -141,7 +139,7 @@ def test_the_claim_of_another_user_does_not_stop_the_cleaning(tmp_path: Path, mo
 # Checkpoints that a run resumes
 
 
-def test_a_checkpoint_that_a_live_run_resumed_is_deleted_only_after_its_end(tmp_path: Path) -> None:
+def test_resumed_checkpoint_is_kept(tmp_path: Path) -> None:
     train(tmp_path, 4, retention=LATEST)
     storage = CheckpointStorage(tmp_path)
     (used,) = storage.list_ids()
@@ -154,7 +152,7 @@ def test_a_checkpoint_that_a_live_run_resumed_is_deleted_only_after_its_end(tmp_
     assert [*trials_in(tmp_path)] == [10]
 
 
-def test_a_checkpoint_is_resumed_and_kept_also_where_the_url_of_the_storage_has_a_password() -> None:
+def test_resume_by_url_with_password() -> None:
     storage = CheckpointStorage(f"memory://me:password@{uuid.uuid4()}/storage")
     checkpoint_id = write(storage)
     claims = RunClaims(storage)
@@ -165,7 +163,7 @@ def test_a_checkpoint_is_resumed_and_kept_also_where_the_url_of_the_storage_has_
     assert delete_unless_used(storage, checkpoint_id)
 
 
-def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> None:
+def test_no_resume_during_a_deletion(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoint_id = write(storage)
     mark = storage.root / ".det_lightning/in_use" / f"{checkpoint_id}.deleting.json"
@@ -184,7 +182,7 @@ def test_no_run_resumes_a_checkpoint_that_is_being_deleted(tmp_path: Path) -> No
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_run_resumes_the_newest_checkpoint_that_another_run_has_not_just_deleted(tmp_path: Path) -> None:
+def test_newest_was_just_deleted(tmp_path: Path) -> None:
     class SharedStorage(CheckpointStorage):
         """One whose newest checkpoint is deleted by another run once it was found, until there is only one."""
 
@@ -201,9 +199,7 @@ def test_a_run_resumes_the_newest_checkpoint_that_another_run_has_not_just_delet
 
 
 @pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])
-def test_a_claim_that_another_process_replaces_or_removes_is_not_taken(
-    other: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_claim_is_not_taken(other: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = MemoryFileSystem.pipe_file
 
     def replace(self: MemoryFileSystem, path: str, content: bytes, **kwargs: Any) -> None:
@@ -215,7 +211,7 @@ def test_a_claim_that_another_process_replaces_or_removes_is_not_taken(
     assert Claim.take(CheckpointStorage(f"memory://{uuid.uuid4()}").root / ".det_lightning/runs/trial.json") is None
 
 
-def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_path: Path) -> None:
+def test_resumed_from_another_storage(tmp_path: Path) -> None:
     here = CheckpointStorage(tmp_path / "here")
     elsewhere = CheckpointStorage(tmp_path / "elsewhere")
     checkpoint_id = write(elsewhere)
@@ -228,7 +224,7 @@ def test_a_resumed_checkpoint_of_another_storage_of_det_lightning_is_kept(tmp_pa
     assert not delete_unless_used(elsewhere, checkpoint_id)
 
 
-def test_pruning_keeps_checkpoints_that_live_runs_write_and_resume(tmp_path: Path) -> None:
+def test_prune_respects_live_runs(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids: dict[str, list[str]] = {}
     for trial in ("live", "used", "over"):
@@ -260,7 +256,7 @@ time.sleep(60)
 """
 
 
-def test_the_name_of_a_killed_run_is_free_at_once_even_if_its_workers_live(tmp_path: Path) -> None:
+def test_name_of_a_killed_run_is_free(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CLAIMS, str(tmp_path)]
@@ -309,7 +305,7 @@ def dead_pid() -> int:
     ],
     ids=["on another machine", "an odd time", "ended here", "ended here long ago"],
 )
-def test_on_a_remote_storage_a_claim_counts_while_its_process_may_live(
+def test_remote_claim_of_a_live_process(
     in_memory: CheckpointStorage, change: Callable[[dict[str, Any]], dict[str, Any]], is_free: bool
 ) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
@@ -318,9 +314,7 @@ def test_on_a_remote_storage_a_claim_counts_while_its_process_may_live(
     assert (RunClaims(in_memory).claim_trial(None, None, "trial") == "trial") == is_free
 
 
-def test_on_a_remote_storage_a_claim_that_is_not_renewed_expires(
-    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_claim_expires(in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
     change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
     now = time.time
@@ -329,9 +323,7 @@ def test_on_a_remote_storage_a_claim_that_is_not_renewed_expires(
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-def test_a_run_that_was_suspended_ends_if_another_one_has_its_trial_and_otherwise_keeps_it(
-    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, is_taken: bool
-) -> None:
+def test_suspended_run(in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
     suspended = RunClaims(in_memory)
     suspended.claim_trial(None, "trial", None)
     change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
@@ -350,9 +342,7 @@ def test_a_run_that_was_suspended_ends_if_another_one_has_its_trial_and_otherwis
         RunClaims(in_memory).claim_trial(None, "trial", None)
 
 
-def test_a_claim_that_would_fill_the_memory_is_not_read(
-    in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_claim_is_not_read(in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
     (file,) = in_memory.root.find_files()
     (in_memory.root / file).write(b" " * 2_000_000)
@@ -392,7 +382,7 @@ class Removes(pytorch.PyTorchCallback):
 @pytest.mark.parametrize("async_write", [False, True])
 @pytest.mark.parametrize("after", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["local", "memory"])
-def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
+def test_vanished_are_named_at_the_end(
     tmp_path: Path, kind: str, after: int, async_write: bool, in_memory: CheckpointStorage
 ) -> None:
     storage = CheckpointStorage(tmp_path / "storage") if kind == "local" else in_memory
@@ -404,9 +394,7 @@ def test_checkpoints_that_vanish_during_a_run_are_named_at_its_end(
     assert sorted(storage.list_ids()) == sorted(callback.seen[after:])
 
 
-def test_vanished_checkpoints_are_reported_before_the_next_write(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_vanished_are_reported_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reported: list[bool] = []
 
     class Looks(Removes):
@@ -419,7 +407,7 @@ def test_vanished_checkpoints_are_reported_before_the_next_write(
 
 
 @pytest.mark.slow
-def test_two_runs_in_two_processes_share_a_storage(tmp_path: Path) -> None:
+def test_two_processes_share_a_storage(tmp_path: Path) -> None:
     script = ROOT / "tests" / "soak" / "share_storage.py"
     arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]
     subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, check=False)

@@ -58,7 +58,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_comes_back_as_itself(name: str, tmp_path: pathlib.Path) -> None:
+def test_value_comes_back_as_itself(name: str, tmp_path: pathlib.Path) -> None:
     save_state({"value": VALUES[name]}, tmp_path / "state.pth")
     assert_same(read_state(tmp_path / "state.pth")["value"], VALUES[name])
     # As Determined reads it.
@@ -66,7 +66,7 @@ def test_a_value_comes_back_as_itself(name: str, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_entry_of_a_ckpt_file_is_plain_and_gives_the_value_back(name: str, tmp_path: pathlib.Path) -> None:
+def test_ckpt_entry_is_plain(name: str, tmp_path: pathlib.Path) -> None:
     state = {"callbacks": {"c": VALUES[name]}}
     torch.save(to_entry(CheckpointContent(state, TrialState())), tmp_path / "entry")
     read = from_entry(torch.load(tmp_path / "entry", weights_only=True))
@@ -74,7 +74,7 @@ def test_the_entry_of_a_ckpt_file_is_plain_and_gives_the_value_back(name: str, t
     assert state["callbacks"]["c"] is VALUES[name]
 
 
-def test_all_files_of_a_checkpoint_may_hold_them(tmp_path: pathlib.Path) -> None:
+def test_all_files_may_hold_them(tmp_path: pathlib.Path) -> None:
     value = {"c": collections.deque([np.arange(2), torch.ones(2), np.dtype("f4")], maxlen=3)}
     resume = make_resume()
     resume.rng_states = [value]

@@ -82,9 +82,7 @@ def test_settings_come_back_from_a_directory(
 
 
 @pytest.mark.parametrize("as_directory", [False, True])
-def test_settings_come_back_from_a_file_of_lightning_and_are_stored_again(
-    tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_of_a_lightning_file(tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture) -> None:
     def train(module: TrialModule, folder: Path) -> Path:
         saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
         plugins: list[Any] = [DeterminedCheckpointIO()] if as_directory else []
@@ -109,9 +107,7 @@ def code_dir(tmp_path: Path) -> Path:
     return tmp_path / "code"
 
 
-def test_a_script_that_writes_a_checkpoint_has_the_same_rules(
-    tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rules_of_a_script(tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = {"hparams": HPARAMS, "experiment_config": {"gap": float("-inf")}, "home": tmp_path}
     content = CheckpointContent({}, TrialState(1), given, notes={"note": np.float32("nan")})
     path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)
@@ -122,9 +118,7 @@ def test_a_script_that_writes_a_checkpoint_has_the_same_rules(
     assert read_json(path / "metadata.json")["note"] == "NaN"
 
 
-def test_plain_settings_are_stored_without_a_word(
-    tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plain_settings_need_no_warning(tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     content = CheckpointContent({}, TrialState(1), {"hparams": {"lr": 0.1}, "experiment_config": {}})
     path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)

@@ -128,7 +128,7 @@ WAYS: dict[str, Callable[[type[SmallTrial], Path], None]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_first_checkpoint_names_each_value_once(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_value_is_named_once(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     WAYS[way](KeepingTrial, tmp_path)
     (said,) = [message for message in caplog.messages if NEEDS_TRUST in message]
     here = __name__
@@ -145,7 +145,7 @@ def test_the_first_checkpoint_names_each_value_once(way: str, tmp_path: Path, ca
     assert "['plain']" not in said
 
 
-def test_a_run_that_can_be_resumed_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resumable_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(SmallTrial, tmp_path)
     fit_with_files(SmallTrial, tmp_path / "files", [])
     assert [message for message in caplog.messages if NEEDS_TRUST in message and "LightningKeeper" not in message] == []
@@ -171,23 +171,23 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
     setattr(__import__(__name__, fromlist=["Own"]), "Own", type(value["a"]))  # noqa: B010 (so that it can be pickled)
     looks = UnreadableValues()
     for _ in range(2):
-        looks.look_for({"callbacks": value})
+        looks.warn_of({"callbacks": value})
         assert looks.are_possible
     assert len(caplog.messages) == 1
     assert named in caplog.text
 
 
-def test_plain_values_of_any_size_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_plain_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
     looks = UnreadableValues()
-    looks.look_for({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
+    looks.warn_of({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
     assert not looks.are_possible
     assert caplog.messages == []
 
 
-def test_a_container_that_contains_itself_is_walked_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_container_in_itself(caplog: pytest.LogCaptureFixture) -> None:
     endless: list[Any] = [1]
     endless.append(endless)
     looks = UnreadableValues()
-    looks.look_for({"callbacks": endless})
+    looks.warn_of({"callbacks": endless})
     assert not looks.are_possible
     assert caplog.messages == []

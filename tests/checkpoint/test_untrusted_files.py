@@ -68,7 +68,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 @pytest.mark.parametrize("name", VALUES)
-def test_every_value_that_torch_saves_is_read(tmp_path: Path, name: str, zipped: bool) -> None:
+def test_all_values_of_torch_are_read(tmp_path: Path, name: str, zipped: bool) -> None:
     path = tmp_path / "state.pth"
     torch.save({"value": VALUES[name]}, path, _use_new_zipfile_serialization=zipped)
     found = read_state(path)["value"]
@@ -76,7 +76,7 @@ def test_every_value_that_torch_saves_is_read(tmp_path: Path, name: str, zipped:
     assert repr(found) == repr(VALUES[name])
 
 
-def test_an_ordered_dict_keeps_its_attributes(tmp_path: Path) -> None:
+def test_ordered_dict_keeps_attributes(tmp_path: Path) -> None:
     state: Any = collections.OrderedDict(weight=torch.ones(2))
     state._metadata = collections.OrderedDict({"": {"version": 2}})
     state.written_by = {"tool": [1, 2]}
@@ -94,7 +94,7 @@ def test_an_ordered_dict_keeps_its_attributes(tmp_path: Path) -> None:
         (2**3000, "an integer of more than 255 bytes, which"),
     ],
 )
-def test_a_value_that_torch_saves_and_does_not_read_is_named(value: Any, named: str, tmp_path: Path) -> None:
+def test_unreadable_value_is_named(value: Any, named: str, tmp_path: Path) -> None:
     """Such files come from other programs: a run of ours writes what can be read, or warns."""
     torch.save({"value": value}, tmp_path / "state.pth")
     with pytest.raises(errors.UnsafeCheckpointError) as raised:
@@ -133,7 +133,7 @@ class Series(tuple[Any, ...]):
         return tuple(self)
 
 
-def test_no_stand_in_for_an_array_remains_anywhere(tmp_path: Path) -> None:
+def test_no_stand_in_remains(tmp_path: Path) -> None:
     array, kind = np.arange(3.0), np.dtype("f4")
     parameter: Any = torch.nn.Parameter(torch.ones(1))
     parameter.scale = {"a": [array]}
@@ -166,7 +166,7 @@ class Meter:
     """A class of a trial."""
 
 
-def test_a_refused_value_is_named_in_a_sentence(tmp_path: Path) -> None:
+def test_refused_value_is_named(tmp_path: Path) -> None:
     torch.save({"value": Meter()}, tmp_path / "state.pth")
     with pytest.raises(errors.UnsafeCheckpointError) as raised:
         read_state(tmp_path / "state.pth")

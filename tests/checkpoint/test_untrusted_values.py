@@ -87,7 +87,7 @@ DELETED = object()
         ("version", "two"),
     ],
 )
-def test_a_wrong_value_of_resume_is_named_by_all_that_read_it(path: str, value: Any, trained: Path) -> None:
+def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, path, value)
     name = path.partition(".")[0]
@@ -119,15 +119,13 @@ def test_a_wrong_value_of_resume_is_named_by_all_that_read_it(path: str, value: 
         ("gradients", [], "gradients"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_resumed_is_named_before_training(
-    path: str, value: Any, message: str, trained: Path
-) -> None:
+def test_unresumable_checkpoint_is_named(path: str, value: Any, message: str, trained: Path) -> None:
     change(trained / "resume.pth", path, value)
     with pytest.raises(errors.CheckpointError, match=message):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-def test_a_position_beyond_the_memory_of_numpys_generator_is_refused(trained: Path) -> None:
+def test_position_beyond_numpys_generator(trained: Path) -> None:
     kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
     change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
     # From release 2.5 on numpy says it first.
@@ -151,9 +149,7 @@ def test_a_position_beyond_the_memory_of_numpys_generator_is_refused(trained: Pa
         ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
     ],
 )
-def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
-    path: str, value: Any, message: str, trained: Path
-) -> None:
+def test_wrong_state_value_is_named(path: str, value: Any, message: str, trained: Path) -> None:
     change(trained / "state_dict.pth", path, value)
     with pytest.raises(errors.CheckpointError, match=message):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
@@ -170,7 +166,7 @@ def test_a_wrong_value_of_the_state_is_named_before_it_is_used(
         ("_last_lr", [["0.1"]], "a list of numbers"),
     ],
 )
-def test_a_value_that_a_scheduler_cannot_compute_with_is_named(name: str, value: Any, kind: str) -> None:
+def test_wrong_scheduler_value_is_named(name: str, value: Any, kind: str) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
     state = scheduler.state_dict()
@@ -187,7 +183,7 @@ class OwnScheduler(torch.optim.lr_scheduler.ConstantLR):
     """Keeps values whose kinds change while it is in use."""
 
 
-def test_states_of_own_classes_may_hold_anything() -> None:
+def test_own_classes_may_hold_anything() -> None:
     optimizer = OwnAdam([torch.nn.Parameter(torch.ones(3))])
     require_fitting_optimizer(optimizer, {**optimizer.state_dict(), "state": {0: {"exp_avg": torch.ones(1, 1)}}})
     scheduler = OwnScheduler(optimizer)
@@ -205,7 +201,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ("name", "value"),
     [("eps", "small"), ("betas", None), ("betas", [1]), ("amsgrad", "x"), ("maximize", torch.ones(3))],
 )
-def test_an_option_that_an_optimizer_cannot_compute_with_is_named(name: str, value: Any) -> None:
+def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.Adam([parameter])
@@ -218,7 +214,7 @@ def test_an_option_that_an_optimizer_cannot_compute_with_is_named(name: str, val
 
 
 @pytest.mark.parametrize("value", [None, "x", torch.ones(5), {}])
-def test_a_moment_that_is_no_tensor_of_its_parameters_shape_is_named(value: Any) -> None:
+def test_wrong_moment_is_named(value: Any) -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
     state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
     with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 should be a tensor of the shape \[3\]; got"):
@@ -237,7 +233,7 @@ def test_a_moment_that_is_no_tensor_of_its_parameters_shape_is_named(value: Any)
         {"steps_completed": "3"},
     ],
 )
-def test_values_that_are_not_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
+def test_wrong_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
     (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl should hold counts"):
         read_checkpoint(trained)
@@ -267,7 +263,7 @@ def test_wrong_load_data_is_named(changes: dict[str, Any], message: str, tmp_pat
 
 
 @pytest.mark.parametrize("settings", ["{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000])
-def test_settings_of_the_first_version_that_are_not_json_are_named(settings: str, trained: Path) -> None:
+def test_old_settings_must_be_json(settings: str, trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, "version", DELETED)
     change(file, "settings", settings)
@@ -275,7 +271,7 @@ def test_settings_of_the_first_version_that_are_not_json_are_named(settings: str
     assert f"{file} is damaged, or the file of something else: 'settings' should be JSON" in problem
 
 
-def test_the_entry_of_a_trial_module_is_checked() -> None:
+def test_trial_module_entry_is_checked() -> None:
     from det_lightning.checkpoint.format.lightning_file import from_entry
 
     entries: list[Any] = [
@@ -290,7 +286,7 @@ def test_the_entry_of_a_trial_module_is_checked() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])
-def test_a_warning_names_weights_that_are_nan(value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_names_nan_weights(value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = {"fine": torch.ones(2), "head.weight": torch.tensor([1.0, value]), "count": torch.tensor(3)}
     state = {"models_state_dict": [model], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     checkpoint = write_checkpoint(tmp_path, state=state)
@@ -301,14 +297,14 @@ def test_a_warning_names_weights_that_are_nan(value: float, tmp_path: Path, capl
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
-def test_weights_of_any_type_are_looked_through(caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_in_weights_of_any_type(caplog: pytest.LogCaptureFixture) -> None:
     kinds = [kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)]
     weights = {str(kind): torch.zeros(16, dtype=torch.uint8).view(kind) for kind in kinds}
     warn_of_nan({"models_state_dict": [weights]}, "the file")
     assert not caplog.records
 
 
-def test_weights_whose_names_are_not_strings_are_exported_under_their_text(tmp_path: Path) -> None:
+def test_names_that_are_not_strings(tmp_path: Path) -> None:
     state = {**make_state(), "models_state_dict": [{1: torch.ones(2), ("a", 2): torch.zeros(1)}]}
     content = read_checkpoint(write_checkpoint(tmp_path, state=state))
     assert [*to_lightning(content)["state_dict"]] == ["models.0.1", "models.0.('a', 2)"]

@@ -41,7 +41,7 @@ TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("take", TAKE_A_STORAGE)
 @pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
-def test_what_is_no_storage_is_named_with_what_is_expected(take: Callable[[Any], Any], value: Any) -> None:
+def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(TypeError, match=r"checkpoint_storage is a directory, a URL such as s3://.*; got ") as raised:
         take(value)
     assert repr(value) in str(raised.value)
@@ -57,7 +57,7 @@ TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("take", TAKE_A_CHECKPOINT)
-def test_what_is_no_checkpoint_is_named_with_what_is_expected(take: Callable[[Any], Any]) -> None:
+def test_wrong_checkpoint_argument(take: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"named by its id, path or URL.*newest\(\) returns None .*; got None"):
         take(None)
     with pytest.raises(TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) is the newest"):
@@ -67,7 +67,7 @@ def test_what_is_no_checkpoint_is_named_with_what_is_expected(take: Callable[[An
 
 
 @pytest.mark.parametrize("take", [take for take in TAKE_A_CHECKPOINT if take is not read_checkpoint])
-def test_a_storage_in_place_of_a_checkpoint_is_answered_with_one_of_its_checkpoints(take: Callable[[Any], Any]) -> None:
+def test_storage_in_place_of_a_checkpoint(take: Callable[[Any], Any]) -> None:
     checkpoint = write_checkpoint("experiments/digits-1/checkpoints").absolute()
     with pytest.raises(errors.CheckpointNotFound, match=f"is not a checkpoint but holds some: .* such as {checkpoint}"):
         take(str(checkpoint.parent))
@@ -75,7 +75,7 @@ def test_a_storage_in_place_of_a_checkpoint_is_answered_with_one_of_its_checkpoi
         take(os.fspath(checkpoint.parent.parent))
 
 
-def test_nothing_of_a_remote_storage_is_downloaded_in_place_of_a_checkpoint() -> None:
+def test_wrong_url_downloads_nothing() -> None:
     local = write_checkpoint("local")
     storage = CheckpointStorage("memory://downloads")
     for file in local.rglob("*.*"):
@@ -92,17 +92,17 @@ def test_nothing_of_a_remote_storage_is_downloaded_in_place_of_a_checkpoint() ->
     assert downloaded == []
 
 
-def test_a_checkpoint_may_be_read_by_the_text_of_its_path() -> None:
+def test_checkpoint_by_text_of_a_path() -> None:
     assert read_checkpoint(str(write_checkpoint("storage"))).trial_state.batches_trained == 7  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["latest", "newest", "Last", "11111111-2222-3333-4444-555555555555"])
-def test_a_checkpoint_to_resume_from_that_is_not_there_is_answered_with_the_word_for_the_newest(name: str) -> None:
+def test_missing_latest_checkpoint(name: str) -> None:
     with pytest.raises(errors.CheckpointNotFound, match=f"='{name}'.* latest_checkpoint='last' resumes"):
         fit(checkpoint_storage="storage", latest_checkpoint=name)
 
 
 @pytest.mark.parametrize("value", [7, True, ["a"]])
-def test_what_cannot_name_a_checkpoint_to_resume_from_is_named(value: Any) -> None:
+def test_wrong_latest_checkpoint(value: Any) -> None:
     with pytest.raises(TypeError, match=r"latest_checkpoint= takes the id, path or URL .* or 'last'; got "):
         fit(checkpoint_storage="storage", latest_checkpoint=value)

@@ -275,7 +275,7 @@ def test_changed_output_is_read_or_refused(data: st.DataObject) -> None:
     except ValueError as e:
         assert str(e).startswith("some.json")
     else:
-        assert all(json.dumps(export.entries_for(one)) for one in export.checkpoints.values())
+        assert all(json.dumps(export.make_entries(one)) for one in export.checkpoints.values())
 
 
 def test_checkpoint_of_another_trial_is_refused(platform: Platform, tmp_path: Path) -> None:

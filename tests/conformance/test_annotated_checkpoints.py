@@ -42,7 +42,7 @@ def known_from(*contents: Any) -> list[Any]:
     """Return all that is read from outputs."""
     export = MasterExport({f"file {index}": json.dumps(content).encode() for index, content in enumerate(contents)})
     checkpoints_in = export.checkpoints.values()
-    return [(one, export.entries_for(one), export.config_of(one)) for one in checkpoints_in]
+    return [(one, export.make_entries(one), export.find_config(one)) for one in checkpoints_in]
 
 
 def test_the_outputs_of_the_tests_are_those_of_the_real_command_line() -> None:

@@ -66,7 +66,7 @@ class Options(collections.UserDict[str, Any]):
         ({1: "a", None: "b", False: "c", np.int64(4): "d"}, {"1": "a", "null": "b", "false": "c", "4": "d"}),
     ],
 )
-def test_what_json_can_hold_is_stored_as_such(value: Any, plain: Any) -> None:
+def test_json_values_are_stored(value: Any, plain: Any) -> None:
     found = as_plain({"it": value})["it"]
     assert found == plain
     assert json.loads(to_json(found)) == plain
@@ -104,7 +104,7 @@ def test_anything_else_is_left_out_and_named(value: Any, named: str) -> None:
         as_plain({"it": value}, "hparams", most_numbers=MOST_IN_SETTINGS)
 
 
-def test_values_that_contain_themselves_are_left_out() -> None:
+def test_values_in_themselves_are_left_out() -> None:
     endless: list[Any] = []
     endless.append(endless)
     losses = Losses()
@@ -121,7 +121,7 @@ def test_keys_that_json_lacks_are_named() -> None:
     assert "hparams['3'] is a second value" in said
 
 
-def test_asking_for_what_was_left_out_is_an_error() -> None:
+def test_asking_for_left_out_is_an_error() -> None:
     losses = Losses()
     stored = as_plain({"groups": [{"fn": len, "lr": 1}]}, "hparams", losses)
     settings = mark_left_out(json.loads(to_json(stored)), "hparams", json.loads(to_json(losses.left_out)))
@@ -138,7 +138,7 @@ plain_values = st.recursive(numbers, lambda inner: st.lists(inner) | st.dictiona
 
 
 @given(plain_values)
-def test_every_number_comes_back_from_strict_json(value: Any) -> None:
+def test_every_number_comes_back(value: Any) -> None:
     places: list[str] = []
     text = to_json(spell_numbers(value, "it", places))
 
@@ -150,7 +150,7 @@ def test_every_number_comes_back_from_strict_json(value: Any) -> None:
     assert to_json(value) == text
 
 
-def test_nan_is_written_as_determined_writes_it() -> None:
+def test_nan_as_determined_writes_it() -> None:
     assert to_json({"a": [math.nan, math.inf, -math.inf, 0.5]}) == '{"a": ["NaN", "Infinity", "-Infinity", 0.5]}'
 
 
@@ -161,7 +161,7 @@ class Interpolated(dict[str, Any]):
         raise KeyError(f"{name} refers to a missing value")
 
 
-def test_a_value_that_cannot_be_looked_up_is_left_out_and_named() -> None:
+def test_value_that_cannot_be_looked_up() -> None:
     losses = Losses()
     assert as_plain({"conf": Interpolated(lr=1)}, "hparams", losses) == {"conf": {}}
     assert losses.notes == [

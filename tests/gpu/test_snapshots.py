@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from det_lightning.checkpoint.storage.snapshots import Snapshotter, tensors_in
+from det_lightning.checkpoint.storage.snapshots import Snapshotter, iterate_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 def test_the_host_does_not_wait_and_later_work_does_not_change_the_copy() -> None:
     state = {"weights": torch.ones(8 * 1024**2, device="cuda"), "step": torch.tensor(3)}
     snapshotter = Snapshotter()
-    snapshotter.reserving(tensors_in(state))()
+    snapshotter.reserving(iterate_tensors(state))()
     torch.cuda.set_sync_debug_mode("error")
     try:
         state["weights"].mul_(2)

@@ -36,7 +36,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
-from det_lightning.checkpoint.retention.old_indexes import with_metrics
+from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.checkpoint.storage.location import Location
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files

@@ -13,8 +13,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.checkpoint.storage import in_memory
-from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial
+from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, in_memory, run_trial
 from tests.trials import SmallTrial
 
 pytest_plugins = ["pytester"]

@@ -1,4 +1,4 @@
-"""Copying the code of a trial into its checkpoints: each file once a run, as long as it does not change."""
+"""Copying the code of a trial into checkpoints: each file once a run, as long as the file does not change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TICK_NS = 2 * 10**9
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """A file of the latest copy; its source and the copy itself are unchanged while their states are the same.
+    """A file of the latest copy. Equal states show that neither the source nor the copy has changed.
 
     ``source_state`` is None if the source had just been written.
     """
@@ -45,7 +45,7 @@ class _Copy:
     description: dict[str, Any]
 
     def link(self, path: pathlib.Path) -> _Copy | None:
-        """Make ``path`` a link to this copy; return None if that was changed or deleted, or there are no links."""
+        """Make ``path`` a link to this copy; return None if the copy has changed or vanished, or if linking fails."""
         try:
             if _COPY_STATE(self.path.stat()) != self.state:
                 return None
@@ -57,15 +57,15 @@ class _Copy:
 
 
 class CodeCopier:
-    """Copies the code of one run into each of its checkpoints; files that have not changed are links to one copy.
+    """Copies the code of a run into each checkpoint; an unchanged file is a link to the first copy.
 
-    What :class:`CodeRules` name, virtual environments and checkpoints are left out; but files from which this process
-    has imported a module only if ``.detignore`` names them. Files that cannot be copied are named in a warning, once a
-    run. ``source`` is by default the working directory when copying.
+    Names of :class:`CodeRules`, virtual environments and checkpoints are left out; a file of an imported module only if
+    ``.detignore`` names the file. A warning names the files that cannot be copied, once a run. ``source`` defaults to
+    the working directory at the time of copying.
 
-    ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths that the manifest lists.
-    ``latest`` is the storage and the id of the checkpoint that holds the latest copy, once it is complete, and
-    ``previous`` those of the copy before.
+    ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths in the manifest.
+    ``latest`` is the storage and the id of the checkpoint with the latest copy, once complete, and ``previous`` the
+    same for the copy before.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CodeCopier:
     def copy(self, target: pathlib.Path, storage: pathlib.Path | None = None) -> None:
         """Copy the code to the new directory ``target``, with the permissions that the umask allows.
 
-        ``storage``, the directory of the checkpoints, is left out if the code directory contains it.
+        ``storage``, the directory of the checkpoints, is left out if the code directory contains the storage.
         """
         self.previous = self.latest
         self.latest = None
@@ -117,7 +117,7 @@ class CodeCopier:
             self._report(selection)
 
     def find_unchanged(self) -> set[str]:
-        """Return the paths that the manifest lists of the files that are the same as in the copy before."""
+        """Return the paths, as in the manifest, of the files that have not changed since the copy before."""
         both = self._copies.keys() & self._copies_before.keys()
         return {
             f"{CODE_DIR}/{name}"
@@ -126,7 +126,7 @@ class CodeCopier:
         }
 
     def _copy_file(self, path: pathlib.Path, name: str, selection: CodeSelection) -> _Copy | None:
-        """Copy one file to ``path``; if it is an imported module's, it may be a link, and hold anything."""
+        """Copy a file to ``path``; the file of an imported module may be a link, and hold anything."""
         is_imported = name in selection.imported
         source = selection.source / name
         before = self._copies_before.get(name)

@@ -1,4 +1,4 @@
-"""Which files of a directory belong to the code of a trial: rules for names, limits, imported modules."""
+"""Choosing the code of a trial among the files of a directory: rules for names, limits, imported modules."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _SOURCE_SUFFIXES = (".py", ".pyi")
 
 @dataclasses.dataclass(frozen=True)
 class CodeLimits:
-    """Limits beyond which only Python sources and the files of imported modules are copied.
+    """Limits beyond which a copy holds only Python sources and the files of imported modules.
 
-    The default of ``size_bytes`` is the limit of Determined's platform. ``entries`` limits how many files and
-    directories are looked at.
+    The default of ``size_bytes`` is the limit of Determined's platform. ``entries`` limits the number of files and
+    directories that are looked at.
     """
 
     size_bytes: int = 95 * 1024 * 1024
@@ -62,15 +62,15 @@ class CodeLimits:
 
 
 class CodeRules:
-    """The files below the absolute path ``source`` that are left out of a copy of code, by name.
+    """Rules for names below the absolute path ``source`` that a copy of code leaves out.
 
-    ``.detignore`` comes first: it leaves out a path, or with a ``!`` keeps it. After that secrets, paths that
-    ``.gitignore`` names, and those that no trial needs are left out. Both files are looked for in ``source`` only.
+    ``.detignore`` comes first: a pattern leaves out a path, or with a ``!`` keeps the path. After that secrets, paths
+    that ``.gitignore`` names, and files that no trial needs are left out. Both files count in ``source`` only.
 
     Attributes:
-        problems: what is wrong with the two files, one sentence each.
-        detignore_failed: the rules of ``.detignore`` are not known.
-        secrets: paths that are left out because their names suggest secrets.
+        problems: mistakes in the two files, one sentence each.
+        detignore_failed: the rules of ``.detignore`` are unknown.
+        secrets: paths left out because the names suggest secrets.
     """
 
     def __init__(self, source: pathlib.Path, with_secrets: bool) -> None:
@@ -83,11 +83,11 @@ class CodeRules:
         self._gitignore = self._read(source / ".gitignore") or _compile("")
 
     def detignore(self, name: str) -> bool | None:
-        """Return True if ``.detignore`` names a relative path, False if it does so with a ``!``, otherwise None."""
+        """Return True if ``.detignore`` names a relative path, False if a pattern with ``!`` does, otherwise None."""
         return self._detignore.check_file(name).include
 
     def leaves_out(self, name: str) -> bool:
-        """Return whether a relative path is left out; it ends in a slash if it is a directory."""
+        """Return whether a relative path is left out; the path of a directory ends in a slash."""
         by_detignore = self._detignore.check_file(name).include
         if by_detignore is not None:
             return by_detignore
@@ -97,7 +97,7 @@ class CodeRules:
         return _compile(_NEVER_NEEDED).match_file(name) or self._gitignore.match_file(name)
 
     def _read(self, path: pathlib.Path) -> pathspec.GitIgnoreSpec | None:
-        """Read a file with the syntax of ``.gitignore``; note a problem and return None if that is not possible."""
+        """Read a file with the syntax of ``.gitignore``; after a failure note a problem and return None."""
         if not os.path.lexists(path):
             return _compile("")
         try:
@@ -116,10 +116,10 @@ class CodeSelection:
     """A walk through the absolute path ``source``, without the directories ``apart``. Links are not followed.
 
     Attributes:
-        chosen: paths to copy, each after the directory that it is in; those of directories end in a slash.
-        imported: those of the files of imported modules, which are always copied.
+        chosen: paths to copy, each after the directory around the path; the paths of directories end in a slash.
+        imported: the chosen files of imported modules; the limits do not apply here.
         problems: why a path cannot be copied, by path.
-        partial_because: why only Python sources and the files of imported modules are to be copied, if so.
+        partial_because: why only Python sources and the files of imported modules are copied; None if everything is.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class CodeSelection:
         self.problems: dict[str, str] = {}
         self.partial_because: str | None = None
         self._limits = limits
-        self._apart = _identities(apart)
+        self._apart = _identify(apart)
         self._sizes: dict[str, int] = {}
         folders = self._walk()
-        self.imported = set(filter(self._may_be_copied, _files_imported_from(source)))
+        self.imported = set(filter(self._may_copy, _find_imported(source)))
         total = sum(self._sizes.values())
         if self.partial_because is None and total > limits.size_bytes:
             sizes = f"{_mib(total)}, and no more than {_mib(limits.size_bytes)} are copied"
@@ -146,7 +146,7 @@ class CodeSelection:
             self.chosen = sorted(self._sources_within_limit() | self.imported)
 
     def largest(self) -> list[tuple[str, int]]:
-        """Return the largest files and directories at the top, with their sizes in bytes as far as they were seen."""
+        """Return the largest files and directories at the top, with the sizes in bytes as far as seen."""
         totals: Counter[str] = Counter()
         for name, size in self._sizes.items():
             top, slash, _ = name.partition("/")
@@ -163,7 +163,7 @@ class CodeSelection:
         return chosen
 
     def _walk(self) -> list[str]:
-        """Note the files, level by level, as code is usually near the top; return the directories, with a slash."""
+        """Note the files, level by level, since code is usually near the top; return the directories, with a slash."""
         seen = 0
         folders = []
         pending = deque([""])
@@ -204,19 +204,19 @@ class CodeSelection:
                     self.problems[name] = "not every storage can hold its name"
                 elif not is_directory:
                     self._sizes[name] = entry.stat(follow_symlinks=False).st_size
-                elif entry.name != layout.BOOKKEEPING_DIR and self._apart.isdisjoint(_identities([entry.path])):
+                elif entry.name != layout.BOOKKEEPING_DIR and self._apart.isdisjoint(_identify([entry.path])):
                     folders.append(f"{name}/")
             except OSError as e:  # it may have vanished since the directory was listed
                 self.problems[name] = e.strerror or str(e)
         return folders
 
-    def _may_be_copied(self, name: str) -> bool:
-        """Return whether a module's file may be copied, although rules other than ``.detignore`` name it."""
+    def _may_copy(self, name: str) -> bool:
+        """Return whether a module's file may be copied, whatever rules other than ``.detignore`` say."""
         if self.rules.detignore(name) or _ODD_NAME.search(name):
             return False
         # The working directory itself may be the storage.
         folders = [self.source / parent for parent in pathlib.PurePosixPath(name).parents if parent.name]
-        if not self._apart.isdisjoint(_identities(folders)):
+        if not self._apart.isdisjoint(_identify(folders)):
             return False
         for folder in folders:
             with contextlib.suppress(OSError):  # then the module's file cannot be read either
@@ -226,9 +226,9 @@ class CodeSelection:
 
 
 def read_regular_file(path: pathlib.Path, flags: int = 0) -> tuple[os.stat_result, bytes | None]:
-    """Return the status of a file and its content, which is None if it is not a regular file.
+    """Return the status of a file and the content, or None in place of the content if the file is not a regular one.
 
-    It is opened with further ``flags``, and no more is read than its size at the start.
+    The file is opened with further ``flags``, and read up to the size at the start.
     """
     # Opening a FIFO must not wait for a writer.
     flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -242,7 +242,7 @@ def read_regular_file(path: pathlib.Path, flags: int = 0) -> tuple[os.stat_resul
 
 
 def _is_environment_or_result(folder: pathlib.Path, names: Set[str]) -> bool:
-    """Return whether a directory that contains ``names`` is an environment, a cache, an experiment or a checkpoint."""
+    """Return whether a directory with these ``names`` is an environment, a cache, an experiment or a checkpoint."""
     if not _MARKERS.isdisjoint(names) or names >= _OF_EXPERIMENT:
         return True
     descriptions = names & {layout.METADATA_FILE, layout.LOAD_DATA_FILE}
@@ -250,8 +250,8 @@ def _is_environment_or_result(folder: pathlib.Path, names: Set[str]) -> bool:
     return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
-def _files_imported_from(directory: pathlib.Path) -> set[str]:
-    """Return the paths below ``directory`` of the files of loaded modules, except Python's own and installed ones."""
+def _find_imported(directory: pathlib.Path) -> set[str]:
+    """Return the paths of loaded modules' files below ``directory``, except Python's own and installed modules."""
     roots = [os.path.abspath(directory), os.path.realpath(directory)]  # noqa: PTH100 (the first keeps links)
     roots += [os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib"))]
     here, real, *pythons_own = map(os.path.join, roots, itertools.repeat(""))  # each with a slash at the end
@@ -276,8 +276,8 @@ def _files_imported_from(directory: pathlib.Path) -> set[str]:
     return found
 
 
-def _identities(paths: Iterable[str | os.PathLike[str]]) -> set[tuple[int, int]]:
-    """Return what identifies each file or directory, whatever it is called."""
+def _identify(paths: Iterable[str | os.PathLike[str]]) -> set[tuple[int, int]]:
+    """Return the device and inode of each existing file or directory."""
     found = set()
     for path in paths:
         with contextlib.suppress(OSError):
@@ -292,5 +292,5 @@ def _mib(size_bytes: int) -> str:
 
 @functools.cache
 def _compile(patterns: str) -> pathspec.GitIgnoreSpec:
-    """Return the rules of ``patterns``, each in the syntax of .gitignore; a later one overrides an earlier one."""
+    """Return the rules of ``patterns``, each in the syntax of .gitignore; a later pattern overrides an earlier one."""
     return pathspec.GitIgnoreSpec.from_lines(patterns.split())

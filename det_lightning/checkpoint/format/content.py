@@ -1,4 +1,4 @@
-"""The content of a checkpoint, in memory. Needs no torch, because the schedule uses it."""
+"""The content of a checkpoint in memory, and the progress of a trial. Imports no torch, as the schedule needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class TrialState:
-    """How far a trial has come; the content of ``trial_state.pkl``.
+    """The progress of a trial; the content of ``trial_state.pkl``.
 
     Attributes:
         trial_id: Determined's id of the trial, 0 for a local run.
@@ -43,28 +43,28 @@ class TrialState:
 
 @dataclasses.dataclass
 class CheckpointContent:
-    """The content of a checkpoint that is written, read, converted or resumed from.
+    """The content of a checkpoint to write, read, convert or resume from.
 
     Attributes:
-        state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``, with the keys used
-            by the release that wrote it; see ``modernize``.
-        trial_state: how far the trial has come; ``trial_state.pkl``.
-        load_data: how to build the trial again; ``load_data.json``. None if it is not known.
-        resume: what an exact resume needs beyond Determined's format; ``resume.pth``. None if Determined wrote the
+        state: models, optimizers, schedulers, callbacks and random state, as in ``state_dict.pth``. The keys are those
+            of the writing release; see ``modernize``.
+        trial_state: the progress of the trial; ``trial_state.pkl``.
+        load_data: how to build the trial again; ``load_data.json``. None if unknown.
+        resume: the state for an exact resume, beyond Determined's format; ``resume.pth``. None if Determined wrote the
             checkpoint.
         lightning: Lightning's own state; ``lightning.pth``. None if there is none.
         notes: entries of ``metadata.json`` beyond Determined's, for a checkpoint to be written.
-        epochs_known: ``trial_state`` has the number of epochs, which old releases did not write.
-        has_weights: ``state`` holds models and optimizers; Lightning's own files keep them elsewhere.
-        name: the checkpoint's id; empty if it has none yet.
+        epochs_known: ``trial_state`` has the number of epochs; old releases did not write the number.
+        has_weights: ``state`` holds models and optimizers; Lightning's own files keep both elsewhere.
+        name: the checkpoint's id; empty before the first write.
         source: path or URL of the file with the state, for messages.
-        directory: the directory that it was read from; None if there was none.
+        directory: the directory from which the content was read; None if there was none.
         is_sharded: ``state`` and ``resume`` lack the values of tensors that are stored in parts.
-        shards: for a checkpoint to be written, the sharded tensors by name; every rank writes its part.
+        shards: for a checkpoint to be written, the sharded tensors by name; every rank writes a part.
         described: size and checksum of the files that several ranks wrote, as in the manifest.
-        kept: keeps a downloaded ``directory`` until the files that are read later have been read.
-        copies: tensors of ``state`` that nothing else uses, so that they need not be copied to be written later.
-        files: a directory whose content becomes part of the checkpoint, and is moved there; None if there is none.
+        kept: keeps a downloaded ``directory`` until all files have been read.
+        copies: tensors of ``state`` that nothing else uses; a write in the background need not copy these.
+        files: a directory whose content moves into the checkpoint; None if there is none.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, TrialState
@@ -97,7 +97,7 @@ class CheckpointContent:
 
     @property
     def trial_class(self) -> str | None:
-        """The class that wrote it, as ``"module:QualName"``; None if it is not known."""
+        """The class of the trial, as ``"module:QualName"``; None if unknown."""
         found = (self.load_data or {}).get("trial_cls_spec")
         return found if isinstance(found, str) else None
 

@@ -1,9 +1,9 @@
-"""The names of a checkpoint's files, what makes it complete, and how the layouts of older releases become today's.
+"""The names of a checkpoint's files, the rules for a complete checkpoint, and the conversion of older layouts.
 
 Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json``, ``code/`` and, last of all,
 ``metadata.json``. det_lightning adds ``resume.pth``, with the rest of the state for an exact resume, and a manifest in
 ``metadata.json``; Determined ignores both. A sharded checkpoint has ``shards/`` in place of ``state_dict.pth``, and
-Determined cannot read it; see ``det_lightning/checkpoint/format/shards.py``.
+Determined cannot read the shards; see ``det_lightning/checkpoint/format/shards.py``.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _MAX_JSON_DEPTH = 100
 
 
 def is_of_keras(names: Iterable[str]) -> bool:
-    """Return whether a checkpoint with files of these names is that of a ``TFKerasTrial``."""
+    """Return whether a ``TFKerasTrial`` wrote a checkpoint with files of these names."""
     return any(name.startswith(_KERAS_PREFIX) for name in names)
 
 
 def find_state_file(directory: pathlib.Path) -> pathlib.Path:
-    """Return the file with the weights, which has other names in older releases."""
+    """Return the path of the weights in a checkpoint of any release."""
     if directory.is_dir() and is_of_keras(path.name for path in directory.iterdir()):
         raise _unknown_kind(directory, "of a TFKerasTrial")
     for name in STATE_FILES:
@@ -94,14 +94,14 @@ def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
 
 
 def is_sharded(directory: pathlib.Path, state_file: pathlib.Path) -> bool:
-    """Return whether the state file of a checkpoint is that of a sharded one."""
+    """Return whether a checkpoint with this state file is sharded."""
     return state_file == directory / SHARDED_STATE_FILE
 
 
 def require_complete(directory: pathlib.Path) -> None:
-    """Raise unless ``directory`` holds a complete checkpoint.
+    """Raise a ``CheckpointError`` unless ``directory`` holds a complete checkpoint.
 
-    The last file to be written is ``metadata.json``, except by releases before 0.18; see :func:`may_lack_metadata`.
+    Writers finish with ``metadata.json``, except releases before 0.18; see :func:`may_lack_metadata`.
     """
     if not directory.is_dir():
         raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
@@ -129,14 +129,14 @@ def require_complete(directory: pathlib.Path) -> None:
 def may_lack_metadata(names: Container[str]) -> bool:
     """Return whether a checkpoint with files of these names is complete without ``metadata.json``.
 
-    Releases before 0.18 did not write it. Up to 0.17.7 they wrote no ``load_data.json`` either; after that, there is a
-    ``workload_sequencer.pkl``, which is not among the files of det_lightning.
+    Releases before 0.18 wrote no ``metadata.json``. Releases up to 0.17.7 wrote no ``load_data.json`` either; later
+    ones left a ``workload_sequencer.pkl``, a file that det_lightning never writes.
     """
     return RESUME_FILE not in names and (LOAD_DATA_FILE not in names or WORKLOAD_FILE in names)
 
 
 def _require_framework_of_trials(directory: pathlib.Path) -> None:
-    """Raise an ``InvalidCheckpointException`` if ``metadata.json`` says that no PyTorchTrial wrote the checkpoint."""
+    """Raise an ``InvalidCheckpointException`` if ``metadata.json`` names another author than a PyTorchTrial."""
     metadata = read_json(directory / METADATA_FILE)
     framework = metadata.get("framework") or metadata.get("tensorflow_version")
     if "tensorflow_version" in metadata or (isinstance(framework, str) and framework.startswith("tensorflow")):
@@ -146,7 +146,7 @@ def _require_framework_of_trials(directory: pathlib.Path) -> None:
 
 
 def names_no_framework(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a ``metadata.json`` is that of a script of the Core API, unless there is a ``load_data.json``."""
+    """Return whether ``metadata.json`` fits a script of the Core API, provided that there is no ``load_data.json``."""
     return not any(metadata.get(name) for name in ("framework", "torch_version", "tensorflow_version"))
 
 
@@ -158,7 +158,7 @@ def _unknown_kind(directory: pathlib.Path, kind: str) -> errors.InvalidCheckpoin
 
 
 def read_bytes(path: pathlib.Path) -> bytes:
-    """Read one of the small files; raise an ``IncompleteCheckpointError`` if it is large or cannot be read."""
+    """Read a small file; raise an ``IncompleteCheckpointError`` if the file is large or cannot be read."""
     try:
         size = path.stat().st_size
         if size > MAX_SMALL_FILE_BYTES:
@@ -172,7 +172,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object; raise an ``IncompleteCheckpointError`` if it does not."""
+    """Read a JSON object from a file; raise an ``IncompleteCheckpointError`` for any other content."""
     content = read_bytes(path)
     try:
         parsed = json.loads(content.decode("utf-8"))
@@ -190,7 +190,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def is_shallow(value: Any) -> bool:
-    """Return whether parsed JSON is shallow enough for any code to walk it."""
+    """Return whether parsed JSON is shallow enough for recursive code."""
     level = [value]
     for _ in range(_MAX_JSON_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
@@ -201,7 +201,7 @@ def is_shallow(value: Any) -> bool:
 
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Return what is wrong with values that should be counts, such as a ``TrialState`` has; None if nothing."""
+    """Describe the values that should be counts, as in a ``TrialState``, and are not; None if all are."""
     wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
     if not wrong:
         return None
@@ -215,12 +215,9 @@ _SINGLE_KEYS = {
     "lr_scheduler": "lr_schedulers_state_dict",
 }
 
-# The platform's entrypoint can also be a command.
-_MAX_SPEC_CHARS = 100_000
-
 
 def modernize(state: dict[str, Any], source: str) -> None:
-    """Convert the keys of a state to today's, in place."""
+    """Convert the keys of an older release's state to today's, in place."""
     both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
     if both:
         raise errors.InvalidCheckpointException(
@@ -253,32 +250,6 @@ def _require_kinds(state: dict[str, Any], source: str) -> None:
         )
 
 
-def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
-    """Read how to rebuild the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
-
-    ``trial_cls_spec`` is the trial's class, as ``"module:QualName"``. This is in ``load_data.json`` since 0.17.8, and
-    before in ``metadata.json``, which the platform's download added.
-    """
-    path = directory / LOAD_DATA_FILE
-    if path.is_file():
-        found = content = read_json(path)
-        if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
-            found = content = {**make_load_data(None, None, is_trainer=False), **content}
-        missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
-        if missing:
-            raise errors.IncompleteCheckpointError(
-                f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
-            )
-    else:
-        path = directory / METADATA_FILE
-        found = read_json(path) if path.is_file() else {}
-        config = found.get("experiment_config")
-        spec = config.get("entrypoint") if isinstance(config, dict) else None
-        content = make_load_data(found.get("hparams"), config, spec, is_trainer=False)
-    _require_load_data(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
-    return content
-
-
 #: The entries of ``load_data.json``.
 LOAD_DATA_ENTRIES = frozenset({"trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer"})
 
@@ -294,26 +265,3 @@ def make_load_data(
         "trial_cls_spec": trial_cls_spec,
         "is_trainer": is_trainer,
     }
-
-
-_KINDS: dict[str, tuple[Any, str]] = {
-    "hparams": (dict | None, "an object"),
-    "experiment_config": (dict | None, "an object"),
-    "is_trainer": (bool | None, "true or false"),
-    "trial_type": (str | None, "a string"),
-}
-
-
-def _require_load_data(source: pathlib.Path, content: dict[str, Any]) -> None:
-    wrong = [
-        f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
-        for name, (kind, expected) in _KINDS.items()
-        if not isinstance(content.get(name), kind)
-    ]
-    spec = content["trial_cls_spec"]
-    if not isinstance(spec, str | None):
-        wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
-    elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
-        wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
-    if wrong:
-        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")

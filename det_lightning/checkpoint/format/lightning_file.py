@@ -1,7 +1,7 @@
 """Conversion between Determined's checkpoints, Lightning's ``.ckpt`` files and plain weights. Needs no Lightning.
 
 :func:`from_lightning` reverses :func:`to_lightning` without loss. From the ``.ckpt`` of another ``LightningModule``, a
-trial can use only what Determined's format has entries for.
+trial gets only the entries of Determined's format.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
-from det_lightning.checkpoint.format.plain_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
+from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.masking import mask, short_text
 
 _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
 
 def join_models(models: list[dict[str, Any]]) -> OrderedDict[str, Any]:
-    """Join the state dicts of all models into that of a TrialModule, with the names ``models.<index>.<name>``."""
+    """Join the state dicts of all models into the state dict of a TrialModule, with names ``models.<index>.<name>``."""
     joined: OrderedDict[str, Any] = OrderedDict()
     versions: OrderedDict[str, Any] = OrderedDict({"": {"version": 1}, "models": {"version": 1}})
     for index, weights in enumerate(models):
         prefix = f"models.{index}."
         joined.update({f"{prefix}{name}": value for name, value in weights.items()})
-        own = _versions_of(weights) or {"": {"version": 1}}
+        own = _read_versions(weights) or {"": {"version": 1}}
         versions.update({f"{prefix}{name}".removesuffix("."): version for name, version in own.items()})
     _set_versions(joined, versions)
     return joined
 
 
 def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]], dict[str, Any]]:
-    """Split the state dict of a TrialModule into those of its models, and the entries that belong to none."""
+    """Split the state dict of a TrialModule into the state dicts of the models, and the entries of no model."""
     values: dict[int, OrderedDict[str, Any]] = {}
     versions: dict[int, OrderedDict[str, Any]] = {}
     rest = {}
@@ -48,7 +48,7 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
             rest[name] = value
         else:
             values.setdefault(int(match[1]), OrderedDict())[match[2]] = value
-    for name, version in _versions_of(joined).items():
+    for name, version in _read_versions(joined).items():
         if (match := _MODEL_NAME.fullmatch(str(name))) is not None:
             # A model without tensors has only a version.
             values.setdefault(int(match[1]), OrderedDict())
@@ -63,8 +63,7 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
     return [values[index] for index in range(len(values))], rest
 
 
-def _versions_of(weights: Any) -> Mapping[str, Any]:
-    """Return the versions of the modules, which torch attaches to a state dict."""
+def _read_versions(weights: Any) -> Mapping[str, Any]:
     versions = getattr(weights, "_metadata", None)
     return versions if isinstance(versions, Mapping) else {}
 
@@ -84,10 +83,10 @@ _SCHEDULERS = "lr_schedulers_state_dict"
 
 def to_lightning(content: CheckpointContent) -> dict[str, Any]:
     """Return the content of a ``.ckpt`` file that ``pl.Trainer.fit(TrialModule(...), ckpt_path=...)`` resumes."""
-    state = _modern_state(content)
+    state = _modernize_state(content)
     models = state.pop(_MODELS)
     optimizers = state.pop(_OPTIMIZERS)
-    resume = _without_secrets(content.resume)
+    resume = _mask_settings(content.resume)
     load_data = mask(content.load_data)
     hparams = mask(read_settings(resume, load_data)["hparams"])
     batches = content.trial_state.batches_trained
@@ -110,9 +109,9 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
 
 
 def to_entry(content: CheckpointContent) -> dict[str, Any]:
-    """Return the entry of a ``.ckpt`` file for content without models and optimizers, which Lightning stores itself.
+    """Return the entry of a ``.ckpt`` file for content without models and optimizers, stored by Lightning itself.
 
-    It has plain values only, since ``torch.load`` would refuse those of numpy and others.
+    The entry has plain values only, since ``torch.load`` would refuse numpy's values and others.
     """
     entry: dict[str, Any] = with_plain_values(
         {
@@ -128,13 +127,13 @@ def to_entry(content: CheckpointContent) -> dict[str, Any]:
 
 
 def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> CheckpointContent:
-    """Return the content of an entry that :func:`to_entry` of this or an earlier release made, without weights."""
+    """Return the content of an entry by :func:`to_entry` of this or an earlier release, without weights."""
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
         raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
     entry = with_own_types(entry)
     load_data = entry.get("load_data")
-    trial_state, resume = _progress_in(entry)
+    trial_state, resume = _split_progress(entry)
     dicts = {"resume": resume, "load_data": load_data}
     wrong = [f"{name!r} is {mask(one)!r:.99}" for name, one in dicts.items() if not isinstance(one, dict | None)]
     if wrong:
@@ -161,8 +160,8 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     )
 
 
-def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the trial's state and the resume state, which earlier releases kept in one dict."""
+def _split_progress(entry: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the trial's state and the resume state; earlier releases kept both in a single dict."""
     if "extra" not in entry:
         return entry.get("trial_state"), entry.get("resume")
     extra = entry["extra"]
@@ -173,21 +172,21 @@ def _progress_in(entry: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
-    """Convert the content of a ``.ckpt`` file; entries that Determined's files cannot hold go to ``lightning.pth``.
+    """Convert the content of a ``.ckpt`` file; ``lightning.pth`` gets the entries that Determined's files cannot hold.
 
     A ``.ckpt`` of a ``TrialModule`` is converted completely. With ``any_module``, the weights of another
-    ``LightningModule`` become those of a single model, under the same names, with its optimizers, schedulers and
-    progress: epochs, and batches as Lightning's loop counted them or else optimizer steps. It has nothing for a trial's
-    callbacks, random generators and position in the data; Lightning's own entries are kept but not used.
+    ``LightningModule`` become the weights of a single model, under the same names, with optimizers, schedulers and
+    progress: epochs, and batches as Lightning's loop counted, or else optimizer steps. The file has nothing for a
+    trial's callbacks, random generators and position in the data; Lightning's own entries are kept but not used.
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
             f"A checkpoint of Lightning has an entry 'state_dict'; this file has {sorted(map(str, ckpt))!s:.500}."
         )
     if TRIAL_KEY in ckpt:
-        return _from_trial(ckpt)
+        return _convert_trial(ckpt)
     if any_module:
-        return _from_other_module(ckpt)
+        return _convert_other_module(ckpt)
     raise errors.InvalidCheckpointException(
         f"The file has no entry {TRIAL_KEY!r}: it was written by a LightningModule that is not a TrialModule. "
         "any_module=True converts its weights, optimizers and schedulers."
@@ -195,14 +194,15 @@ def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> Chec
 
 
 def to_weights(content: CheckpointContent) -> dict[str, Any]:
-    """Return the weights of all models in one dict: under their own names if there is one model, otherwise under
-    ``models.<index>.<name>``, in the order in which the trial wrapped them.
+    """Return the weights of all models in a dict, in the order in which the trial wrapped the models.
+
+    A single model's weights keep their names. Several models' weights are named ``models.<index>.<name>``.
     """
-    models = _modern_state(content)[_MODELS]
+    models = _modernize_state(content)[_MODELS]
     return copy.copy(models[0]) if len(models) == 1 else join_models(models)
 
 
-def _modern_state(content: CheckpointContent) -> dict[str, Any]:
+def _modernize_state(content: CheckpointContent) -> dict[str, Any]:
     state = dict(content.state)
     source = content.source or "The checkpoint"
     modernize(state, source)
@@ -215,40 +215,40 @@ def _modern_state(content: CheckpointContent) -> dict[str, Any]:
     return state
 
 
-def _from_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
+def _convert_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
     content = from_entry(ckpt[TRIAL_KEY], "the file")
     models, unknown = split_models(ckpt["state_dict"])
-    lightning = _rest_of(ckpt)
+    lightning = _take_rest(ckpt)
     if unknown:
         lightning["state_dict"] = unknown
     return dataclasses.replace(
         content,
-        state={_MODELS: models, _OPTIMIZERS: _list_in(ckpt, "optimizer_states"), **content.state},
+        state={_MODELS: models, _OPTIMIZERS: _take_list(ckpt, "optimizer_states"), **content.state},
         load_data=mask(content.load_data or make_load_data(**read_settings(content.resume, None))),
-        resume=_without_secrets(content.resume),
+        resume=_mask_settings(content.resume),
         lightning=lightning,
         has_weights=True,
     )
 
 
-def _from_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
-    batches, epochs = _progress_of(ckpt)
+def _convert_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
+    batches, epochs = _count_progress(ckpt)
     hparams = ckpt.get("hyper_parameters")
     return CheckpointContent(
         state={
             _MODELS: [ckpt["state_dict"]],
-            _OPTIMIZERS: _list_in(ckpt, "optimizer_states"),
-            _SCHEDULERS: _list_in(ckpt, "lr_schedulers"),
+            _OPTIMIZERS: _take_list(ckpt, "optimizer_states"),
+            _SCHEDULERS: _take_list(ckpt, "lr_schedulers"),
             "callbacks": {},
         },
         trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
         load_data=mask(make_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None)),
         resume=None,
-        lightning=_rest_of(ckpt),
+        lightning=_take_rest(ckpt),
     )
 
 
-def _list_in(ckpt: Mapping[str, Any], name: str) -> list[Any]:
+def _take_list(ckpt: Mapping[str, Any], name: str) -> list[Any]:
     value = ckpt.get(name)
     if value is None:
         return []
@@ -259,7 +259,7 @@ def _list_in(ckpt: Mapping[str, Any], name: str) -> list[Any]:
     return list(value)
 
 
-def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
+def _take_rest(ckpt: Mapping[str, Any]) -> dict[str, Any]:
     moved = ("state_dict", "optimizer_states", "lr_schedulers", TRIAL_KEY)
     rest = {name: value for name, value in ckpt.items() if name not in moved}
     if isinstance(rest.get("hyper_parameters"), dict):
@@ -267,13 +267,13 @@ def _rest_of(ckpt: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def _without_secrets(resume: ResumeState | None) -> ResumeState | None:
-    """Return the resume state without the secrets that an older release may have written."""
+def _mask_settings(resume: ResumeState | None) -> ResumeState | None:
+    """Return the resume state without secrets, since an older release may have written some."""
     return None if resume is None else dataclasses.replace(resume, settings=mask(resume.settings))
 
 
-def _progress_of(ckpt: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the batches and epochs trained; older releases of Lightning counted fewer things."""
+def _count_progress(ckpt: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the batches and epochs trained; older releases of Lightning counted less."""
 
     def count(default: Any, *path: str) -> int:
         found: Any = ckpt.get("loops")

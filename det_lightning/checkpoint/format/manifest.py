@@ -1,16 +1,17 @@
-"""The manifest in ``metadata.json``: size and checksum of every file, and a checksum of the entries themselves; links.
+"""Checksums of files: the manifest in ``metadata.json``, the comparison with the files, links that lead out, SHA-256.
 
-Determined's checkpoints have neither, and those of earlier det_lightning releases have no checksum of the entries: what
-is missing is not compared.
+Determined's checkpoints have no manifest, and earlier det_lightning releases wrote no checksum of the entries. Without
+a checksum nothing is compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastcrc.crc32 import iscsi as extend_crc32c
@@ -55,7 +56,7 @@ def describe_file(path: pathlib.Path) -> dict[str, Any]:
 
 
 def describe_content(content: bytes) -> dict[str, Any]:
-    """Return size and CRC-32C of the content of a file."""
+    """Return size and CRC-32C of a file with this content."""
     return {"bytes": len(content), "crc32c": f"{extend_crc32c(content):08x}"}
 
 
@@ -64,9 +65,9 @@ def _raise(error: OSError) -> None:
 
 
 def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metadata.json``, as strict JSON has it, with a checksum of its entries added.
+    """Return the content of ``metadata.json`` as strict JSON, with a checksum of all entries.
 
-    Entries that JSON cannot hold are left out, and a warning names them.
+    Entries that JSON cannot hold are left out, and a warning names each.
     """
     try:
         entries = json.loads(json.dumps(metadata, allow_nan=False))  # in the form in which they will be read
@@ -79,13 +80,13 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_entries(metadata: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metadata.json`` with entries added or replaced, and with a checksum if it had one."""
+    """Return ``metadata`` with entries added or replaced, and with a new checksum if there was one before."""
     content = {name: value for name, value in metadata.items() if name != CHECKSUM_KEY} | {**entries}
     return with_checksum(content) if CHECKSUM_KEY in metadata else dict(spell_numbers(content))
 
 
 def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
-    """Return how the content of ``metadata.json`` differs from its checksum; None if it matches, or has none."""
+    """Describe how the entries of ``metadata.json`` differ from their checksum; None if nothing differs."""
     if CHECKSUM_KEY not in metadata:
         return None
     expected = metadata[CHECKSUM_KEY]
@@ -99,9 +100,9 @@ def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
 
 
 def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> list[str]:
-    """Compare the files ``names``, by default all that are listed, with the manifest; return what differs.
+    """Compare files with the manifest, and describe each difference.
 
-    Files that are not listed are skipped; a checkpoint that Determined wrote lists none.
+    ``names`` defaults to all listed files. Unlisted files are skipped; Determined's checkpoints list none.
     """
     metadata = _read_metadata(directory)
     listed = metadata.get(MANIFEST_KEY, {})
@@ -111,7 +112,7 @@ def find_damage(directory: pathlib.Path, names: Sequence[str] | None = None) -> 
 
 
 def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
-    """Raise an ``IncompleteCheckpointError`` that names what differs, unless all files match the manifest."""
+    """Raise an ``IncompleteCheckpointError`` that names all differences, unless the files match the manifest."""
     damage = find_damage(directory, names)
     if damage:
         raise errors.IncompleteCheckpointError(
@@ -122,14 +123,14 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
 
 
 def leads_out(directory: pathlib.Path, path: pathlib.Path) -> bool:
-    """Return whether a file or directory in ``directory`` is a link that leads out of it."""
+    """Return whether a file or directory in ``directory`` is a link to a target outside."""
     return path.is_symlink() and not _find_target(path).is_relative_to(directory.resolve())
 
 
 def require_inside(directory: pathlib.Path) -> None:
-    """Raise an ``UnsafeCheckpointError`` that names each link which leads out of the checkpoint in ``directory``.
+    """Raise an ``UnsafeCheckpointError`` that names each link from the checkpoint in ``directory`` to a target outside.
 
-    ``directory`` may be a link itself. ``code/`` is not looked at: no link in it is ever followed.
+    ``directory`` may be a link itself. ``code/`` is not searched: no link in there is ever followed.
     """
     found = []
     for folder, folders, files in os.walk(directory):
@@ -153,7 +154,7 @@ def _find_target(link: pathlib.Path) -> pathlib.Path:
 
 
 def find_unlisted(directory: pathlib.Path) -> list[str]:
-    """Return the paths of files that are read, and of those in ``code/``, that are not listed in the manifest."""
+    """Return the paths of files, among the files to read and in ``code/``, that the manifest does not list."""
     listed = _read_metadata(directory).get(MANIFEST_KEY)
     if listed is None:
         return []
@@ -162,10 +163,10 @@ def find_unlisted(directory: pathlib.Path) -> list[str]:
 
 
 def split_code(directory: pathlib.Path, *, trusted: bool) -> tuple[list[str], list[str]]:
-    """Return the paths of the files in ``code/`` that may be imported, and those of everything else there.
+    """Return the paths of the files in ``code/`` that may be imported, and the paths of everything else there.
 
-    The former are listed in the manifest, if there is one, and unless ``trusted``, :func:`require_unchanged` raises if
-    one does not match it. Links are not followed.
+    A file may be imported if the manifest lists the file, or if there is no manifest. Unless ``trusted``,
+    :func:`require_unchanged` raises for a changed file. Links are not followed.
     """
     listed = _read_metadata(directory).get(MANIFEST_KEY)
     if not trusted:
@@ -224,7 +225,7 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
 
 
 def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
-    """Return whether a file of ``code/`` is a link, or is reached through one; other files may be links."""
+    """Return whether a file of ``code/`` is a link, or lies behind a link; other files may be links."""
     path = pathlib.PurePosixPath(name)
     if path.parts[:1] != (CODE_DIR,):
         return False
@@ -234,3 +235,30 @@ def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
 def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
     content = json.dumps(entries, sort_keys=True, separators=(",", ":"))
     return f"{extend_crc32c(content.encode('ascii')):08x}"
+
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+def digest_file(path: pathlib.Path) -> str:
+    """Return the SHA-256 of a file, which, unlike a checksum, nobody can forge."""
+    digest = hashlib.sha256()
+    for chunk in _read_chunks(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def copy_and_digest(path: pathlib.Path, copy: pathlib.Path) -> str:
+    """Copy a file and return the SHA-256 of the copy, even if the file changes meanwhile."""
+    digest = hashlib.sha256()
+    with copy.open("xb") as file:
+        for chunk in _read_chunks(path):
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+def _read_chunks(path: pathlib.Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

@@ -1,4 +1,4 @@
-"""What only Determined's master knew about checkpoints, put together from outputs of its command line."""
+"""Facts that only Determined's master knew about checkpoints, put together from outputs of the ``det`` command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from det_lightning.masking import mask
 
 
 class _Printed(pydantic.BaseModel):
-    """JSON that the command line prints; keys that are not used here may be missing or hold anything."""
+    """JSON printed by the command line; unused keys may be missing or hold anything."""
 
     model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
 
@@ -101,7 +101,7 @@ _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-
 
 @dataclasses.dataclass(frozen=True)
 class ExportedCheckpoint:
-    """What the files say about a checkpoint; fields that they do not mention are None."""
+    """The facts about a checkpoint in the files; unmentioned fields are None."""
 
     checkpoint_id: str
     file: str  # the first that names it
@@ -115,9 +115,9 @@ class ExportedCheckpoint:
 
 
 class MasterExport:
-    """What ``files``, one or more outputs of the command line, say together; each is given by its name and content.
+    """The facts in ``files``: outputs of the command line, by name, as bytes.
 
-    Raise a ``ValueError`` that lists all mistakes, with file, key and value, if one is not such an output, or two
+    Raise a ``ValueError`` that lists all mistakes, with file, key and value, if a file is no such output, or two files
     contradict each other.
     """
 
@@ -132,24 +132,24 @@ class MasterExport:
         if self._mistakes:
             raise ValueError("; ".join(self._mistakes))
 
-    def metric_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
-        """Return name, value and direction of a checkpoint's searcher metric; None if it is not known."""
+    def find_metric(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
+        """Return name, value and direction of a checkpoint's searcher metric; None if unknown."""
         searcher = (self._experiments.get(checkpoint.experiment_id, {}).get("config") or {}).get("searcher")
         if not isinstance(searcher, dict) or not isinstance(name := searcher.get("metric"), str):
             return None
-        value = _number((checkpoint.metrics or {}).get(name))
+        value = _parse_metric((checkpoint.metrics or {}).get(name))
         value = checkpoint.searcher_metric if value is None else value
         smaller_is_better = searcher.get("smaller_is_better") is not False
         return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
 
-    def entries_for(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
+    def make_entries(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
         """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
         entries = {
             "trial": str(checkpoint.trial_id),
             "experiment": str(checkpoint.experiment_id),
-            "metric": self.metric_of(checkpoint),
+            "metric": self.find_metric(checkpoint),
             "hparams": mask(trial.get("hparams")),
             MASTER_KEY: {
                 "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
@@ -159,18 +159,18 @@ class MasterExport:
         }
         return {key: value for key, value in entries.items() if value is not None}
 
-    def config_of(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
-        """Return the configuration of a checkpoint's experiment, with secrets masked; None if it is not known."""
+    def find_config(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
+        """Return the configuration of a checkpoint's experiment, with secrets masked; None if unknown."""
         masked: dict[str, Any] | None = mask(self._experiments.get(checkpoint.experiment_id, {}).get("config"))
         return masked
 
     def experiments_without_metric(self) -> list[int]:
-        """Return the ids of the experiments whose configuration, and so searcher metric, is in no file."""
+        """Return the ids of the experiments without a configuration in any file; so the searcher metric is unknown."""
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(one for one in ids if not self._experiments.get(one, {}).get("config"))
 
     def experiments_without_checkpoints(self) -> list[int]:
-        """Return the ids of the experiments that are described, but whose checkpoints no file mentions."""
+        """Return the ids of described experiments without any checkpoint in the files."""
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(self._experiments.keys() - ids)
 
@@ -180,12 +180,12 @@ class MasterExport:
             _merge(self._experiments, printed.experiment.id, printed.experiment.model_dump() | {"config": config})
         elif isinstance(printed, _TrialDescription):
             _merge(self._trials, printed.trial.id, printed.trial.model_dump())
-            for checkpoint in _of_trial(file, printed):
+            for checkpoint in _list_checkpoints(file, printed):
                 self._add_checkpoint(checkpoint)
         elif isinstance(printed, _Checkpoint):
-            self._add_listed(file, printed)
+            self._add_row(file, printed)
 
-    def _add_listed(self, file: str, listed: _Checkpoint) -> None:
+    def _add_row(self, file: str, listed: _Checkpoint) -> None:
         training = listed.training
         _merge(self._experiments, training.experiment_id, {"config": training.experiment_config})
         _merge(self._trials, training.trial_id, {"hparams": training.hparams})
@@ -198,9 +198,9 @@ class MasterExport:
                 experiment_id=training.experiment_id,
                 steps_completed=steps if type(steps) is int else None,
                 is_deleted=_is_deleted(listed.state),
-                time_s=_moment(listed.report_time),
+                time_s=_parse_time(listed.report_time),
                 metrics=None if training.validation_metrics is None else training.validation_metrics.avg_metrics,
-                searcher_metric=_number(training.searcher_metric),
+                searcher_metric=_parse_metric(training.searcher_metric),
             )
         )
 
@@ -221,11 +221,11 @@ class MasterExport:
 
 
 def _merge(known: dict[int, dict[str, Any]], number: int, described: dict[str, Any]) -> None:
-    """Add the description of an experiment or a trial to what is known."""
+    """Add the description of an experiment or a trial to the known facts."""
     known.setdefault(number, {}).update({key: value for key, value in described.items() if value is not None})
 
 
-def _of_trial(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpoint]:
+def _list_checkpoints(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpoint]:
     validations = {one.validation.total_batches: one.validation for one in printed.workloads if one.validation}
     for checkpoint in (one.checkpoint for one in printed.workloads):
         if checkpoint is None or checkpoint.uuid is None:
@@ -238,7 +238,7 @@ def _of_trial(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpo
             experiment_id=printed.trial.experiment_id,
             steps_completed=checkpoint.total_batches,
             is_deleted=_is_deleted(checkpoint.state),
-            time_s=_moment(checkpoint.end_time),
+            time_s=_parse_time(checkpoint.end_time),
             metrics=None if validation is None or validation.metrics is None else validation.metrics.avg_metrics,
         )
 
@@ -247,14 +247,14 @@ def _is_deleted(state: str | None) -> bool:
     return state is not None and state.removeprefix("STATE_") == "DELETED"
 
 
-def _number(value: Any) -> float | None:
-    """Return a metric, which the command line prints as text if it is not finite."""
+def _parse_metric(value: Any) -> float | None:
+    """Return a metric; the command line prints numbers that are not finite as text."""
     if isinstance(value, str):
         return _NUMBERS.get(value.lower())
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _moment(text: str | None) -> float | None:
+def _parse_time(text: str | None) -> float | None:
     """Return the time of an RFC 3339 text, in seconds since 1970."""
     if text is None:
         return None
@@ -268,7 +268,7 @@ def _moment(text: str | None) -> float | None:
 
 
 def _read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[_Printed]:
-    """Yield the objects in a file; add what is wrong with it to ``mistakes``, with file, key and value."""
+    """Yield the objects in a file; add a sentence for each mistake, with file, key and value, to ``mistakes``."""
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as e:
@@ -290,10 +290,10 @@ def _read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[_Pr
             printed = kinds[0].model_validate(element)
             yield from printed.checkpoints if isinstance(printed, _CheckpointList) else [printed]
         except pydantic.ValidationError as e:
-            mistakes += [f"{at}: {_described(error)}" for error in e.errors()]
+            mistakes += [f"{at}: {_describe_error(error)}" for error in e.errors()]
 
 
-def _described(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     got = "" if error["type"] == "missing" else f"; got {mask(error['input'])!r:.80}"
     message = error["msg"].partition(" or instance of ")[0]

@@ -1,10 +1,10 @@
-"""The resume state: the content of ``resume.pth``, which is also in Lightning's ``.ckpt`` files."""
+"""The resume state: the content of ``resume.pth``, also part of Lightning's ``.ckpt`` files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -31,23 +31,23 @@ SPELLED = "numbers_as_text"
 
 @dataclasses.dataclass
 class ResumeState:
-    """What an exact resume needs beyond Determined's files.
+    """The state for an exact resume beyond Determined's files.
 
     Attributes:
-        trial_state: the fields of the ``TrialState`` that it belongs to.
+        trial_state: the fields of the ``TrialState`` of the same checkpoint.
         rng_states: the random state of each rank.
         journals: the starts of each rank's passes over the training data; see ``PassJournal``.
         optimizer_steps: number of steps that all optimizers took together.
-        gradients: of an unfinished aggregation: those of each model by parameter name, for a single rank; for several
-            ranks a list with those of each rank, or only their average where models are sharded.
-        precision: what the precision has collected in an unfinished aggregation.
-        world_size: number of ranks that wrote it.
+        gradients: of an unfinished aggregation, by model and parameter name. A list with the gradients of each rank, or
+            only the average of all ranks where models are sharded.
+        precision: state of the precision in an unfinished aggregation.
+        world_size: number of ranks that wrote the state.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not
-            hold all of them; None if not known.
+            hold all values; None if unknown.
         has_validated: a validation has begun, whose workers may still be alive.
-        positions: how far each rank's loaders have come, beyond its journal: the number of training batches ``drawn``
-            from the samplers, which workers may be ahead of training, and the states of the samplers.
-        best_value: the best value so far of the metric that checkpoints are chosen by.
+        positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
+            from the samplers, where workers may be ahead of training, and the states of the samplers.
+        best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
 
     Example:
@@ -76,10 +76,10 @@ class ResumeState:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
-        """Read the content of ``resume.pth``, of any version; entries that no version has are ignored.
+        """Read the content of ``resume.pth``, of any version; ignore unknown entries.
 
-        Raise an ``InvalidCheckpointException`` if a newer release wrote it, and an ``IncompleteCheckpointError`` that
-        names every missing or wrong value.
+        Raise an ``InvalidCheckpointException`` if a newer release wrote the content, and an
+        ``IncompleteCheckpointError`` that names every missing or wrong value.
         """
         version = values.get("version", 1)
         if type(version) is int and version > RESUME_VERSION:
@@ -91,7 +91,7 @@ class ResumeState:
         found = {name: values[name] for name in names if name in values}
         mistakes = []
         if type(version) is not int or version < 1:
-            mistakes.append(f"'version' should be a positive integer; got {_shown(version)}")
+            mistakes.append(f"'version' should be a positive integer; got {_show(version)}")
         if version == 1 and found.get("settings") is not None:
             try:
                 found["settings"] = _parse_settings(found["settings"])
@@ -107,13 +107,13 @@ class ResumeState:
         return cls(**found)
 
     def require_journals(self, source: str) -> None:
-        """Raise an ``IncompleteCheckpointError`` unless the journals have all entries that an exact resume needs."""
+        """Raise an ``IncompleteCheckpointError`` unless the journals have all entries for an exact resume."""
         starts = [start for journal in self.journals for start in journal]
         mistakes = [
-            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_shown(start.get(name))}"
+            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
             for start in starts
-            for name, (expected, is_right) in _EXPECTED_OF_START.items()
-            if name not in start or not is_right(start[name])
+            for name, (expected, form) in _EXPECTED_OF_START.items()
+            if name not in start or not _fits(start[name], form)
         ]
         if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
             mistakes.append(f"'journals' should have {', '.join(_EXPECTED_OF_START)} of each pass, and nothing else")
@@ -122,10 +122,10 @@ class ResumeState:
 
 
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return hyperparameters and experiment configuration; None for what the trial did not have.
+    """Return hyperparameters and experiment configuration; None for settings that the trial did not have.
 
-    Looking up what was left out when they were written is an error. ``load_data.json`` holds neither if one of the two
-    was missing; then ``resume`` has the other.
+    Looking up a value that was left out at the time of writing is an error. If the trial had only one of the two
+    settings, ``load_data.json`` holds neither; then ``resume`` has the existing one.
     """
     settings = {} if resume is None else resume.settings or {}
     known = load_data or {}
@@ -145,9 +145,9 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
 
 
 def _parse_settings(text: Any) -> Any:
-    """Return the settings, which the first version kept as text; raise a ``ValueError`` if they are not JSON."""
+    """Return the settings, kept as text by the first version; raise a ``ValueError`` if the text is not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
-        raise ValueError(f"'settings' should be JSON; got {_shown(text)}")
+        raise ValueError(f"'settings' should be JSON; got {_show(text)}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -157,9 +157,9 @@ def _parse_settings(text: Any) -> Any:
 def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
-        f"{name!r} should be {expected}; got {_shown(values[name])}"
-        for name, (expected, is_right) in _EXPECTED.items()
-        if name in values and not is_right(values[name])
+        f"{name!r} should be {expected}; got {_show(values[name])}"
+        for name, (expected, form) in _EXPECTED.items()
+        if name in values and not _fits(values[name], form)
     ]
     if mistakes:
         return mistakes
@@ -174,23 +174,21 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     return mistakes
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
 
 
-_Check = Callable[[Any], bool]
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether a value has a form: a class, a function, a list of one form, or a dict of forms by key."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and value.keys() == form.keys() and all(_fits(value[k], form[k]) for k in form)
+    return isinstance(value, form) if isinstance(form, type | tuple) else bool(form(value))
 
 
-def _is(*kinds: type) -> _Check:
-    return lambda value: isinstance(value, kinds)
-
-
-def _is_integer(least: int, most: int) -> _Check:
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def _is_list(is_right: _Check, least: int = 0) -> _Check:
-    return lambda value: isinstance(value, list) and len(value) >= least and all(map(is_right, value))
+def _is_count(value: Any, least: int = 0, most: int = MAX_COUNT) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _is_settings(value: Any) -> bool:
@@ -220,39 +218,35 @@ def _is_of_model(value: Any) -> bool:
     )
 
 
-def _is_position(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"training", "validation"}
-        and isinstance(value["training"], dict)
-        and value["training"].keys() == {"drawn", "samplers"}
-        and _is_count(value["training"]["drawn"])
-        and _are_dicts(value["training"]["samplers"])
-        and _are_dicts(value["validation"])
-    )
+_POSITION = {"training": {"drawn": _is_count, "samplers": [dict]}, "validation": [dict]}
 
-
-_is_count = _is_integer(0, MAX_COUNT)
-_are_dicts = _is_list(_is(dict))
-_are_of_models = _is_list(_is_of_model)
-
-_EXPECTED: dict[str, tuple[str, _Check]] = {
-    "trial_state": ("a dict of counts", _is(dict)),
-    "rng_states": ("a list with a dict of random states for each rank", _is_list(_is(dict), least=1)),
-    "journals": ("a list of the starts of passes over the data for each rank", _is_list(_is_list(_is_start), least=1)),
+# What each value should be, in words, and the form.
+_EXPECTED: dict[str, tuple[str, Any]] = {
+    "trial_state": ("a dict of counts", dict),
+    "rng_states": (
+        "a list with a dict of random states for each rank",
+        lambda value: _fits(value, [dict]) and len(value) > 0,
+    ),
+    "journals": (
+        "a list of the starts of passes over the data for each rank",
+        lambda value: _fits(value, [[_is_start]]) and len(value) > 0,
+    ),
     "optimizer_steps": (f"an integer from 0 to {MAX_COUNT}", _is_count),
-    "gradients": ("a list of dicts of tensors", lambda value: _are_of_models(value) or _is_list(_are_of_models)(value)),
-    "precision": ("a dict", _is(dict)),
-    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", _is_integer(1, _MAX_WORLD_SIZE)),
+    "gradients": (
+        "a list of dicts of tensors",
+        lambda value: _fits(value, [_is_of_model]) or _fits(value, [[_is_of_model]]),
+    ),
+    "precision": ("a dict", dict),
+    "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", lambda value: _is_count(value, 1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
-    "has_validated": ("true or false", _is(bool)),
-    "positions": ("a list of the positions of the loaders of each rank", _is_list(_is_position)),
-    "best_value": ("a number", _is(int, float, NoneType)),
-    "trial": ("a name", _is(str, NoneType)),
+    "has_validated": ("true or false", bool),
+    "positions": ("a list of the positions of the loaders of each rank", [_POSITION]),
+    "best_value": ("a number", (int, float, NoneType)),
+    "trial": ("a name", (str, NoneType)),
 }
 
-_EXPECTED_OF_START: dict[str, tuple[str, _Check]] = {
+_EXPECTED_OF_START: dict[str, tuple[str, Any]] = {
     "first_batch": ("an integer", _is_count),
-    "rng": ("a dict", _is(dict)),
-    "samplers": ("a list of dicts", _are_dicts),
+    "rng": ("a dict", dict),
+    "samplers": ("a list of dicts", [dict]),
 }

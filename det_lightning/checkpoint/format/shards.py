@@ -1,8 +1,8 @@
-"""Sharded checkpoints: the files with what each rank held, and how the tensors in them are named.
+"""Sharded checkpoints: the files with each rank's part, the indexes of these files, and the names of the tensors.
 
-``shards/state.pth`` and ``resume.pth`` have tensors on the meta device in place of those that were sharded. The values
-are in the files that ``torch.distributed.checkpoint`` wrote, one per rank. Each rank's *index*, in JSON, says where in
-its file they are. That library's own ``.metadata`` is a pickle, and is never read here.
+``shards/state.pth`` and ``resume.pth`` have tensors on the meta device in place of the sharded tensors. The values are
+in files of ``torch.distributed.checkpoint``, one per rank. An *index* per rank, in JSON, says where in the file each
+value is. torch's own ``.metadata`` is a pickle, and is never read here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def index_file(rank: int) -> str:
 
 
 def write_index(path: pathlib.Path, parts: Mapping[str, StoredPart]) -> None:
-    """Write a rank's index: where its part of each tensor is."""
+    """Write a rank's index: the position of each part."""
     rows = {name: dataclasses.astuple(part) for name, part in parts.items()}
     path.write_text(json.dumps({"version": _INDEX_VERSION, "parts": rows}), encoding="utf-8")
 
@@ -86,7 +86,7 @@ def part_files(directory: pathlib.Path) -> list[str]:
 
 
 def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
-    """Return where the parts of each tensor of a sharded checkpoint are.
+    """Return the positions of all parts of each tensor of a sharded checkpoint.
 
     Raise an ``IncompleteCheckpointError`` if an index is damaged, or there is none.
     """
@@ -109,13 +109,13 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
         if not isinstance(rows, dict):
             raise errors.IncompleteCheckpointError(f"{escape(path)} is damaged: 'parts' is {short_text(rows)}.")
         for tensor, row in rows.items():
-            found.setdefault(tensor, []).append(_parsed(row, tensor, path))
+            found.setdefault(tensor, []).append(_parse_row(row, tensor, path))
     _require_room(found, directory)
     return found
 
 
 def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path) -> None:
-    """Raise if a file is smaller than its parts together: many names for the same bytes would fill the memory."""
+    """Raise if a file is smaller than all parts in it: many names for the same bytes would fill the memory."""
     claimed: dict[str, int] = {}
     for part in (part for parts in found.values() for part in parts):
         claimed[part.file] = claimed.get(part.file, 0) + part.length
@@ -129,7 +129,7 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
             )
 
 
-def _parsed(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
+def _parse_row(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
     form = [field.name for field in dataclasses.fields(StoredPart)]
     found = dict(zip(form, row, strict=True)) if isinstance(row, list) and len(row) == len(form) else {}
     file = found.pop("file", None)
@@ -142,9 +142,9 @@ def _parsed(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
 
 
 def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) -> list[StoredPart]:
-    """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless they make up all of it.
+    """Return the parts of a tensor in order; raise an ``IncompleteCheckpointError`` unless the parts make up all of it.
 
-    ``whole`` has its shape and type, on the meta device.
+    ``whole`` is a tensor of the same shape and type on the meta device.
     """
     shape = whole.shape
     in_order = sorted(parts, key=lambda part: part.begin)

@@ -1,14 +1,16 @@
-"""Values of the standard library in state files: which are read back as themselves, and how they are written."""
+"""Values of numpy and of the standard library in state files: how to write them, and how to read them back."""
 
 from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import copyreg
 import datetime
 import decimal
 import fractions
 import functools
+import math
 import pathlib
 import pickle
 import types
@@ -17,21 +19,33 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
-# A dict with these keys takes the place of a value in files that any program reads.
+from det_lightning import errors
+from det_lightning.masking import short_text
+
+# The keys of a dict that describes a value of the standard library, in files for any program.
 _TYPE = "standard_type"
 _ARGUMENTS = "standard_arguments"
 _ATTRIBUTES = "standard_attributes"
+# The keys of a dict that describes a numpy array or scalar.
+_NUMPY_TYPE = "numpy_dtype"
+_NUMPY_SHAPE = "numpy_shape"
+_NUMPY_CONTENT = "numpy_content"
+
+# Booleans, integers, floats, complex numbers, bytes, strings, times: none refers to Python objects.
+_PLAIN_KINDS = "biufcSUmM"
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def _checking(kind: Any) -> Callable[..., Any]:
-    """Return a function that makes a date or time of pickled bytes, whose values Python does not check."""
+    """Return a constructor of dates or times that checks the values in pickled bytes; Python itself does not."""
     return lambda *args: kind(*args).replace()
 
 
 def _find_path_classes() -> dict[str, Any]:
-    """Return the classes of paths by all their names; a path of another system becomes a pure one."""
+    """Return the path classes by all names; a path of another operating system becomes a pure path."""
     names = ("PurePosixPath", "PureWindowsPath", "PosixPath", "WindowsPath")
     own = type(pathlib.Path())
     found = {name: getattr(pathlib, name) for name in names}
@@ -42,7 +56,7 @@ def _find_path_classes() -> dict[str, Any]:
     return {f"{module}.{name}": kind for module in ("pathlib", "pathlib._local") for name, kind in found.items()}
 
 
-#: What a state file may call of the standard library, by the names in a pickle, beyond what torch allows anyway.
+#: The constructors of the standard library that a state file may call, by name, beyond those that torch allows.
 CONSTRUCTORS: dict[str, Any] = {
     "argparse.Namespace": argparse.Namespace,
     "collections.defaultdict": collections.defaultdict,
@@ -62,7 +76,7 @@ CONSTRUCTORS: dict[str, Any] = {
 }
 
 
-# As one call with plain arguments, since torch's reader cannot fill these types, nor look up their functions.
+# Pickled as one call with plain arguments: torch's reader cannot fill these types, nor look up their functions.
 _AS_CALLS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     collections.deque: lambda value: (collections.deque, (list(value), value.maxlen)),
     collections.defaultdict: lambda value: (collections.defaultdict, (value.default_factory, dict(value))),
@@ -70,7 +84,7 @@ _AS_CALLS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
-# The types of the values that are described, and their names.
+# The names of the types that become descriptions.
 _NAMES = {
     type(pathlib.Path()) if kind is pathlib.Path else kind: name
     for name, kind in {
@@ -88,42 +102,8 @@ _DESCRIBED_AS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
 
 
-def describe(value: Any) -> dict[str, Any] | None:
-    """Return a value of these types as a dict of plain values, for :func:`rebuild`; None for any other value."""
-    name = _NAMES.get(type(value))
-    if name is None:
-        return None
-    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
-        return {_TYPE: name, _ARGUMENTS: [], _ATTRIBUTES: dict(vars(value))}
-    reduce = _DESCRIBED_AS.get(type(value))
-    arguments = list((value.__reduce_ex__(2) if reduce is None else reduce(value))[1])
-    if isinstance(value, collections.defaultdict) and value.default_factory is not None:
-        names = [one for one, factory in _FACTORIES.items() if factory is value.default_factory]
-        if not names:
-            return None
-        arguments[0] = names[0]
-    return {_TYPE: name, _ARGUMENTS: arguments, _ATTRIBUTES: {}}
-
-
-def is_description(value: dict[Any, Any]) -> bool:
-    """Return whether :func:`describe` can have made a dict."""
-    return value.keys() == {_TYPE, _ARGUMENTS, _ATTRIBUTES}
-
-
-def rebuild(described: dict[str, Any]) -> Any:
-    """Return the value that :func:`describe` described; raise an error of any kind if that is not possible."""
-    name = described[_TYPE]
-    arguments = list(described[_ARGUMENTS])
-    if name == "collections.defaultdict" and arguments[0] is not None:
-        arguments[0] = _FACTORIES[arguments[0]]
-    value = CONSTRUCTORS[name](*arguments)
-    if described[_ATTRIBUTES]:
-        vars(value).update(described[_ATTRIBUTES])
-    return value
-
-
 class _Table(dict[type, Any]):
-    """How to pickle these types; then, what anybody has registered for others."""
+    """How to pickle the types above; the global table applies to all others."""
 
     __missing__ = copyreg.dispatch_table.__getitem__
 
@@ -136,5 +116,133 @@ class _PickleModule:
     Pickler = _StatePickler
 
 
-#: Write a state file: ``torch.save``, so that torch's restricted reader and Determined read all of these values.
+#: Write a state file: ``torch.save`` in a form that torch's restricted reader and Determined both read.
 save_state = functools.partial(torch.save, pickle_module=_PickleModule)
+
+
+def with_plain_values(value: Any) -> Any:
+    """Return a copy of ``value`` in which plain dicts describe the values of numpy and the standard library.
+
+    Only dicts, lists and tuples are searched. Arrays of Python objects or of records stay as they are.
+    """
+    return _replace_values(value, _describe, {})
+
+
+def with_own_types(value: Any) -> Any:
+    """Reverse :func:`with_plain_values`; raise an ``InvalidCheckpointException`` if a value is damaged."""
+    return _replace_values(value, functools.partial(_rebuild, set()), {})
+
+
+def with_plain_numbers(value: Any) -> Any:
+    """Return ``value`` with Python numbers in place of numpy scalars, in dicts, lists and tuples."""
+    return _replace_values(value, lambda one: one.item() if isinstance(one, np.bool_ | np.number) else one, {})
+
+
+def _replace_values(value: Any, replace: Callable[[Any], Any], done: dict[int, Any]) -> Any:
+    """Replace values in nested containers. A container without a replaced value stays the same object."""
+    found = replace(value)
+    if found is not value or type(value) not in (*_MAPPINGS, list, tuple):
+        return found
+    if id(value) in done:
+        return done[id(value)]
+    done[id(value)] = value  # in case the container holds itself
+    parts = list(value.values()) if isinstance(value, dict) else value
+    replaced = [_replace_values(part, replace, done) for part in parts]
+    if any(one is not before for one, before in zip(replaced, parts, strict=True)):
+        if isinstance(value, dict):
+            done[id(value)] = copy.copy(value)  # keeps the versions of modules that torch attaches to a state dict
+            done[id(value)].update(zip(value, replaced, strict=True))
+        else:
+            done[id(value)] = type(value)(replaced)
+    return done[id(value)]
+
+
+def _describe(value: Any) -> Any:
+    if type(value) in _NAMES:
+        return _describe_standard(value)
+    is_array = isinstance(value, np.ndarray)
+    if not (is_array or isinstance(value, np.generic)) or value.dtype.kind not in _PLAIN_KINDS:
+        return value
+    if not value.itemsize:
+        return value
+    return {
+        _NUMPY_TYPE: value.dtype.str,
+        _NUMPY_SHAPE: list(value.shape) if is_array else None,
+        _NUMPY_CONTENT: torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy()),
+    }
+
+
+def _describe_standard(value: Any) -> Any:
+    """Return a dict that describes a value of the standard library; the value itself if its factory has no name."""
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        arguments: list[Any] = []
+        attributes = dict(vars(value))
+    else:
+        reduce = _DESCRIBED_AS.get(type(value))
+        arguments = list((value.__reduce_ex__(2) if reduce is None else reduce(value))[1])
+        attributes = {}
+    if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+        names = [name for name, factory in _FACTORIES.items() if factory is value.default_factory]
+        if not names:
+            return value
+        arguments[0] = names[0]
+    described = {_TYPE: _NAMES[type(value)], _ARGUMENTS: arguments, _ATTRIBUTES: attributes}
+    return {name: _replace_values(part, _describe, {}) for name, part in described.items()}
+
+
+def _rebuild(used: set[int], value: Any) -> Any:
+    """Return the described value; each content in ``used`` may occur only once."""
+    if type(value) is not dict:
+        return value
+    try:
+        if value.keys() == {_TYPE, _ARGUMENTS, _ATTRIBUTES}:
+            parts = {name: _replace_values(part, functools.partial(_rebuild, used), {}) for name, part in value.items()}
+            return _rebuild_standard(parts[_TYPE], list(parts[_ARGUMENTS]), parts[_ATTRIBUTES])
+        if value.keys() == {_NUMPY_TYPE, _NUMPY_SHAPE, _NUMPY_CONTENT}:
+            return _rebuild_array(value[_NUMPY_TYPE], value[_NUMPY_SHAPE], value[_NUMPY_CONTENT], used)
+    except errors.InvalidCheckpointException:
+        raise
+    except Exception as e:  # constructors raise errors of many kinds
+        raise errors.InvalidCheckpointException(
+            f"The checkpoint is damaged: it has a value that cannot be made again: {short_text(value)}: {e}."
+        ) from e
+    return value
+
+
+def _rebuild_standard(name: str, arguments: list[Any], attributes: dict[str, Any]) -> Any:
+    if name == "collections.defaultdict" and arguments[0] is not None:
+        arguments[0] = _FACTORIES[arguments[0]]
+    value = CONSTRUCTORS[name](*arguments)
+    if attributes:
+        vars(value).update(attributes)
+    return value
+
+
+def _rebuild_array(name: Any, shape: Any, content: Any, used: set[int]) -> Any:
+    if not isinstance(name, str):
+        raise TypeError("a type is named by a string")
+    dtype = np.dtype(name)
+    if dtype.kind not in _PLAIN_KINDS or dtype.subdtype:
+        raise ValueError(f"{name!r:.50} is not a type of plain values")
+    lengths = [] if shape is None else list(shape)
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError("a shape consists of lengths")
+    if not _is_bytes(content) or content.numel() != math.prod(lengths) * dtype.itemsize:
+        raise ValueError("its content does not fit")
+    address = content.untyped_storage().data_ptr()
+    if content.numel() and address in used:  # copies of the content could fill the memory
+        raise ValueError("another array has the same content")
+    used.add(address)
+    flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype)
+    return flat[0] if shape is None else flat.reshape(lengths)
+
+
+def _is_bytes(content: Any) -> bool:
+    # A tensor that repeats its values could be far larger than its file.
+    return (
+        isinstance(content, torch.Tensor)
+        and content.dtype is torch.uint8
+        and content.layout is torch.strided
+        and not content.is_meta
+        and content.is_contiguous()
+    )

@@ -1,1 +1,1 @@
-"""Which checkpoints of a trial to keep: the rule, the index it is applied to, and deleting the others."""
+"""Retention of checkpoints: the rule, the checkpoints of a trial, claims of live runs, pruning."""

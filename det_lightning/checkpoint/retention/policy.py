@@ -1,4 +1,4 @@
-"""When to save a run, which validation is the best, and which checkpoints to keep."""
+"""The policy of a run: when to save, which validation is the best, which checkpoints to keep."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _VALIDATIONS = ("best", "all", "none")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRecord:
-    """The properties of a checkpoint that the rule looks at.
+    """The properties of a checkpoint that matter to the rule.
 
     Attributes:
-        id: its id.
-        trial: name of the trial that wrote it.
+        id: the id.
+        trial: name of the trial that wrote the checkpoint.
         steps_completed: number of batches trained on.
         order: a number that grows from one checkpoint of the experiment to the next, such as the time of writing.
         metric: value of the searcher metric; None if there was no validation. NaN counts as none.
@@ -54,7 +54,7 @@ class Retention:
         trial_latest: how many of each trial's latest to keep.
 
     Raises:
-        ValueError: a number is negative or not an integer; the message names all of them.
+        ValueError: a number is negative or not an integer; the message names all such numbers.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointRecord, Retention
@@ -83,7 +83,7 @@ class Retention:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Retention | None:
-        """Return the rule in a ``checkpoint_storage`` section; None if it has none, so that all are kept."""
+        """Return the rule in a ``checkpoint_storage`` section; None if the section has no rule, and all are kept."""
         given = {
             name: config[f"save_{name}"]
             for name in ("experiment_best", "trial_best", "trial_latest")
@@ -94,11 +94,11 @@ class Retention:
     def choose_to_delete(self, records: Iterable[CheckpointRecord], smaller_is_better: bool = True) -> list[str]:
         """Return the ids of the checkpoints that need not be kept, oldest first.
 
-        A checkpoint is kept if its metric is among the best of the experiment or of its trial, or if it is among the
-        latest of its trial. Of two equal metrics the earlier wins.
+        A checkpoint is kept for a metric among the best of the experiment or of the trial, or as one of the latest of
+        the trial. Of two equal metrics the earlier wins.
 
         Args:
-            records: all checkpoints of one experiment.
+            records: all checkpoints of an experiment.
             smaller_is_better: whether a smaller metric is better.
         """
         by_age = sorted(records, key=lambda record: record.order)
@@ -113,11 +113,11 @@ class Retention:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointPolicy:
-    """When a run is saved, which validation is the best, and which checkpoints are kept.
+    """When to save a run, which validation is the best, and which checkpoints to keep.
 
     Attributes:
-        validations: which validations are followed by a checkpoint: ``"all"``, ``"best"`` or ``"none"``.
-        period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``. There is always one at the end.
+        validations: the validations that a checkpoint follows: ``"all"``, ``"best"`` or ``"none"``.
+        period: when else checkpoints are due, such as ``Batch(1000)`` or ``Epoch(1)``. A run always ends with one.
         metric: name of the validation metric that ``"best"`` and ``retention`` compare.
         smaller_is_better: whether a smaller value of ``metric`` is an improvement.
         retention: which checkpoints of the trial to keep; None keeps all.
@@ -154,7 +154,7 @@ class CheckpointPolicy:
         return best is None or math.isnan(best) or sign * value < sign * best
 
     def describe_missing(self, metrics: Mapping[str, Any]) -> str:
-        """Return how the metrics of a validation lack the one that ``"best"`` compares."""
+        """Return a message that the metrics of a validation lack the metric to compare."""
         value = metrics.get(self.metric or "")
         given = "" if value is None else f", and {self.metric!r} is {value!r}"
         return (
@@ -163,9 +163,9 @@ class CheckpointPolicy:
         )
 
     def choose_to_delete(self, records: Iterable[CheckpointRecord]) -> list[str]:
-        """Return the ids of those checkpoints of one trial that need not be kept while it runs, oldest first.
+        """Return the ids of a trial's checkpoints that need not be kept during the run, oldest first.
 
-        The trial keeps as many of its own best as the whole experiment does, which is decided when that ends.
+        The trial keeps as many of its own best as the whole experiment, whose best are chosen at the end.
         """
         if self.retention is None:
             return []

@@ -1,4 +1,4 @@
-"""Deleting the checkpoints of a storage that the rule does not keep, outside of any run."""
+"""Pruning: deleting the checkpoints of a storage that the rule does not keep, outside of any run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from det_lightning import errors
-from det_lightning.checkpoint.retention.old_indexes import with_metrics
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.run_claims import delete_unless_used, find_used, is_trial_live, trial_claimed
-from det_lightning.checkpoint.retention.trial_checkpoints import record_of
+from det_lightning.checkpoint.retention.run_claims import (
+    delete_unless_used,
+    is_trial_live,
+    list_used,
+    own_trial,
+)
+from det_lightning.checkpoint.retention.trial_checkpoints import make_record, with_metrics
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, notes_in
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.checkpoint.storage.survey import require_current
 from det_lightning.escaping import escape
@@ -35,16 +39,16 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass
 class PrunePlan:
-    """Ids of checkpoints: which to delete, and why the others stay.
+    """The ids of the checkpoints to delete, and of the others by the reason to stay.
 
     Attributes:
-        by_rule: those of each trial that the rule does not keep.
-        kept: those that the rule keeps.
-        incomplete: incomplete ones to delete.
-        perhaps_being_written: incomplete ones that are too young to delete.
-        unknown: those whose metadata name no trial.
-        in_use: those that a live run has resumed from, or that belong to a live run's trial.
-        surveyed: what was known about those that the rule chose from.
+        by_rule: checkpoints of each trial to delete by the rule.
+        kept: checkpoints that the rule keeps.
+        incomplete: incomplete checkpoints to delete.
+        perhaps_being_written: incomplete checkpoints too young to delete.
+        unknown: checkpoints whose metadata name no trial.
+        in_use: checkpoints from which a live run resumed, or of a live run's trial.
+        surveyed: the facts from which the rule chose.
     """
 
     by_rule: dict[Trial, list[CheckpointRecord]]
@@ -62,17 +66,17 @@ class PrunePlan:
 
 
 def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
-    """Decide what to delete by the rule, which is applied to each experiment; delete nothing.
+    """Choose the checkpoints to delete by the rule, for each experiment; delete nothing.
 
     With ``incomplete``, include incomplete checkpoints whose writer is known to be gone, or is unknown and has written
-    nothing for an hour. Raise a ``ValueError`` if the trials of an experiment do not agree on whether smaller metrics
-    are better.
+    nothing for an hour. Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are
+    better.
     """
     infos = {info.id: info for info in storage.survey()}
     by_rule: dict[Trial, list[CheckpointRecord]] = {}
     kept: set[str] = set()
     in_use: list[str] = []
-    resumed = find_used(storage.root)
+    resumed = list_used(storage.root)
     for experiment, of_trial in _by_experiment(with_metrics(storage.root, infos.values())).items():
         superfluous = set(_choose(experiment, of_trial, retention))
         for trial, found in of_trial.items():
@@ -83,7 +87,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             used = [name for name in unwanted if is_live or name in resumed]
             in_use += used
             if left := [name for name in unwanted if name not in used]:
-                records = [record_of(info, trial.trial) for info in found if info.id in left]
+                records = [make_record(info, trial.trial) for info in found if info.id in left]
                 by_rule[trial] = sorted(records, key=lambda record: record.order)
     known = kept.union(in_use, (record.id for records in by_rule.values() for record in records))
     abandoned, perhaps_being_written = _find_incomplete(storage, {*infos}) if incomplete else ([], [])
@@ -99,7 +103,7 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
 
 
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
-    """Delete the checkpoints that ``plan`` names; return their ids.
+    """Delete the planned checkpoints; return the ids.
 
     Raise a ``StorageError`` and delete nothing if the checkpoints in a bucket have changed.
     """
@@ -108,7 +112,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     deleted = []
     for trial, records in plan.by_rule.items():
         ids = [record.id for record in records]
-        with trial_claimed(storage, *trial) as is_ours:
+        with own_trial(storage, *trial) as is_ours:
             if is_ours:
                 deleted += [checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id)]
             else:
@@ -120,10 +124,10 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
 
 
 def _by_experiment(infos: Iterable[CheckpointInfo]) -> dict[str, dict[Trial, list[CheckpointInfo]]]:
-    """Return the checkpoints of each trial of each experiment; those whose metadata name no trial are left out."""
+    """Return the checkpoints of each trial of each experiment, without checkpoints whose metadata name no trial."""
     found: dict[str, dict[Trial, list[CheckpointInfo]]] = {}
     for info in infos:
-        notes = notes_in(info.metadata)
+        notes = read_notes(info.metadata)
         if notes.experiment is not None and notes.trial is not None:
             trial = Trial(notes.experiment, notes.trial)
             found.setdefault(notes.experiment, {}).setdefault(trial, []).append(info)
@@ -133,10 +137,10 @@ def _by_experiment(infos: Iterable[CheckpointInfo]) -> dict[str, dict[Trial, lis
 def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retention: Retention) -> list[str]:
     measured: dict[str, CheckpointNotes] = {}  # by trial, what its newest checkpoint with a metric says
     for trial, found in of_trial.items():
-        with_metric = [info for info in found if notes_in(info.metadata).metric is not None]
+        with_metric = [info for info in found if read_notes(info.metadata).metric is not None]
         if with_metric:
-            newest = max(with_metric, key=lambda info: record_of(info, "").order)
-            measured[trial.trial] = notes_in(newest.metadata)
+            newest = max(with_metric, key=lambda info: make_record(info, "").order)
+            measured[trial.trial] = read_notes(newest.metadata)
     directions = {notes.smaller_is_better for notes in measured.values()}
     names = {notes.metric_name for notes in measured.values() if notes.metric_name is not None}
     if len(directions) > 1 or len(names) > 1:
@@ -149,12 +153,12 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
             "Delete by hand."
         )
     name = names.pop() if names else None
-    records = [record_of(info, trial.trial, name) for trial, found in of_trial.items() for info in found]
+    records = [make_record(info, trial.trial, name) for trial, found in of_trial.items() for info in found]
     return retention.choose_to_delete(records, directions.pop() if directions else True)
 
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: those whose writer is or must be gone, and the others."""
+    """Return the ids of incomplete checkpoints: first those with a dead writer, then the others."""
     with explain_errors("looking for incomplete checkpoints in", storage):
         writers = find_writers(storage.root)
     ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
@@ -168,7 +172,7 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
 
 
 def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
-    """Remove a checkpoint, unless a run has begun to use it; return whether it was removed."""
+    """Remove a checkpoint, unless a run has begun to use it; return whether that happened."""
     try:
         return delete_unless_used(storage, checkpoint_id)
     except errors.CheckpointNotFound as e:  # another process was faster, or it is another program's

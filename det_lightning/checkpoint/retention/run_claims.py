@@ -34,9 +34,6 @@ _PRUNING = "prune"
 _PAUSE_S = 0.5
 _MOST_PAUSES = 120
 
-# The directory of locks that earlier releases held while they changed the index of a trial.
-_LOCKS_DIR = "locks"
-
 # Long enough for a run that finds nothing to remove not to end in the middle of a request.
 _LAST_WAIT_S = 1.0
 
@@ -44,12 +41,12 @@ _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def is_trial_name(name: str) -> bool:
-    """Return whether a checkpoint may name its trial so: letters, digits, ``._-``, at most 128, and no leading dot."""
+    """Return whether a trial may have this name: letters, digits, ``._-``, at most 128, and no leading dot."""
     return _TRIAL_NAME.fullmatch(name) is not None and not name.startswith(".")
 
 
 class RunClaims:
-    """The claims of one run, ``run_id``; they end with :meth:`release`, which starts another run, or the process."""
+    """The claims of a run, ``run_id``, until :meth:`release`, which starts another run, or the end of the process."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -57,10 +54,10 @@ class RunClaims:
         self.run_id = str(uuid.uuid4())
 
     def use(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting a checkpoint; return False if it is missing, or another run is deleting it.
+        """Keep other runs from deleting a checkpoint; return False if the checkpoint is missing or being deleted.
 
-        In other storages than the run's own, this works only if det_lightning has a writable directory there; otherwise
-        nothing is claimed, and the return value is True.
+        In another storage than the run's own, this takes a writable directory of det_lightning there; without the
+        directory nothing is claimed, and the return value is True.
         """
         checkpoint = Location.parse(path, self._storage.options)
         if checkpoint.path in self._claims:
@@ -90,9 +87,10 @@ class RunClaims:
         return True
 
     def trace_back(self, path: str | os.PathLike[str] | None, parent_id: str | None) -> dict[str, Any]:
-        """Return metadata notes on the checkpoint that the run resumes from, and keep it from being deleted.
+        """Return metadata notes on the checkpoint that the run resumes from, and protect the checkpoint.
 
-        ``parent_id``, None if Lightning wrote it, may be an earlier checkpoint than ``path``, in the same storage.
+        ``parent_id``, None if Lightning wrote the checkpoint, may be an earlier checkpoint than ``path``, in the same
+        storage.
         """
         if path is None or parent_id is None or not is_name(parent_id):
             return {RUN_KEY: self.run_id}
@@ -105,9 +103,9 @@ class RunClaims:
         return {RUN_KEY: self.run_id, PARENT_KEY: link}
 
     def claim_trial(self, experiment: str | None, given: str | None, inherited: object) -> str:
-        """Return the name of this run's trial: ``given`` if there is one, or ``inherited``, or a new one.
+        """Return the name of this run's trial: ``given`` if not None, or ``inherited``, or a new name.
 
-        Raise a ``StorageError`` if a live run has the name ``given``; if one has ``inherited``, use a new name.
+        Raise a ``StorageError`` if a live run has the name ``given``; if a live run has ``inherited``, use a new name.
         """
         if given is not None:
             if (holder := self._claim(experiment, given)) is not None:
@@ -129,7 +127,7 @@ class RunClaims:
         return name
 
     def _claim(self, experiment: str | None, trial: str) -> str | None:
-        """Claim the name of a trial; if a live run has it, return a description of that run."""
+        """Claim the name of a trial; if a live run has the name, return a description of that run."""
         file = _trial_file(self._storage.root, experiment or trial, trial)
         for pause in range(_MOST_PAUSES + 1):
             claim = self._storage.retry.call("claiming the name", lambda: Claim.take(file), where=trial)
@@ -148,7 +146,7 @@ class RunClaims:
     def renew(self) -> None:
         """Renew the claims on storages without locks.
 
-        Raise a ``StorageError`` if another run has taken one that had expired, and may have resumed this run's trial.
+        Raise a ``StorageError`` if another run has taken an expired claim, and may have resumed this run's trial.
         """
         for claim in [claim for claim in self._claims.values() if claim.is_due()]:
             try:
@@ -166,7 +164,7 @@ class RunClaims:
                 )
 
     def release(self) -> None:
-        """Release all claims; later ones belong to another run."""
+        """Release all claims; later claims belong to another run."""
         for claim in self._claims.values():
             try:
                 self._storage.retry.call("removing", claim.release, where=claim.file)
@@ -199,8 +197,8 @@ def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
 
 
 @contextlib.contextmanager
-def trial_claimed(storage: CheckpointStorage, experiment: str, trial: str) -> Iterator[bool]:
-    """Own a trial during a block that deletes its checkpoints; a run that begins waits. Yield False if one has it."""
+def own_trial(storage: CheckpointStorage, experiment: str, trial: str) -> Iterator[bool]:
+    """Own a trial during a block that deletes checkpoints; a starting run waits. Yield False if a live run owns it."""
     file = _trial_file(storage.root, experiment, trial)
     claim = storage.retry.call("claiming the name", lambda: Claim.take(file, _PRUNING), where=trial)
     try:
@@ -210,10 +208,10 @@ def trial_claimed(storage: CheckpointStorage, experiment: str, trial: str) -> It
             storage.retry.call("releasing", claim.release, where=trial)
 
 
-def find_used(root: Location, by_others_than: str | None = None, among: Container[str] | None = None) -> set[str]:
-    """Return the ids of the checkpoints that live runs, other than ``by_others_than``, have resumed from.
+def list_used(root: Location, by_others_than: str | None = None, among: Container[str] | None = None) -> set[str]:
+    """Return the ids of the checkpoints from which live runs, other than ``by_others_than``, have resumed.
 
-    With ``among``, look only for those, and do not read the files of others.
+    With ``among``, look only for these ids, and do not read other files.
     """
     folder = root.bookkeeping(_USES_DIR)
     found = set()
@@ -228,7 +226,7 @@ def find_used(root: Location, by_others_than: str | None = None, among: Containe
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
+    """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether that happened."""
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     root = storage.root
     call = functools.partial(storage.retry.call, where=checkpoint_id)
@@ -236,7 +234,7 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
     if deleting is None:
         return False
     try:
-        if call("looking for runs that use", lambda: find_used(root, run_id, among=[checkpoint_id])):
+        if call("looking for runs that use", lambda: list_used(root, run_id, among=[checkpoint_id])):
             return False
         storage.delete(checkpoint_id)
     finally:
@@ -245,16 +243,16 @@ def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: s
 
 
 def remove_dead_claims(root: Location) -> None:
-    """Remove the claims of runs that were killed."""
+    """Remove the claims of killed runs."""
     with explain_errors("looking for runs in", root):
-        folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR, _LOCKS_DIR)]
+        folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
             with contextlib.suppress(PermissionError):  # another user's
                 _remove_if_dead(file)
 
 
 def _remove_if_dead(file: Location) -> None:
-    if is_claimed(file):  # to take it would mean to wait for it
+    if is_claimed(file):  # taking the claim would mean waiting
         return
     if not file.is_local:
         file.remove()
@@ -263,7 +261,7 @@ def _remove_if_dead(file: Location) -> None:
 
 
 class BackgroundCleaning(threading.Thread):
-    """Removes what killed runs of this user have left in a storage. If the process ends, the next one goes on."""
+    """Removes the remains of this user's killed runs from a storage. If the process ends, the next run goes on."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         super().__init__(name="det_lightning-cleaning", daemon=True)
@@ -271,7 +269,7 @@ class BackgroundCleaning(threading.Thread):
         self.start()
 
     def end(self) -> None:
-        """Wait for it, but not for long."""
+        """Wait for the end, but not for long."""
         self.join(_LAST_WAIT_S)
 
     def run(self) -> None:

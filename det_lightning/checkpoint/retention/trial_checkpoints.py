@@ -1,32 +1,45 @@
-"""The checkpoints of one trial: learned from the storage once, then kept in memory; those that no rule keeps go."""
+"""The checkpoints of a trial: read from the storage once, then kept in memory; deleting those that no rule keeps.
+
+Earlier releases kept an index of each trial, with metrics found nowhere else. These metrics move to the metadata of the
+checkpoints.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import METADATA_FILE
-from det_lightning.checkpoint.retention.old_indexes import add_metric, move_metrics
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used
 from det_lightning.checkpoint.storage.ancestry import RUN_KEY
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, glance, notes_in, plausible_time
-from det_lightning.checkpoint.storage.parallel import in_parallel
+from det_lightning.checkpoint.storage.claims import remove_if_empty
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
+from det_lightning.checkpoint.storage.metadata import (
+    CheckpointInfo,
+    call_in_parallel,
+    glance,
+    plausible_time,
+    read_notes,
+)
+from det_lightning.checkpoint.storage.survey import add_entries
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import as_number, read_every_number
 
 logger = logging.getLogger(__name__)
 
 
-def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
-    """Return what the rule looks at; with ``metric_name``, the value of any other metric does not count."""
-    notes = notes_in(info.metadata)
+def make_record(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
+    """Return a checkpoint's record for the rule; with ``metric_name``, any other metric does not count."""
+    notes = read_notes(info.metadata)
     # The times of a trial's own runs grow from one checkpoint to the next, whatever its clock has done meanwhile.
     time_s = plausible_time(notes.time_s, None if RUN_KEY in info.metadata else info.metadata_written)
     counts = metric_name is None or notes.metric_name in (None, metric_name)
@@ -40,9 +53,9 @@ def record_of(info: CheckpointInfo, trial: str, metric_name: str | None = None) 
 
 
 class TrialCheckpoints:
-    """The checkpoints of the trial that a run has claimed; no other run adds to them or deletes any.
+    """The checkpoints of the trial that a run has claimed; no other run adds any or deletes any.
 
-    ``run_id`` is that of the run, which may itself have resumed from one of them.
+    ``run_id`` is the id of the run, which may itself have resumed from one of the checkpoints.
     """
 
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, trial: str, run_id: str) -> None:
@@ -57,28 +70,30 @@ class TrialCheckpoints:
         self._vanished: list[str] = []
 
     def learn(self, experiment: str, resumed_from: str | None = None) -> None:
-        """Find what earlier runs of the trial wrote; nothing is deleted before the run has written a checkpoint.
+        """Find the checkpoints of earlier runs; nothing is deleted before this run has written a checkpoint.
 
         ``resumed_from`` is the id of the checkpoint that the run resumes from.
         """
         storage = self._storage
         storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
         found = storage.retry.call("reading", storage.glance, where=storage)
-        own = [info for info in found if _names_in(info) == (experiment, self._trial)]
+        notes = [read_notes(info.metadata) for info in found]
+        names = (experiment, self._trial)
+        own = [info for info, one in zip(found, notes, strict=True) if (one.experiment, one.trial) == names]
         if storage.root.is_object_store:  # whose index may have been written before the metric was
             old = [storage.root / info.id for info in own if "metric" not in info.metadata]
-            read = storage.retry.call("reading", lambda: in_parallel(storage.root, glance, old), where=storage)
+            read = storage.retry.call("reading", lambda: call_in_parallel(storage.root, glance, old), where=storage)
             own = [info for info in own if "metric" in info.metadata] + [info for info in read if info is not None]
-        self._records = {info.id: record_of(info, self._trial, self._policy.metric) for info in own}
+        self._records = {info.id: make_record(info, self._trial, self._policy.metric) for info in own}
         self._latest = max((record.order for record in self._records.values()), default=0.0)
         self._resumed_from = resumed_from
 
     def next_order(self) -> float:
-        """Return the time of the next checkpoint, in seconds since 1970; it grows even if the clock is set back."""
+        """Return the time of the next checkpoint, in seconds since 1970, which grows even if the clock is set back."""
         return max(time.time(), self._latest + 1e-3)
 
     def add(self, checkpoint_id: str, steps_completed: int, order: float, metric: float | None) -> None:
-        """Note a complete checkpoint, then delete those that need not be kept any longer."""
+        """Note a complete checkpoint, then delete checkpoints that need not be kept any longer."""
         record = CheckpointRecord(checkpoint_id, self._trial, steps_completed, order, metric)
         self._records[checkpoint_id] = record
         self._latest = order
@@ -87,9 +102,9 @@ class TrialCheckpoints:
             self._delete_the_rest()
 
     def note_metric(self, steps_completed: int, metric: float) -> None:
-        """Note the metric of a validation if the latest checkpoint of this run is at the same batch and has none.
+        """Note the metric of a validation if the latest checkpoint of this run is at the same batch without a metric.
 
-        Before the run has written one, that is the checkpoint that it resumes from.
+        Before the run has written a checkpoint, the checkpoint that the run resumed from counts as the latest.
         """
         latest = max(self._records.values(), key=lambda record: record.order, default=None)
         if latest is None or latest.steps_completed != steps_completed or latest.metric is not None:
@@ -132,14 +147,14 @@ class TrialCheckpoints:
         self._written = [checkpoint_id for checkpoint_id in self._written if checkpoint_id not in checkpoint_ids]
 
     def report_vanished(self) -> None:
-        """Log an error that names the checkpoints of this run that have vanished; training goes on."""
+        """Log an error that names the vanished checkpoints of this run; training goes on."""
         if self._written and (gone := find_missing(self._storage, self._written)):
             self._forget(gone)
             self._vanished += gone
             logger.error("%s", self._describe_vanished(gone))
 
     def finish(self) -> None:
-        """End the run: delete what need not be kept, and raise a ``StorageError`` that names vanished checkpoints."""
+        """End the run: delete unneeded checkpoints, and raise a ``StorageError`` that names vanished checkpoints."""
         self._delete_the_rest()
         self.report_vanished()
         if self._vanished:
@@ -154,16 +169,10 @@ class TrialCheckpoints:
         )
 
 
-def _names_in(info: CheckpointInfo) -> tuple[str | None, str | None]:
-    notes = notes_in(info.metadata)
-    return notes.experiment, notes.trial
-
-
 def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> list[str]:
-    """Return the ids of those complete checkpoints that no longer exist, or have been replaced by links.
+    """Return the ids of complete checkpoints that no longer exist, or have been replaced by links.
 
-    A remote storage is listed once, which shows whether a checkpoint exists; only the last one is checked to be
-    complete.
+    A remote storage is listed once to find existing checkpoints; only the last is checked to be complete.
     """
     root = storage.root
 
@@ -185,3 +194,60 @@ def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> l
             if not is_there:
                 missing.append(name)
     return missing
+
+
+logger = logging.getLogger(__name__)
+
+_INDEX_DIR = "index"
+
+
+def with_metrics(root: Location, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return the facts about checkpoints of a storage, with the metrics that only the old indexes have."""
+    with explain_errors("reading the index in", root):
+        folder = root.bookkeeping(_INDEX_DIR)
+        experiments = [folder / name for name in folder.list_names() if is_name(name)]
+        files = [one / name for one in experiments for name in one.list_names() if name.endswith(".json")]
+        metrics = {checkpoint_id: metric for file in files for checkpoint_id, metric in _read(file).items()}
+    return [
+        dataclasses.replace(info, metadata={**info.metadata, "metric": metrics[info.id]})
+        if info.id in metrics and "metric" not in info.metadata
+        else info
+        for info in infos
+    ]
+
+
+def move_metrics(storage: CheckpointStorage, experiment: str, trial: str) -> None:
+    """Write the metrics in the index of a trial into the metadata of the checkpoints, and remove the index."""
+    if not (is_name(experiment) and is_name(trial)):
+        return  # such a trial had no index
+    file = storage.root.bookkeeping(_INDEX_DIR, experiment, f"{trial}.json")
+    with explain_errors("reading", file):
+        if not file.exists():
+            return
+        metrics = _read(file)
+    for checkpoint_id, metric in metrics.items():
+        if is_name(checkpoint_id):
+            add_metric(storage, checkpoint_id, metric)
+    storage.retry.call("removing", file.remove, where=file)
+    if file.is_local:
+        remove_if_empty(file.local_path.parent)
+
+
+def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: Mapping[str, Any]) -> bool:
+    """Add a metric to a checkpoint's metadata; return False if the metadata are gone, damaged, or have a metric."""
+    write = functools.partial(add_entries, storage.root, checkpoint_id, {"metric": dict(metric)})
+    return storage.retry.call("writing the metadata of", write, where=checkpoint_id)
+
+
+def _read(file: Location) -> dict[str, dict[str, Any]]:
+    try:
+        content = json.loads(file.read())
+        entries = read_every_number(content["checkpoints"])
+        values = {str(entry["id"]): as_number(entry.get("metric")) for entry in entries}
+        rest = {"name": content.get("metric"), "smaller_is_better": content.get("smaller_is_better") is not False}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        logger.warning("The old index %s is damaged, and is not used: %s", file, f"{escape(e):.200}")
+        return {}
+    return {name: {**rest, "value": value} for name, value in values.items() if value is not None}

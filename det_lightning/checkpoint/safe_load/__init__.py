@@ -1,4 +1,4 @@
-"""Reading untrusted checkpoints. Import from this package, not from its modules."""
+"""Reading untrusted checkpoints. Import from this package, not from the modules."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,9 @@ if TYPE_CHECKING:
         load_checkpoint,
         read_checkpoint,
         read_models,
-        read_pickle,
         read_resume,
-        read_trial_state,
     )
+    from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_pickle, read_trial_state
     from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
@@ -28,6 +27,7 @@ __all__ = [
     "load_checkpoint",
     "read_all_parts",
     "read_checkpoint",
+    "read_load_data",
     "read_models",
     "read_pickle",
     "read_resume",
@@ -47,6 +47,7 @@ def __getattr__(name: str) -> Any:
             "state_file",
             "placeholders",
             "stored_tensors",
+            "small_files",
             "reading",
             "inspection",
         ):  # each imports the former

@@ -1,7 +1,7 @@
-"""Unambiguous reading of the zip archives that ``torch.save`` writes. torch does not compare their checksums.
+"""Unambiguous reading of the zip archives of ``torch.save``, with checksums. torch itself compares none.
 
-Python and torch find the entries of an archive by different rules, and a forged one can show each a different list. So
-the entries are looked up once, and torch gets a ``CheckedArchive`` of them, with the checked content and nothing else.
+Python and torch find the entries of an archive by different rules, and a forged archive can show each a different list.
+So the entries are looked up once, and torch gets a ``CheckedArchive`` with the checked content and nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK_BYTES = 256 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file in an archive: its path below the archive's directory, and position, size and checksum of its content.
+    """A file in an archive: the path below the archive's directory, and position, size and checksum of the content.
 
     The checksum is None in an archive without checksums.
     """
@@ -100,7 +100,7 @@ class Section(_Stream):
         return crc32
 
     def checksum(self, entry: Entry) -> int:
-        """Return the checksum of the content of an entry, which is not kept."""
+        """Return the checksum of the content of an entry without keeping the content."""
         crc32 = 0
         buffer = memoryview(bytearray(min(entry.size, _CHUNK_BYTES)))
         for at in range(0, entry.size, _CHUNK_BYTES):
@@ -109,7 +109,7 @@ class Section(_Stream):
 
 
 def read_entries(file: Section) -> dict[str, Entry]:
-    """Return the entries of an archive by their names."""
+    """Return the entries of an archive by name."""
     directory = _find_directory(file)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
@@ -140,7 +140,7 @@ def read_entries(file: Section) -> dict[str, Entry]:
 
 
 def _find_directory(file: Section) -> int:
-    """Return the position of the list of entries, if the end of the archive holds exactly one."""
+    """Return the position of the list of entries, if the end of the archive holds exactly one list."""
     file.seek(max(0, file.size - _END_64.size - _LOCATOR.size - _END.size))
     tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
     if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
@@ -164,7 +164,7 @@ def _find_directory(file: Section) -> int:
 
 
 def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
-    """Return the number of entries, and the length and position of their list, from the record for large archives."""
+    """Return number of entries, length and position of the list of entries, from the record for large archives."""
     if len(tail) < _END_64.size + _LOCATOR.size + _END.size:
         raise ValueError("the end of the archive is missing")
     _, locator_disk, located, disks = _LOCATOR.unpack(tail[_END_64.size :][: _LOCATOR.size])
@@ -179,7 +179,7 @@ def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
-    """Return a listed entry with the position of its content; raise unless the header in front of it agrees."""
+    """Return a listed entry with the position of the content; raise unless the header in front agrees."""
     file.seek(found.header_offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:
@@ -194,7 +194,7 @@ def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
 
 
 def read_entry(file: Section, entry: Entry) -> bytes:
-    """Return the content of an entry; raise a ``ValueError`` if its checksum differs."""
+    """Return the content of an entry; raise a ``ValueError`` if the checksum differs."""
     content = bytearray(entry.size)
     if entry.crc32 not in (None, file.fill(entry.begin, memoryview(content))):
         raise ValueError(f"the checksum of its entry {entry.name!r:.100} differs")
@@ -202,9 +202,9 @@ def read_entry(file: Section, entry: Entry) -> bytes:
 
 
 class CheckedArchive(_Stream):
-    """An archive with the ``contents`` that were read, and with ``entries``, whose content torch reads from the file.
+    """An archive with the given ``contents``, and with ``entries``, whose content torch reads from the file.
 
-    The checksums of what torch reads are computed meanwhile, and compared by :meth:`find_damage`.
+    The checksums of everything that torch reads are computed meanwhile, and compared by :meth:`find_damage`.
     """
 
     def __init__(self, file: Section, entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
@@ -227,7 +227,7 @@ class CheckedArchive(_Stream):
         self._append(directory + end, len(directory) + len(end))
 
     def _append_entry(self, name: str, content: bytes | Entry, size: int) -> bytes:
-        """Add an entry; return its line in the list of entries."""
+        """Add an entry; return the entry's line in the list of entries."""
         header_at = self.size
         encoded = f"archive/{name}".encode()
         sizes = struct.pack("<2H2Q", 1, 16, size, size)
@@ -256,7 +256,7 @@ class CheckedArchive(_Stream):
         return done
 
     def _read_part(self, target: memoryview) -> int:
-        """Fill ``target`` from the part at the current position; return how many bytes that part had."""
+        """Fill ``target`` from the part at the current position; return the number of bytes found there."""
         index = bisect.bisect_right(self._begins, self.position) - 1
         part = self._parts[index]
         offset = self.position - self._begins[index]
@@ -271,7 +271,7 @@ class CheckedArchive(_Stream):
         return count
 
     def find_damage(self) -> list[str]:
-        """Return the names of the entries whose checksum differs, after a look at those that torch did not read."""
+        """Return the names of the entries whose checksum differs; read entries first that torch did not read."""
         for name in self._entries.keys() - self._crc32s.keys():
             self._crc32s[name] = self._file.checksum(self._entries[name])
         return [name for name, entry in self._entries.items() if entry.crc32 not in (None, self._crc32s[name])]

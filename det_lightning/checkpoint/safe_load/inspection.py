@@ -1,4 +1,4 @@
-"""Inspecting the content of a checkpoint without building the trial, and verifying that it is intact."""
+"""Inspecting the content of a checkpoint without building the trial, and verifying that nothing is damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file, read_trial_state
+from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file
+from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
 from det_lightning.masking import mask
@@ -24,9 +25,9 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass
 class Verdict:
-    """A checkpoint's number of files, of checksums in its ``metadata.json``, and a sentence for each problem.
+    """The number of files in a checkpoint, of checksums in ``metadata.json``, and a sentence for each problem.
 
-    If Determined wrote the checkpoint, there are no checksums.
+    Determined's own checkpoints have no checksums.
     """
 
     files: int
@@ -35,7 +36,7 @@ class Verdict:
 
 
 def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verdict:
-    """Find all missing, changed, damaged and unsafe files of a checkpoint, including its ``code/``."""
+    """Find all missing, changed, damaged and unsafe files of a checkpoint, including ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
     attempt = functools.partial(_attempt, verdict.problems)
     attempt(lambda: require_inside(directory))
@@ -43,7 +44,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
         return verdict
     attempt(lambda: layout.require_complete(directory))
     attempt(lambda: _compare_checksums(directory, verdict))
-    attempt(lambda: layout.read_load_data(directory))
+    attempt(lambda: read_load_data(directory))
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     state_file = _find_state_file(directory)
     if state_file is not None:
@@ -56,7 +57,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
 
 
 def _find_state_file(directory: pathlib.Path) -> pathlib.Path | None:
-    """Return the file with the weights; None if ``require_complete`` raises because there is none."""
+    """Return the file with the weights; None if there is none, an error that ``require_complete`` reports."""
     with contextlib.suppress(errors.CheckpointNotFound, errors.InvalidCheckpointException):
         return layout.find_state_file(directory)
     return None
@@ -93,9 +94,9 @@ _RNG_NAMES = {
 
 
 def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dict[str, Any]:
-    """Return the content of a checkpoint as JSON values, as far as its files can be read; secrets are masked.
+    """Return the content of a checkpoint as JSON values, as far as the files can be read, with secrets masked.
 
-    ``problems`` has a sentence for each entry that cannot be read. If it is empty, all entries exist: ``metadata``,
+    ``problems`` has a sentence for each unreadable entry. Without problems, all entries exist: ``metadata``,
     ``load_data``, ``hparams``, ``experiment_config``, ``trial_state``, ``models`` (with a list ``tensors`` each),
     ``optimizers``, ``lr_schedulers``, ``callbacks``, ``rng_states``, ``gradient_scaler``, ``exact_resume``,
     ``lightning``.
@@ -105,7 +106,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"complete": _is_complete(directory)},
         lambda: {"metadata": _inspect_metadata(directory)},
-        lambda: {"load_data": mask(layout.read_load_data(directory))},
+        lambda: {"load_data": mask(read_load_data(directory))},
         lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
         lambda: _inspect_state(directory, trusted),
         lambda: _inspect_resume(directory, found.get("load_data"), trusted),
@@ -153,51 +154,54 @@ def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
     state = read_state_file(path, trusted=trusted)
     layout.modernize(state, str(path))
     return {
-        "models": [_describe_model(weights) for weights in _dicts(state, "models_state_dict")],
-        "optimizers": [_describe_optimizer(one) for one in _dicts(state, "optimizers_state_dict")],
-        "lr_schedulers": [_describe_scheduler(one) for one in _dicts(state, "lr_schedulers_state_dict")],
+        "models": [_describe_model(weights) for weights in _list_dicts(state, "models_state_dict")],
+        "optimizers": [_describe_optimizer(one) for one in _list_dicts(state, "optimizers_state_dict")],
+        "lr_schedulers": [_describe_scheduler(one) for one in _list_dicts(state, "lr_schedulers_state_dict")],
         "callbacks": sorted(map(str, state.get("callbacks") or {})),
         "rng_states": [_RNG_NAMES.get(str(name), str(name)) for name in state.get("rng_state") or {}],
         "gradient_scaler": "scaler_state_dict" in state,
     }
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _dicts(state: Mapping[Any, Any], key: str) -> list[dict[Any, Any]]:
-    return [one for one in _list(state.get(key)) if isinstance(one, dict)]
+def _list_dicts(state: Mapping[Any, Any], key: str) -> list[dict[Any, Any]]:
+    return [one for one in _as_list(state.get(key)) if isinstance(one, dict)]
 
 
 def _describe_model(weights: Mapping[Any, Any]) -> dict[str, Any]:
     tensors = {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     dtypes: Counter[str] = Counter()
     for tensor in tensors.values():
-        dtypes[_dtype(tensor)] += tensor.numel()
+        dtypes[_name_dtype(tensor)] += tensor.numel()
     return {
         "values": sum(dtypes.values()),
         "dtypes": dict(dtypes),
-        "tensors": [{"name": n, "shape": list(t.shape), "dtype": _dtype(t)} for n, t in tensors.items()],
+        "tensors": [{"name": n, "shape": list(t.shape), "dtype": _name_dtype(t)} for n, t in tensors.items()],
         "other_entries": sorted(str(name) for name in weights if str(name) not in tensors),
     }
 
 
-def _dtype(tensor: torch.Tensor) -> str:
+def _name_dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = _dicts(state, "param_groups")
-    return {"groups": len(groups), "lr": [_number(group.get("lr")) for group in groups]}
+    groups = _list_dicts(state, "param_groups")
+    return {"groups": len(groups), "lr": [_find_number(group.get("lr")) for group in groups]}
 
 
 def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
-    return {"last_epoch": _number(state.get("last_epoch")), "lr": [_number(lr) for lr in _list(state.get("_last_lr"))]}
+    return {
+        "last_epoch": _find_number(state.get("last_epoch")),
+        "lr": [_find_number(lr) for lr in _as_list(state.get("_last_lr"))],
+    }
 
 
-def _number(value: Any) -> float | None:
-    """Return a learning rate or count, which may be a tensor; None if it is not a number that can be shown."""
+def _find_number(value: Any) -> float | None:
+    """Return a learning rate or count, which may be a tensor; None for anything but a number."""
     try:
         if isinstance(value, torch.Tensor):
             value = value.item()

@@ -1,13 +1,14 @@
-"""A look at a pickle of ``torch.save`` before torch reads it: the names that it refers to, and the storages it claims.
+"""A check of a pickle of ``torch.save`` before torch reads the file: names on our list, storages that exist, depth.
 
-torch's reader calls whatever its own list or the user's allows; our list is shorter. Two more things in a pickle could
-end the process: deep nesting, since hashing and freeing a value descend into it without a limit, and, before torch
-2.13, a storage that is larger than its content.
+torch's reader calls everything on torch's list or the user's; our list is shorter. Two more things in a pickle could
+end the process: deep nesting, since hashing and freeing a value descend without a limit, and, before torch 2.13, a
+storage larger than the content.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 import pickletools
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ from det_lightning.checkpoint.safe_load.stand_ins import (
     CHECK_STATE,
     STORAGES,
     TAKE_ATTRIBUTES,
+    find_declared,
     is_allowed,
-    list_declared,
     spell_name,
 )
 
@@ -31,6 +32,14 @@ _FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 _LISTS = frozenset(["list"])
 _DICTS = frozenset(["dict", "collections.OrderedDict", "collections.Counter"])
 _TAKE_ITEMS = {"APPEND": _LISTS, "APPENDS": _LISTS, "SETITEM": _DICTS, "SETITEMS": _DICTS}
+# Operations that give items to a container. torch's reader fills plain containers only; a placeholder gets the items as
+# a state, in a tuple.
+_ITEMS_AS_STATE = {
+    "APPEND": pickle.BUILD,
+    "APPENDS": pickle.TUPLE + pickle.BUILD,
+    "SETITEM": pickle.TUPLE2 + pickle.BUILD,
+    "SETITEMS": pickle.TUPLE + pickle.BUILD,
+}
 # How the name begins that these functions take as their first argument. One calls it and sets any attributes.
 _FIRST_ARGUMENTS = {
     "torch._tensor._rebuild_from_type_v2": "torch._utils._rebuild_",
@@ -48,7 +57,7 @@ Claim = Callable[[str, int], bool]
 
 
 class UnsafeReference(pickle.UnpicklingError):
-    """A pickle refers to a name that is not allowed; its only argument."""
+    """A pickle refers to a forbidden name, the only argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +72,10 @@ class _Value:
     """A container, a storage, or the result of a call.
 
     Attributes:
-        kind: the type of a container, or the full name of the function that was called.
+        kind: the type of a container, or the full name of the called function.
         values: the values in a tuple.
-        depth: the levels of nesting in it.
-        parts: the number of parts that hashing it looks at.
+        depth: the levels of nesting inside.
+        parts: the number of parts that a hash of the value looks at.
     """
 
     kind: str
@@ -76,10 +85,10 @@ class _Value:
 
 
 def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
-    """Look at the pickle at the current position of a file of ``size`` bytes; return the texts in it.
+    """Check the pickle at the current position of a file of ``size`` bytes; return the texts in the pickle.
 
-    Raise an ``UnsafeReference`` if it names anything that is not allowed, an ``UnpicklingError`` if it has operations
-    that torch does not read, and a ``ValueError`` if ``claim`` denies a storage or values are nested too deeply.
+    Raise an ``UnsafeReference`` for a forbidden name, an ``UnpicklingError`` for operations that torch does not read,
+    and a ``ValueError`` if ``claim`` denies a storage or values are nested too deeply.
     """
     glance = _Look(size, claim)
     try:
@@ -90,17 +99,45 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
     return glance.texts
 
 
-class _Look:
-    """The stack of torch's reader, with texts, numbers, names and descriptions of all other values on it."""
+def put_placeholders(pickled: bytes, placeholder: type) -> bytes:
+    """Return a pickle that refers to the class ``placeholder`` in place of each forbidden name."""
+    name = f"{placeholder.__module__}.{placeholder.__qualname__}"
+    reference = pickle.GLOBAL + f"{placeholder.__module__}\n{placeholder.__qualname__}\n".encode()
+    glance = _Look(len(pickled), lambda key, nbytes: True, name)
+    file = io.BytesIO(pickled)
+    parts = []
+    begin = 0
+    for operation, argument, position in pickletools.genops(file):
+        glance.step(operation.name, argument)
+        if operation.name == "GLOBAL" and glance.top_kind() == name:
+            parts += [pickled[begin:position], reference]
+            begin = file.tell()
+        elif operation.name in _ITEMS_AS_STATE and glance.top_kind() == name:
+            parts += [pickled[begin:position], _ITEMS_AS_STATE[operation.name]]
+            begin = file.tell()
+    return b"".join([*parts, pickled[begin:]])
 
-    def __init__(self, size: int, claim: Claim) -> None:
+
+class _Look:
+    """The stack of torch's reader, with texts, numbers, names and descriptions of all other values.
+
+    With a ``placeholder``, the name of a class, forbidden names become this name.
+    """
+
+    def __init__(self, size: int, claim: Claim, placeholder: str | None = None) -> None:
         self._most_parts = _PARTS_PER_BYTE * size + _MORE_PARTS
         self._claim = claim
-        self._declared = list_declared()
+        self._placeholder = placeholder
+        self._declared = find_declared()
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self.texts: list[str] = []
+
+    def top_kind(self) -> str | None:
+        """Return the name or kind of the value on top of the stack."""
+        top = self._stack[-1]
+        return top.full if isinstance(top, _Name) else top.kind if isinstance(top, _Value) else None
 
     def step(self, name: str, argument: Any) -> None:
         stack = self._stack
@@ -151,26 +188,28 @@ class _Look:
             raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        """Return a name; raise unless it is allowed."""
         full = spell_name(module, name)
-        if not is_allowed(full) and full not in self._declared:
+        if is_allowed(full) or full in self._declared:
+            return _Name(full)
+        if self._placeholder is None:
             raise UnsafeReference(full.removeprefix("builtins."))
-        return _Name(full)
+        return _Name(self._placeholder)
 
     def _gather(self, values: list[Any]) -> _Value:
-        """Return a tuple of values."""
         parts = 1 + len(values) + sum(value.parts for value in values if isinstance(value, _Value))
         if parts > self._most_parts:
             raise ValueError("its tuples share too many parts")
         return _Value("tuple", values, _find_depth(values), parts)
 
     def _fill(self, name: str, values: list[Any]) -> None:
-        """Put items or a state into the value on top of the stack; raise if values of its kind take none."""
+        """Put items or a state into the value on top of the stack; raise if values of this kind take none."""
         filled = self._stack[-1]
         kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
         # torch decides about the user's own classes.
-        takes = kind in self._declared or (
-            _takes_state(kind, values[0]) if name == "BUILD" else kind in _TAKE_ITEMS[name]
+        takes = (
+            kind == self._placeholder
+            or kind in self._declared
+            or (_takes_state(kind, values[0]) if name == "BUILD" else kind in _TAKE_ITEMS[name])
         )
         if not isinstance(filled, _Value) or not takes:
             what = "a state" if name == "BUILD" else "items"
@@ -178,7 +217,7 @@ class _Look:
         filled.depth = max(filled.depth, _find_depth(values))
 
     def _require_storage(self, reference: Any) -> None:
-        """Raise unless a reference is to a storage that is there; see ``torch.save`` for its form."""
+        """Raise unless a reference is to an existing storage; see ``torch.save`` for the form."""
         values = reference.values if isinstance(reference, _Value) else ()
         # The sixth part, before torch 1.6, is None. A view of another storage in its place outlives what it refers to.
         if (
@@ -203,7 +242,6 @@ def _takes_state(kind: str, state: Any) -> bool:
 
 
 def _call(function: Any, args: Any) -> _Value:
-    """Return the result of a call."""
     if not isinstance(args, _Value) or args.kind != "tuple" or not isinstance(function, _Name):
         raise pickle.UnpicklingError("a call without a name or without a tuple of arguments")
     first = args.values[0] if args.values else None
@@ -215,7 +253,7 @@ def _call(function: Any, args: Any) -> _Value:
 
 
 def _find_depth(values: list[Any]) -> int:
-    """Return the levels of nesting in a container of values; raise if they are too many."""
+    """Return the levels of nesting in a container of values; raise if the nesting is too deep."""
     depth = 1 + max((value.depth for value in values if isinstance(value, _Value)), default=0)
     if depth > _MAX_DEPTH:
         raise ValueError(f"its values are nested more than {_MAX_DEPTH} deep")

@@ -1,4 +1,4 @@
-"""Reads the weights of a checkpoint that holds objects elsewhere: a placeholder takes the place of each of those.
+"""Reads the weights of a checkpoint that holds objects elsewhere: placeholders take the objects' places.
 
 A placeholder takes any arguments, state and items, keeps nothing, and calls nothing.
 """
@@ -6,10 +6,8 @@ A placeholder takes any arguments, state and items, keeps nothing, and calls not
 from __future__ import annotations
 
 import collections
-import io
+import functools
 import pathlib
-import pickle
-import pickletools
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -17,27 +15,16 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
-from det_lightning.checkpoint.safe_load.stand_ins import is_allowed, list_declared, list_slots, spell_name
+from det_lightning.checkpoint.safe_load.pickles import put_placeholders
+from det_lightning.checkpoint.safe_load.stand_ins import list_slots
 from det_lightning.checkpoint.safe_load.state_file import read_state
 
 # The entries of state files that whoever wants weights and settings needs; they must hold no objects.
 _NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings", "load_data", "trial_state")
-# Each of these operations gives items to a container; torch's reader gives these to plain ones only. For a placeholder
-# they become a state, in a tuple.
-_AS_STATE = {
-    "APPEND": pickle.BUILD,
-    "APPENDS": pickle.TUPLE + pickle.BUILD,
-    "SETITEM": pickle.TUPLE2 + pickle.BUILD,
-    "SETITEMS": pickle.TUPLE + pickle.BUILD,
-}
-_POPS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1, "REDUCE": 2, "NEWOBJ": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_POPS |= {"BINPERSID": 1}
-# What these operations leave on the stack in place of what they take from it.
-_MAKES = {"REDUCE", "NEWOBJ", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINPERSID"}
 
 
 class Placeholder:
-    """Stands where a checkpoint has an object that is not read."""
+    """Takes the place of an object that is not read."""
 
     def __new__(cls, *_: Any) -> Placeholder:
         return super().__new__(cls)
@@ -49,23 +36,20 @@ class Placeholder:
         pass
 
 
-# How a pickle refers to it.
-_NAME = pickle.GLOBAL + f"{Placeholder.__module__}\n{Placeholder.__qualname__}\n".encode()
-
-
 def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
-    """Read a state file as ``read_state`` does, for its weights and settings.
+    """Read a state file for weights and settings, with the arguments of ``read_state``.
 
-    Placeholders stand for objects in other entries; objects among the weights raise what ``read_state`` raises.
+    Placeholders stand for objects in other entries; objects among the weights raise the errors of ``read_state``.
     """
     try:
         return read_state(path, trusted=trusted, **arguments)
     except errors.UnsafeCheckpointError as refused:
         if not isinstance(path, pathlib.Path):
             path.seek(0)
+        prepare = functools.partial(put_placeholders, placeholder=Placeholder)
         try:
             with torch.serialization.safe_globals([Placeholder]):
-                state = read_state(path, prepare=_put_placeholders, **arguments)
+                state = read_state(path, prepare=prepare, **arguments)
         except errors.CheckpointError:
             raise refused from None
         entry = state.get(TRIAL_KEY)  # a .ckpt file has the settings in there
@@ -77,7 +61,7 @@ def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arg
 
 
 def holds_placeholder(value: Any) -> bool:
-    """Return whether there is a placeholder in a value: in its containers, their keys or its attributes."""
+    """Return whether there is a placeholder in a value: in containers, keys of dicts or attributes."""
     left = [value]
     seen: set[int] = set()
     while left:
@@ -97,57 +81,3 @@ def holds_placeholder(value: Any) -> bool:
             left.append(attributes)
         left += [getattr(one, name, None) for name in list_slots(type(one))]
     return False
-
-
-def _put_placeholders(pickled: bytes) -> bytes:
-    """Return a pickle that refers to placeholders where the given one refers to names that are not read."""
-    file = io.BytesIO(pickled)
-    walk = _Walk()
-    parts = []
-    begin = 0
-    for operation, argument, position in pickletools.genops(file):
-        if (replacement := walk.step(operation.name, argument)) is not None:
-            parts += [pickled[begin:position], replacement]
-            begin = file.tell()
-    return b"".join([*parts, pickled[begin:]])
-
-
-class _Walk:
-    """Knows for each value on the stack of a pickle's reader whether it is a placeholder."""
-
-    def __init__(self) -> None:
-        self._stack: list[bool] = []
-        self._outer: list[list[bool]] = []
-        self._memo: dict[Any, bool] = {}
-        self._declared = list_declared()
-
-    def step(self, name: str, argument: Any) -> bytes | None:
-        """Follow an operation; return what replaces it, or None if it stays."""
-        stack = self._stack
-        if name == "MARK":
-            self._outer.append(stack)
-            self._stack = []
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self._memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self._memo[argument])
-        elif name == "GLOBAL":
-            full = spell_name(*str(argument).split(" ", 1))
-            stack.append(not is_allowed(full) and full not in self._declared)
-            return _NAME if stack[-1] else None
-        elif name in _POPS or name in ("TUPLE", "APPENDS", "SETITEMS"):
-            return self._take(name)
-        elif name not in ("PROTO", "STOP"):
-            stack.append(False)
-        return None
-
-    def _take(self, name: str) -> bytes | None:
-        if name in _POPS:
-            taken = self._stack[-_POPS[name] :]
-            del self._stack[-_POPS[name] :]
-        else:
-            taken = []
-            self._stack = self._outer.pop()
-        if name in _MAKES:
-            self._stack.append(name in ("REDUCE", "NEWOBJ") and taken[0])
-        return _AS_STATE[name] if name in _AS_STATE and self._stack[-1] else None

@@ -1,7 +1,7 @@
-"""The names that a state file may refer to, and what stands in for those that trust their arguments.
+"""The names that a state file may refer to, and stand-ins for functions that trust their arguments.
 
-numpy's own functions do: forged ones crash the process. So pickled arrays, scalars and data types are read into plain
-descriptions, which :func:`finish` turns into numpy objects.
+numpy's own functions do: forged arguments crash the process. So pickled arrays, scalars and data types are read into
+plain descriptions, and :func:`finish` turns these into numpy objects.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ import torch
 
 from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
 
-# Booleans, integers, floats, complex numbers, bytes, strings, times, by numpy's codes. None refers to Python objects.
-_PLAIN_CODES = "?bBhHiIlLqQefdgFDGSUVmM"
-_MAX_DIMENSIONS = 64
+# Others, whose items torch cannot set, hold values in attributes only.
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
+# torch's lists of allowed names belong to the whole process.
+_lock = threading.RLock()
+
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 class DataType:
-    """A pickled numpy data type. The flags, integers before numpy 1.20, mean nothing for a plain one."""
+    """A pickled numpy data type. The flags, integers before numpy 1.20, mean nothing for a plain type."""
 
     __slots__ = ("dtype",)  # so that no other object can take on this class
 
     def __init__(self, code: Any = None, align: Any = False, copy: Any = False) -> None:
-        self.dtype = _plain_dtype(code)
+        self.dtype = _make_plain_dtype(code)
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or not 5 <= len(state) <= 9:
@@ -48,12 +52,12 @@ class DataType:
 
 
 def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
-    """Return a data type of times with its unit, which numpy pickles beside it."""
+    """Return a data type of times with the unit; numpy pickles both side by side."""
     _, (unit, count, *_) = metadata
     unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
     if not isinstance(unit, str) or len(unit) > 7 or type(count) is not int or not 0 < count < 2**31:
         raise ValueError("the unit of a numpy data type has other parts")
-    return dtype if unit == "generic" else _plain_dtype(f"{dtype.kind}8[{count}{unit}]")
+    return dtype if unit == "generic" else _make_plain_dtype(f"{dtype.kind}8[{count}{unit}]")
 
 
 class _Array:
@@ -71,10 +75,11 @@ class _Array:
         self.array = _make_array(content, data_type, shape, "F" if is_fortran else "C")
 
 
-def _make_array(content: Any, data_type: Any, shape: Any, order: Any) -> np.ndarray[Any, Any]:
-    dtype = _dtype_of(data_type)
-    if type(shape) is not tuple or len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"an array has at most {_MAX_DIMENSIONS} dimensions")
+def _make_array(content: Any, data_type: Any, shape: Any, order: Any, *_: Any) -> np.ndarray[Any, Any]:
+    """Stand in for the function by which numpy pickles an array in protocol 5."""
+    dtype = _require_dtype(data_type)
+    if type(shape) is not tuple or len(shape) > 64:
+        raise ValueError("an array has at most 64 dimensions")
     for length in shape:
         if not isinstance(length, int) or not 0 <= length < 2**63:
             raise ValueError(f"expected a number of elements; got {_show(length)}")
@@ -84,20 +89,19 @@ def _make_array(content: Any, data_type: Any, shape: Any, order: Any) -> np.ndar
 
 
 def _show(value: Any) -> str:
-    """Return a short text for a value; the repr() of nested ones may not fit into memory."""
     return f"{value!r:.100}" if isinstance(value, str | int | float | type) else f"a {type(value).__name__}"
 
 
-def _plain_dtype(code: Any) -> np.dtype[Any]:
+def _make_plain_dtype(code: Any) -> np.dtype[Any]:
     if not isinstance(code, str) or len(code) > 16:
         raise ValueError(f"a numpy data type is named by a short string; got {_show(code)}")
     dtype = np.dtype(code)
-    if dtype.char not in _PLAIN_CODES or dtype.itemsize == 0 or dtype.names or dtype.subdtype:
+    if dtype.hasobject or not dtype.itemsize or dtype.names or dtype.subdtype:
         raise pickle.UnpicklingError(f"a numpy data type {code!r}, which is not one of plain values")
     return dtype
 
 
-def _dtype_of(described: Any) -> np.dtype[Any]:
+def _require_dtype(described: Any) -> np.dtype[Any]:
     if not isinstance(described, DataType):
         raise ValueError(f"expected a numpy data type; got {_show(described)}")
     return described.dtype
@@ -109,39 +113,27 @@ def _begin_array(kind: Any, *_: Any) -> _Array:
     return _Array()
 
 
-def _from_buffer(content: Any, data_type: Any, shape: Any, order: Any, *_: Any) -> np.ndarray[Any, Any]:
-    """Stand in for the function with which numpy pickles an array by protocol 5."""
-    return _make_array(content, data_type, shape, order)
-
-
 def _make_scalar(data_type: Any, content: Any) -> Any:
-    """Stand in for the function with which numpy pickles a scalar."""
-    dtype = _dtype_of(data_type)
+    """Stand in for the function by which numpy pickles a scalar."""
+    dtype = _require_dtype(data_type)
     if not isinstance(content, bytes) or len(content) != dtype.itemsize:
         raise ValueError(f"a scalar of type {dtype} does not fit its content")
     return np.frombuffer(content, dtype)[0]
 
 
-def _no_bytes() -> bytes:
-    """Stand in for ``bytes``, with which ``b""`` and arrays without elements are pickled."""
-    return b""
-
-
 def _encode_latin(text: str, encoding: str) -> bytes:
-    """Stand in for ``_codecs.encode``, with which protocol 2 pickles bytes."""
+    """Stand in for ``_codecs.encode``, by which protocol 2 pickles bytes."""
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"bytes are pickled as latin1; got {_show(encoding)}")
     return text.encode("latin-1")
 
 
-class _OneCycle:
-    """Stands for the class ``OneCycleLR``."""
-
-    __slots__ = ()
+# Stands for the class ``OneCycleLR``.
+_OneCycle = type("_OneCycle", (), {"__slots__": ()})
 
 
 def _attribute(owner: Any, name: Any) -> Any:
-    """Stand in for ``getattr``, with which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
+    """Stand in for ``getattr``, by which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
     if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
         raise pickle.UnpicklingError(f"getattr({_show(owner)}, {_show(name)})")
     return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
@@ -152,8 +144,8 @@ _NUMPY: dict[str, Any] = {
     "numpy.dtype": DataType,
     **{f"numpy.{core}.multiarray._reconstruct": _begin_array for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _make_scalar for core in ("core", "_core")},
-    **{f"numpy.{core}.numeric._frombuffer": _from_buffer for core in ("core", "_core")},
-    "builtins.bytes": _no_bytes,
+    **{f"numpy.{core}.numeric._frombuffer": _make_array for core in ("core", "_core")},
+    "builtins.bytes": lambda: b"",  # so are b"" and arrays without elements pickled
 }
 #: What the pickles of random states call, by the names in them.
 RANDOM_STATES: dict[str, Any] = {**_NUMPY, "_codecs.encode": _encode_latin}
@@ -171,17 +163,15 @@ _DECLARED: dict[str, Any] = {
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
 }
 
-# Classes of storages, and the bytes of one element.
-_ITEMSIZES = {
-    1: ("Char", "Byte", "Bool", "QUInt8", "QInt8", "QUInt4x2", "QUInt2x4"),
-    2: ("Half", "BFloat16", "Short"),
-    4: ("Float", "Int", "QInt32"),
-    8: ("Double", "Long", "ComplexFloat"),
-    16: ("ComplexDouble",),
+#: The classes of storages, and the bytes of an element.
+STORAGES = {
+    "torch.storage.UntypedStorage": 1,
+    **{f"torch.{kind}Storage": 1 for kind in ("Char", "Byte", "Bool", "QUInt8", "QInt8", "QUInt4x2", "QUInt2x4")},
+    **{f"torch.{kind}Storage": 2 for kind in ("Half", "BFloat16", "Short")},
+    **{f"torch.{kind}Storage": 4 for kind in ("Float", "Int", "QInt32")},
+    **{f"torch.{kind}Storage": 8 for kind in ("Double", "Long", "ComplexFloat")},
+    "torch.ComplexDoubleStorage": 16,
 }
-#: The classes of storages, and the bytes of one element of each.
-STORAGES = {f"torch.{kind}Storage": size for size, kinds in _ITEMSIZES.items() for kind in kinds}
-STORAGES["torch.storage.UntypedStorage"] = 1
 
 # What torch.save writes of torch's own list. The rest of it makes tensors of classes, nested ones among them, whose
 # parts torch does not check.
@@ -208,19 +198,14 @@ def is_allowed(name: str) -> bool:
 
 
 def spell_name(module: str, name: str) -> str:
-    """Return the full name that Python 3 has for a name in a pickle, by the tables of torch's reader."""
+    """Return Python 3's full name for a name in a pickle, by the tables of torch's reader."""
     if (module, name) in torch._utils.NAME_MAPPING:
         return ".".join(torch._utils.NAME_MAPPING[module, name])
     return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
-def list_declared() -> frozenset[str]:
-    """Return the names that the user has declared safe to torch."""
-    return frozenset(_find_declared())
-
-
-def _find_declared() -> dict[str, Any]:
-    """Return what the user has declared safe to torch by its names, without what is never read or has a stand-in."""
+def find_declared() -> dict[str, Any]:
+    """Return the objects that the user has declared safe to torch, by name, without forbidden ones and stand-ins."""
     named = [
         one if isinstance(one, tuple) else (one, f"{one.__module__}.{one.__qualname__}")
         for one in torch.serialization.get_safe_globals()
@@ -228,19 +213,16 @@ def _find_declared() -> dict[str, Any]:
     return {name: one for one, name in named if name not in _DECLARED and not name.startswith(_NEVER)}
 
 
-_lock = threading.RLock()
-
-
 @contextlib.contextmanager
 def allow_safe_values() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` read our list and the user's; pass its result to :func:`finish`.
+    """Let ``torch.load(weights_only=True)`` read our list and the user's; pass the result to :func:`finish`.
 
-    Sparse tensors with indices beyond their size are refused; torch would trust them, and write out of bounds.
+    Sparse tensors with indices beyond their size are refused; torch would write out of bounds.
     """
     check_sparse: Any = torch.sparse.check_sparse_tensor_invariants  # torch has no types for it
     with _lock, check_sparse():
         before: list[Any] = torch.serialization.get_safe_globals()
-        names = {**_find_declared(), **_DECLARED}
+        names = {**find_declared(), **_DECLARED}
         torch.serialization.clear_safe_globals()
         _forget_sparse()
         try:
@@ -253,17 +235,14 @@ def allow_safe_values() -> Iterator[None]:
 
 
 def _forget_sparse() -> None:
-    """Make torch forget the sparse tensors of a file that failed before they were checked."""
+    """Make torch forget the sparse tensors of a file that failed before their check."""
     utils: Any = torch._utils  # later releases than 2.13 have a function for the list
     getattr(utils, "_get_sparse_tensors_to_validate", lambda: utils._sparse_tensors_to_validate)().clear()
 
 
-def finish(value: Any) -> Any:
-    """Return ``value``, read under :func:`allow_safe_values`, with numpy objects in place of their descriptions."""
-    return _finish(value, {})
-
-
-def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+def finish(value: Any, done: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """Return ``value``, read under :func:`allow_safe_values`, with numpy objects in place of descriptions."""
+    done = {} if done is None else done
     if isinstance(value, DataType):
         return value.dtype
     if isinstance(value, _Array):
@@ -278,18 +257,10 @@ def _finish(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
         # The original is kept alive with the result, so that no other object gets its id.
         done[id(value)] = value, value
         for name in slots:
-            if hasattr(value, name) and (found := _finish(item := getattr(value, name), done)) is not item:
+            if hasattr(value, name) and (found := finish(item := getattr(value, name), done)) is not item:
                 object.__setattr__(value, name, found)
         done[id(value)] = value, _finish_container(value, attributes or {}, done)
     return done[id(value)][1]
-
-
-# Others, whose items torch cannot set, hold some in attributes only.
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
-
-
-#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
-list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tuple[Any, Any]]) -> Any:
@@ -300,18 +271,18 @@ def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tu
         _finish_items(value, done)
     elif isinstance(value, list | collections.deque):
         for index, item in enumerate(list(value)):
-            value[index] = _finish(item, done)
+            value[index] = finish(item, done)
     elif isinstance(value, slice):
-        return slice(*(_finish(part, done) for part in (value.start, value.stop, value.step)))
+        return slice(*(finish(part, done) for part in (value.start, value.stop, value.step)))
     elif isinstance(value, tuple | set | frozenset):
-        items = [_finish(item, done) for item in value]
+        items = [finish(item, done) for item in value]
         if any(item is not before for item, before in zip(items, value, strict=True)):
             return _remake(value, items, attributes)
     return value
 
 
 def _remake(value: Any, items: list[Any], attributes: dict[str, Any]) -> Any:
-    """Return a tuple or set of the same class with other items. Its class may take other arguments."""
+    """Return a tuple or set of the same class with other items, whatever arguments the class takes."""
     base: Any = next(kind for kind in (tuple, set, frozenset) if isinstance(value, kind))
     remade = base.__new__(type(value), items)
     if base is set:
@@ -322,9 +293,8 @@ def _remake(value: Any, items: list[Any], attributes: dict[str, Any]) -> Any:
 
 
 def _finish_items(values: dict[Any, Any], done: dict[int, tuple[Any, Any]]) -> None:
-    finished = [(_finish(key, done), _finish(item, done)) for key, item in values.items()]
-    before = zip(finished, values.items(), strict=True)
-    if any(key is not old_key or item is not old for (key, item), (old_key, old) in before):
+    finished = [(finish(key, done), finish(item, done)) for key, item in values.items()]
+    if any(key is not one or item is not values[one] for (key, item), one in zip(finished, values, strict=True)):
         values.clear()  # the order stays
         for key, item in finished:
             values[key] = item

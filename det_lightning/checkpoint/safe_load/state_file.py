@@ -1,7 +1,7 @@
 """Reading files of ``torch.save`` without running code in them: we look first, then torch reads.
 
-``torch.load(weights_only=True)`` calls only what is on a list, but on more lists than ours; and it compares no
-checksums. So the archive and the names in its pickle are checked first, and torch reads the bytes that were checked.
+``torch.load(weights_only=True)`` calls only functions on a list, but on more lists than ours; and torch compares no
+checksums. So the archive and the names in the pickle are checked first, and torch reads the checked bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import logging
 import pathlib
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import IO, Any
 
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.manifest import copy_and_digest, digest_file
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
@@ -47,12 +49,12 @@ def read_state(
     prepare: Callable[[bytes], bytes] | None = None,
     **torch_load_kwargs: Any,
 ) -> dict[str, Any]:
-    """Read a dict that ``torch.save`` wrote, of tensors (by default to the CPU), numpy values and plain containers.
+    """Read a dict from a file of ``torch.save``: tensors (by default on the CPU), numpy values and plain containers.
 
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
     ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name the ``source``, a
-    path or an open file, by ``name``. ``mmap=True`` has no effect: a mapped file that is rewritten ends the process.
-    ``prepare`` is called with the pickle in an archive, and returns what is read instead.
+    path or an open file, by ``name``. ``mmap=True`` has no effect: rewriting a mapped file ends the process.
+    ``prepare`` gets the pickle in an archive, and returns the pickle to read.
     """
     name = source if name is None else name
     with _open(source, name) as file:
@@ -64,7 +66,7 @@ def read_state(
 
 
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
-    """Read a tensor that ``torch.save`` wrote to ``length`` bytes of a file from ``offset`` on; see `read_state`."""
+    """Read a tensor of ``torch.save`` from ``length`` bytes of a file at ``offset``; see `read_state`."""
     with _open(path, f"{path} at byte {offset:,}") as file:
         tensor = _read(Section(file, offset, length), {"map_location": "cpu", "weights_only": not trusted})
     if not isinstance(tensor, torch.Tensor):
@@ -76,7 +78,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
 
 @contextlib.contextmanager
 def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]:
-    """Yield a file, open; turn whatever reading it raises into a ``CheckpointError`` that names it."""
+    """Yield a file, open; turn any error while reading into a ``CheckpointError`` that names the file."""
     try:
         if not isinstance(source, pathlib.Path):
             yield source
@@ -92,7 +94,6 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
-    """Read what ``torch.save`` wrote to a file."""
     kwargs = {**kwargs, "mmap": False}
     magic = file.read(len(_ZIP_MAGIC))
     file.seek(0)
@@ -113,7 +114,6 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
 
 
 def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
-    """Read the format of torch since 1.6."""
     entries = read_entries(file)
     if _PICKLE not in entries:
         raise ValueError(f"it holds no {_PICKLE}")
@@ -135,7 +135,7 @@ def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[byte
 
 
 def _look_at_old_format(stream: io.BufferedReader[Any], size: int) -> None:
-    """Look at a file of ``torch.save`` before 1.6, which has ``size`` bytes and no checksums."""
+    """Check a file of ``torch.save`` before 1.6, with ``size`` bytes and without checksums."""
     claimed: set[str] = set()
     left = size
 
@@ -158,7 +158,7 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
-    """Log a warning that names the weights with NaN in a state, which any release may have written."""
+    """Log a warning that names the weights with NaN in a state of any release."""
     models = state.get("models_state_dict", [state.get("model_state_dict")])
     found = [
         f"{name} of model {index}"
@@ -173,7 +173,7 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds NaN. Usually the sum, which takes no memory, shows that there is none."""
+    """Return whether a tensor holds NaN. Usually the sum, computed without extra memory, shows that there is none."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return False
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -210,3 +210,37 @@ def _explain(error: Exception, source: str) -> errors.CheckpointError:
         f"{source} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
         "and you know where it comes from, pass trusted=True."
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Collection[str] = ()) -> dict[str, Any]:
+    """Read a state file as ``read_state`` does; trust a refused file if ``recorded`` holds the file's SHA-256.
+
+    An experiment records the SHA-256 when its trial writes a file, and so may trust the same bytes later.
+    """
+    try:
+        return read_state(path, trusted=trusted)
+    except errors.CheckpointError as refused:
+        try:
+            state = _read_recorded(path, recorded) if recorded else None
+        except OSError as e:
+            logger.warning("%s is not read with its objects, since it cannot be copied: %s.", escape(path), e)
+            raise refused from e
+        if state is None:
+            raise
+        return state
+
+
+def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, Any] | None:
+    """Return the state in a file, with objects, if ``recorded`` holds the SHA-256; None for any other file."""
+    if digest_file(path) not in recorded:
+        return None
+    # Nobody else can change the copy after its digest is known.
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        copy = pathlib.Path(folder, path.name)
+        if copy_and_digest(path, copy) not in recorded:
+            return None
+        logger.info("%s is read with its objects: it is as this trial wrote it.", escape(path))
+        return read_state(copy, trusted=True, name=path)

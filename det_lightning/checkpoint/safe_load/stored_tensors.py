@@ -1,4 +1,4 @@
-"""Tensors of a sharded checkpoint, of which only the parts that are needed are read, when they are needed."""
+"""Tensors of a sharded checkpoint, read part by part when a part is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from det_lightning.escaping import escape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor, of the whole ``shape``, whose parts are in the files of a sharded checkpoint."""
+    """A tensor of the whole ``shape``, with parts in the files of a sharded checkpoint."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -39,12 +39,12 @@ class StoredTensor:
         return len(self.shape)
 
     def read(self) -> torch.Tensor:
-        """Return the whole tensor, in main memory; raise a ``CheckpointError`` if that is not possible."""
+        """Return the whole tensor, in main memory; raise a ``CheckpointError`` if a part cannot be read."""
         dim = self._parts[0].dim
         return self.read_rows(dim, 0, self.shape[dim])
 
     def read_rows(self, dim: int, begin: int, count: int) -> torch.Tensor:
-        """Return ``count`` rows in a dimension, in main memory, reading only the parts with such rows; see `read`."""
+        """Return ``count`` rows in a dimension, in main memory, from the parts with such rows only; see `read`."""
         if dim != self._parts[0].dim:
             return self.read().narrow(dim, begin, count).clone()
         try:
@@ -77,7 +77,8 @@ class StoredTensor:
 def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: bool) -> Any:
     """Return ``values`` with a :class:`StoredTensor` in place of each tensor that is stored in parts.
 
-    ``name`` is the name of ``values``: ``"state"``, say. Raise an ``IncompleteCheckpointError`` if parts are missing.
+    ``name`` is the name of ``values``, such as ``"state"``. Raise an ``IncompleteCheckpointError`` if parts are
+    missing.
     """
     parts = read_indexes(directory)
 
@@ -96,7 +97,7 @@ def read_whole(values: Any) -> Any:
 
 
 def read_all_parts(content: CheckpointContent) -> CheckpointContent:
-    """Return the content of a sharded checkpoint with whole tensors, in main memory, as if it were not sharded."""
+    """Return the content of a sharded checkpoint with whole tensors, in main memory, as if nothing were sharded."""
     resume = content.resume
     if resume is not None:
         whole = {name: read_whole(getattr(resume, name)) for name in SHARDED_RESUME_VALUES}

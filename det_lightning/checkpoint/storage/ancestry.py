@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest, by the runs that wrote them and the runs that those resumed."""
+"""The newest checkpoint, found by the runs that wrote the checkpoints and the runs that those runs resumed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PARENT_KEY = "resumed_from"
 
 @dataclasses.dataclass(frozen=True)
 class Ancestry:
-    """The age and origin of a checkpoint: ``written`` is the storage's file time, ``time`` that of its metadata.
+    """The age and origin of a checkpoint: ``written`` is the storage's file time, ``time`` the time in the metadata.
 
-    ``run`` identifies its run: the trial for releases that noted no run, and another program's checkpoint is its own
-    run. ``parent`` is the id of the checkpoint that its run resumed from.
+    ``run`` identifies the run: the trial for releases that noted no run, and the checkpoint itself for other programs.
+    ``parent`` is the id of the checkpoint from which the run resumed.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Ancestry:
         return self.steps_completed, self.written, self.time or 0.0
 
 
-def ancestry_of(info: CheckpointInfo) -> Ancestry:
+def read_ancestry(info: CheckpointInfo) -> Ancestry:
     """Return the age and origin of a checkpoint."""
     metadata = info.metadata
     written = time_written(metadata, info.metadata_written)
@@ -65,8 +65,8 @@ def ancestry_of(info: CheckpointInfo) -> Ancestry:
 def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
     """Yield the ids of checkpoints, newest first.
 
-    Within a run, more batches mean newer; a run is newer than the one that it resumed. Among runs that did not resume
-    one another, the last write decides, by the storage's own file times.
+    Within a run, more batches mean newer; a run is newer than the run before. Among unrelated runs the last write
+    decides, by the storage's own file times.
     """
     left = {checkpoint.id: checkpoint for checkpoint in checkpoints}
     while left:
@@ -76,7 +76,7 @@ def newest_first(checkpoints: Iterable[Ancestry]) -> Iterator[str]:
 
 
 class _Runs:
-    """The runs that wrote some checkpoints; the tip of each is its newest checkpoint."""
+    """The runs that wrote some checkpoints; the tip of each run is the newest checkpoint."""
 
     def __init__(self, checkpoints: Mapping[str, Ancestry]) -> None:
         self._checkpoints = checkpoints
@@ -94,10 +94,10 @@ class _Runs:
 
     def _last_write(self, tip: Ancestry) -> tuple[float, float, float, int]:
         own = max(one.written for one in self._members[tip.run])
-        return max(self._writes_of(tip)), own, tip.time or 0.0, tip.steps_completed
+        return max(self._list_writes(tip)), own, tip.time or 0.0, tip.steps_completed
 
-    def _writes_of(self, tip: Ancestry) -> Iterator[float]:
-        """Yield the times at which the checkpoints of a run, and of the runs that it resumed, were written."""
+    def _list_writes(self, tip: Ancestry) -> Iterator[float]:
+        """Yield the times of all checkpoints of a run, and of the runs before as far as the run resumed them."""
         run: Hashable | None = tip.run
         seen: set[Hashable] = set()
         last_step = tip.steps_completed
@@ -108,7 +108,7 @@ class _Runs:
             run = self._run_before(self._tips[run])
 
     def _run_before(self, tip: Ancestry) -> Hashable | None:
-        """Return the run that another run resumed, if anything is left of it."""
+        """Return the run that another run resumed, if any checkpoint is left."""
         if tip.parent_run in self._tips and tip.parent_run != tip.run:
             return tip.parent_run
         parent = self._checkpoints.get(tip.parent or "")

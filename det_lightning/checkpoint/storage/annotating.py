@@ -1,4 +1,4 @@
-"""Adding what only Determined's master knew to the checkpoints of a storage."""
+"""Adding facts that only Determined's master knew to the checkpoints of a storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from det_lightning.checkpoint.format.manifest import with_entries
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import modified, notes_in, plausible_time, time_written
+from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes, read_time, time_written
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.files.strict_json import to_json
 from det_lightning.masking import mask
@@ -19,11 +19,12 @@ from det_lightning.masking import mask
 
 @dataclasses.dataclass
 class Annotation:
-    """What an export says about the checkpoints of a storage, by their ids, and what to write.
+    """The facts of an export about the checkpoints of a storage, by id, and the changes to write.
 
-    ``annotated`` will change, ``unchanged`` have the entries already, and ``without_metric`` are those of both without
-    a value of the searcher metric. ``not_in_storage`` were not deleted on the platform, ``unreadable`` have no readable
-    ``metadata.json``, ``not_in_export`` are complete. ``changes`` are the files to write, with their new content.
+    ``annotated`` will change, ``unchanged`` have the entries already, and ``without_metric`` are checkpoints of both
+    lists without a value of the searcher metric. ``not_in_storage`` were not deleted on the platform, ``unreadable``
+    have no readable ``metadata.json``, ``not_in_export`` are complete. ``changes`` are the files to write, with the new
+    content.
     """
 
     annotated: list[str] = dataclasses.field(default_factory=list)
@@ -36,7 +37,7 @@ class Annotation:
 
 
 def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotation:
-    """Decide what to write; write nothing.
+    """Plan the changes, without writing anything.
 
     Raise a ``ValueError`` that lists all mistakes with file, key and value if the export contradicts a checkpoint, or
     has values that cannot be ids.
@@ -61,7 +62,7 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
 
 
 def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
-    """Write what was planned; each file is written completely or not at all."""
+    """Write the planned changes, each file completely or not at all."""
     for file, content in plan.changes:
         with explain_errors("looking for", file):
             if not file.exists():  # another process has just deleted the checkpoint
@@ -75,7 +76,7 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
 def _plan_one(
     plan: Annotation, storage: CheckpointStorage, export: MasterExport, exported: ExportedCheckpoint
 ) -> list[str]:
-    """Add a checkpoint of the storage to the plan; return what contradicts the export."""
+    """Add a checkpoint of the storage to the plan; return all contradictions to the export."""
     directory = storage.root.checkpoint(exported.checkpoint_id)
     file = directory / METADATA_FILE
     with explain_errors("reading", directory):
@@ -85,13 +86,13 @@ def _plan_one(
             plan.unreadable.append(exported.checkpoint_id)
             return []
         has_load_data = (directory / LOAD_DATA_FILE).exists()
-        written_s = time_written(present, modified(file)) or 0.0
-    entries = export.entries_for(exported)
+        written_s = time_written(present, read_time(file)) or 0.0
+    entries = export.make_entries(exported)
     if mistakes := _contradictions(present, entries, exported):
         return mistakes
-    if not has_load_data and (config := export.config_of(exported)) is not None:
+    if not has_load_data and (config := export.find_config(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
-    content = _annotated(present, entries, exported, written_s)
+    content = _annotate(present, entries, exported, written_s)
     if _as_json(content) == _as_json(present):
         plan.unchanged.append(exported.checkpoint_id)
     else:
@@ -102,20 +103,19 @@ def _plan_one(
     return []
 
 
-def _annotated(
+def _annotate(
     present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint, written_s: float
 ) -> dict[str, Any]:
-    """Return the content of a ``metadata.json`` that was written at ``written_s``, with entries added."""
-    master = _merged(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
+    """Return the content of a ``metadata.json``, written at ``written_s``, with entries added."""
+    master = _merge_values(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
     added = {**entries, MASTER_KEY: master}
-    if notes_in(present).time_s is None:
+    if read_notes(present).time_s is None:
         reported_s = plausible_time(exported.time_s, written_s)
         added["time"] = written_s if reported_s is None else reported_s
     return with_entries(present, added)
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:
-    """Return where the metadata of a checkpoint, apart from an earlier annotation, contradict the export."""
     expected: dict[str, Any] = {"steps_completed": exported.steps_completed}
     expected |= {name: entries[name] for name in ("trial", "experiment")}
     # Older releases of Determined write them under these names into what they download.
@@ -130,10 +130,10 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
     ]
 
 
-def _merged(known: Any, new: Any) -> Any:
-    """Return the new annotation, with values of the earlier one where the new one has None."""
+def _merge_values(known: Any, new: Any) -> Any:
+    """Return the new annotation, with values of the earlier annotation in place of None."""
     if isinstance(known, dict) and isinstance(new, dict):
-        return {name: _merged(known.get(name), value) for name, value in new.items()}
+        return {name: _merge_values(known.get(name), value) for name, value in new.items()}
     return known if new is None else new
 
 

@@ -1,4 +1,4 @@
-"""Writing checkpoints one after another, at once, or in a thread of their own while training goes on."""
+"""Writing checkpoints in order, at once or in a background thread during training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.snapshots import Snapshotter, tensors_in
+from det_lightning.checkpoint.storage.snapshots import Snapshotter, iterate_tensors
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
 
@@ -36,10 +36,10 @@ _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def signal_deferred(number: int | None) -> Iterator[None]:
+def defer_signal(number: int | None) -> Iterator[None]:
     """Defer the handler of a signal that arrives inside the block until the block ends, even with an error.
 
-    Only handlers in Python can raise: without one, or outside the main thread, nothing is deferred.
+    Only handlers in Python can raise: without such a handler, or outside the main thread, nothing is deferred.
     """
     handler: Any = None if number is None else signal.getsignal(number)
     if number is None or not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -61,20 +61,21 @@ def signal_deferred(number: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def all_signals_deferred() -> Iterator[None]:
-    """Defer the handlers of all signals, as :func:`signal_deferred` does for one; for short blocks."""
+def defer_all_signals() -> Iterator[None]:
+    """Defer the handlers of all signals, like :func:`defer_signal`; for short blocks."""
     with contextlib.ExitStack() as stack:
         for number in sorted(signal.valid_signals()):
             if callable(signal.getsignal(number)):
-                stack.enter_context(signal_deferred(number))
+                stack.enter_context(defer_signal(number))
         yield
 
 
 class BackgroundTask(Generic[_Result]):
-    """Work that starts in its own thread when this is constructed; a process that exits waits for it.
+    """Work that starts in a new thread with the construction; the process waits for the thread before exit.
 
-    Construct and store it while signals are deferred: otherwise the thread may run although the caller was interrupted
-    before it had the task. They share only its end: an interrupted main thread could leave a common lock locked.
+    Construct and store a task while signals are deferred: otherwise the thread may run although the caller was
+    interrupted before having the task. Both threads share only the end: an interrupted main thread could leave a common
+    lock locked.
     """
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
@@ -98,13 +99,13 @@ class BackgroundTask(Generic[_Result]):
         """Wait until the thread has ended. An interrupted wait can be repeated."""
         # Before Python 3.13, an interrupted join() may mark a running thread as ended.
         while not self._done:
-            with all_signals_deferred():
+            with defer_all_signals():
                 self._thread.join(_POLL_S)
-        with all_signals_deferred():
+        with defer_all_signals():
             self._thread.join()
 
     def result(self) -> _Result:
-        """Wait; return the result of the work, or raise its error."""
+        """Wait; return the result of the work, or raise the error."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -112,9 +113,9 @@ class BackgroundTask(Generic[_Result]):
 
 
 class CheckpointQueue:
-    """Writes checkpoints into a storage, one after another; if ``in_background``, copies of them in another thread.
+    """Writes checkpoints into a storage in order; if ``in_background``, copies the state and writes in another thread.
 
-    An error in the background is raised once, by the next call.
+    The next call raises an error from the background, once.
     """
 
     def __init__(self, storage: CheckpointStorage, code: CodeCopier | None = None, in_background: bool = False) -> None:
@@ -127,11 +128,11 @@ class CheckpointQueue:
         self._hurries = False
 
     def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
-        """Once ``is_ending()`` is true, try a failing transfer only once more, after a second at most."""
+        """Once ``is_ending()`` is true, retry a failing transfer only once, after a second at most."""
         self._storage.limit_retries_when(lambda: self._hurries or is_ending())
 
     def reserve_memory(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Reserve memory for copies of the states of models, and of optimizers once they have stepped.
+        """Reserve memory for copies of the states of models, and of optimizers after the first step.
 
         Nothing is reserved if training waits for the writing anyway, or in a second run, which reuses the memory.
         """
@@ -153,8 +154,8 @@ class CheckpointQueue:
 
     def _reserve(self, state: Any) -> None:
         if self._snapshotter is not None and self._reserving is not None:
-            allocate = self._snapshotter.reserving(tensors_in(state))
-            with all_signals_deferred():
+            allocate = self._snapshotter.reserving(iterate_tensors(state))
+            with defer_all_signals():
                 self._reserving.append(BackgroundTask(allocate, name="checkpoint memory"))
 
     def _wait_for_memory(self) -> None:
@@ -169,10 +170,10 @@ class CheckpointQueue:
         report_written: ReportWritten | None = None,
         commit: Callable[[StagingDirectory], str] | None = None,
     ) -> str:
-        """Write a checkpoint once the previous one is complete, or start writing it; return its id.
+        """Write a checkpoint once the previous checkpoint is complete, or start writing; return the id.
 
         With ``report_written``, which may look at the trial, only :meth:`CheckpointStorage.commit` is left to the
-        background. ``commit``, by default that method, is called with the staging directory and returns the id.
+        background. ``commit``, by default this method, gets the staging directory and returns the id.
 
         Raises:
             CheckpointError: this checkpoint or the previous one cannot be written.
@@ -182,7 +183,7 @@ class CheckpointQueue:
             self.wait()
         new = checkpoint_id or new_id()
         publish = commit or self._storage.commit
-        with signal_deferred(WORKER_DIED):
+        with defer_signal(WORKER_DIED):
             if self._snapshotter is not None and report_written is None:
                 copied = self._copy(self._snapshotter, content, new)
                 complete = functools.partial(self._write_copied, self._snapshotter, copied, new, publish)
@@ -190,7 +191,7 @@ class CheckpointQueue:
                 staging = self._storage.begin(new, content, self._code, report_written)
                 complete = functools.partial(publish, staging)
             if self._snapshotter is not None:
-                with all_signals_deferred():
+                with defer_all_signals():
                     self._under_way = BackgroundTask(complete, name="checkpoint")
             else:
                 self._complete.append(complete())
@@ -201,17 +202,17 @@ class CheckpointQueue:
         return self._under_way is not None and not self._under_way.is_done()
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; raise its error."""
+        """Wait for the checkpoint under way; raise any error."""
         if (under_way := self._under_way) is not None:
             under_way.wait()  # if this is interrupted, it stays under way
-            with all_signals_deferred():
+            with defer_all_signals():
                 self._under_way = None
                 self._complete.append(under_way.result())
 
     def take_complete(self, wait: bool = False) -> list[str]:
-        """Return the ids of the checkpoints that have become complete since the last call, or raise their errors.
+        """Return the ids of the checkpoints that became complete since the last call, or raise an error of one.
 
-        If ``wait``, wait for the one that is being written.
+        If ``wait``, wait for the checkpoint under way.
         """
         if self._under_way is not None and (wait or self._under_way.is_done()):
             self.wait()
@@ -222,14 +223,14 @@ class CheckpointQueue:
         return complete
 
     def forget(self) -> None:
-        """Wait for the checkpoint that an interrupted run has left under way, and do not return it."""
+        """Wait for the checkpoint that an interrupted run has left under way, and drop the id."""
         try:
             self.take_complete(wait=True)
         except errors.CheckpointError as e:
             logger.warning("A checkpoint of an earlier run could not be written: %s", e)
 
     def finish_in_a_hurry(self) -> list[str]:
-        """Wait for the checkpoint that is being written; return the ids of those that have become complete."""
+        """Wait for the checkpoint under way; return the ids of newly complete checkpoints."""
         self._hurries = True
         if self.is_under_way():
             logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")

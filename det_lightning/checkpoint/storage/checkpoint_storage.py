@@ -1,4 +1,4 @@
-"""A storage of checkpoints: one directory each, named by its id, below a common root."""
+"""A storage of checkpoints: a directory for each, named by the id, below a common root."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import ancestry, metadata, removal, staging, survey
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
-from det_lightning.checkpoint.storage.parallel import in_parallel
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
-from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
 from det_lightning.checkpoint.storage.wrong_places import (
     describe_unknown,
     find_wrong_directory,
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 class CheckpointStorage:
     """A directory of checkpoints, on this machine or on any file system that fsspec supports.
 
-    The layout is Determined's: a directory or bucket that Determined wrote can be opened as it is. Every method raises
+    The layout is Determined's: a directory or bucket of Determined can be opened unchanged. Every method raises
     ``StorageError`` if the storage cannot be read.
 
     Args:
@@ -44,10 +43,10 @@ class CheckpointStorage:
             configuration. By default the directory that Determined uses for local runs.
         options: options of the file system, such as ``{"endpoint_url": ...}`` or credentials; see the documentation of
             s3fs, gcsfs, adlfs, ...
-        retry: how often a transfer is tried.
+        retry: how often to try a transfer.
 
     Raises:
-        StorageError: the URL cannot be opened, or the library for it is not installed.
+        StorageError: the URL cannot be opened, or a library is not installed.
         ValueError: the configuration is wrong, and the message lists all mistakes; or the text is empty.
 
     Example:
@@ -76,8 +75,6 @@ class CheckpointStorage:
         """Retry failing transfers only briefly once ``is_ending`` says that the process was asked to end."""
         self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
-    # Writing and removing
-
     def write(
         self,
         content: CheckpointContent,
@@ -85,7 +82,7 @@ class CheckpointStorage:
         code: CodeSource = None,
         report_written: ReportWritten | None = None,
     ) -> str:
-        """Write a checkpoint and return its id; see :meth:`begin` and :meth:`commit`.
+        """Write a checkpoint and return the id; see :meth:`begin` and :meth:`commit`.
 
         Example:
             >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
@@ -105,26 +102,24 @@ class CheckpointStorage:
     ) -> staging.StagingDirectory:
         """Return a new staging directory, with all files of a checkpoint but the last.
 
-        If anything fails, the written files are removed; earlier checkpoints stay untouched.
+        After any failure the written files are removed; earlier checkpoints stay untouched.
 
         Args:
             checkpoint_id: the id; by default a new one.
-            content: the content; without it the caller writes the files, and gives :meth:`commit` the metadata.
-            code: the directory whose files are copied to ``code/``, except those that its ``.detignore`` names and
-                those that no trial needs; by default the working directory.
-            report_written: called with the directory once all files but the last are written; it may add files.
+            content: the content; without content the caller writes the files, and gives :meth:`commit` the metadata.
+            code: the directory to copy to ``code/``, except files that ``.detignore`` names and files that no trial
+                needs; by default the working directory.
+            report_written: called with the directory once all files but the last are written; may add files.
 
         Raises:
             CheckpointNotFound: no checkpoint can have this id.
             CheckpointError: the files cannot be written.
         """
         new = new_id() if checkpoint_id is None else checkpoint_id
+        begun: staging.StagingDirectory
         try:
-            begun: staging.StagingDirectory
-            if self.is_local:
-                begun = staging.LocalStaging(self.root, new)
-            else:
-                begun = staging.RemoteStaging(self.root, new, self.retry)
+            begin_at = staging.LocalStaging if self.is_local else staging.RemoteStaging
+            begun = begin_at(self.root, new, self.retry)
         except errors.CheckpointError:
             raise
         except OSError as e:
@@ -139,17 +134,18 @@ class CheckpointStorage:
         return begun
 
     def commit(self, begun: staging.StagingDirectory, metadata: Mapping[str, Any] | None = None) -> str:
-        """Complete the checkpoint in a staging directory: ``metadata.json`` is written last. Return its id.
+        """Complete the checkpoint in a staging directory with ``metadata.json``, the last file. Return the id.
 
-        If anything fails, the written files are removed.
+        After any failure the written files are removed.
 
         Args:
             begun: from :meth:`begin`.
-            metadata: the content of ``metadata.json`` for files that the caller has written.
+            metadata: the content of ``metadata.json`` if the caller has written the other files.
 
         Raises:
             CheckpointError: the file cannot be written.
-            StorageError: the storage failed for good; a complete copy stays on this machine, and the message names it.
+            StorageError: the storage failed for good; a complete copy stays on this machine, and the message says
+                where.
         """
         if begun.content is not None and begun.code is not None:
             from det_lightning.checkpoint.storage import writing  # imports torch
@@ -161,33 +157,27 @@ class CheckpointStorage:
         return begun.directory.name
 
     def require_writable(self) -> None:
-        """Make sure that the storage can be written to, before hours of training are at stake.
-
-        Raises:
-            StorageError: it cannot be written to, or is a file; the message says why.
-        """
-        staging.require_writable(self.root, self.retry)
+        """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""
+        require_writable(self.root, self.retry)
 
     def delete(self, checkpoint_id: str) -> None:
-        """Remove a checkpoint. If interrupted, it leaves an incomplete one, never a damaged one.
+        """Remove a checkpoint. An interruption leaves an incomplete checkpoint, never a damaged one.
 
         Raises:
             CheckpointNotFound: there is none with this id, or the directory is not a checkpoint; nothing was removed.
-            StorageError: the storage refuses.
         """
-        directory = self.retry.call("looking for", lambda: self._directory_of(checkpoint_id), where=checkpoint_id)
+        directory = self.retry.call("looking for", lambda: self._find_directory(checkpoint_id), where=checkpoint_id)
         if directory is None:
-            raise self._not_found(checkpoint_id)
+            raise describe_unknown(checkpoint_id, self.root, self.list_ids())
         removal.delete(self.root, directory, self.retry)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
-        """Give the complete checkpoint ``by`` the id ``checkpoint_id``; a checkpoint or link with that id is removed.
+        """Give the complete checkpoint ``by`` the id ``checkpoint_id``, and remove a checkpoint or link with this id.
 
         At any time at least one of the two exists.
 
         Raises:
             CheckpointNotFound: an id is invalid, or the directory ``checkpoint_id`` is not a checkpoint.
-            StorageError: the storage refuses.
         """
         old = self.root.checkpoint(checkpoint_id)
         new = self.root.checkpoint(by)
@@ -195,27 +185,20 @@ class CheckpointStorage:
             removal.replace(self.root, old, new, self.retry)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
-        """Remove the incomplete checkpoints of killed writers; return their ids.
+        """Remove the incomplete checkpoints of killed writers; return the ids.
 
-        Args:
-            own_only: on a local disk, leave other users' checkpoints.
+        With ``own_only``, leave other users' checkpoints on a local disk.
         """
         if not self.is_local:
             removal.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self):
             return removal.remove_abandoned(self.root, own_only)
 
-    # Finding
-
     def list_ids(self, complete: bool = True) -> list[str]:
-        """Return the ids of the checkpoints, sorted. Links are left out.
-
-        Args:
-            complete: leave out incomplete ones.
-        """
+        """Return the sorted ids of the checkpoints, without links, and if ``complete`` without incomplete ones."""
         if self.root.is_object_store:
             return [info.id for info in self.survey(complete)]
-        markers = metadata.markers_of(complete)
+        markers = metadata.list_markers(complete)
         with explain_errors("listing", self):
             names = [name for name in self.root.list_names() if is_name(name)]
             return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
@@ -226,9 +209,9 @@ class CheckpointStorage:
             return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
 
     def is_complete(self, checkpoint_id: str) -> bool:
-        """Return whether there is a complete checkpoint with this id; a link to one does not count."""
+        """Return whether there is a complete checkpoint with this id; a link does not count."""
         with explain_errors(f"looking for {escape(checkpoint_id)} in", self):
-            directory = self._directory_of(checkpoint_id)
+            directory = self._find_directory(checkpoint_id)
             if directory is None or directory.link_target() is not None:
                 return False
             return (directory / layout.METADATA_FILE).exists()
@@ -241,20 +224,17 @@ class CheckpointStorage:
         return newest
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
-        """Yield the paths or URLs of the complete checkpoints, newest first.
+        """Yield the paths or URLs of the complete checkpoints, of all jobs or of one ``job``, newest first.
 
-        Among runs that resume one another, more batches mean newer; otherwise the run that was written to last is
-        newer, by the storage's own file times.
-
-        Args:
-            job: look only at the checkpoints of the job with this name.
+        Among runs that resume one another, more batches mean newer; otherwise the run with the last write is newer, by
+        the storage's own file times.
         """
         of_job = [info for info in self.glance() if job is None or info.metadata.get("job") == job]
-        for checkpoint_id in ancestry.newest_first(map(ancestry.ancestry_of, of_job)):
+        for checkpoint_id in ancestry.newest_first(map(ancestry.read_ancestry, of_job)):
             yield (self.root / checkpoint_id).url
 
     def glance(self) -> list[metadata.CheckpointInfo]:
-        """Return what the ``metadata.json`` of each complete checkpoint says; faster than :meth:`survey` on a disk."""
+        """Return the facts in each complete checkpoint's ``metadata.json``; faster than :meth:`survey` on a disk."""
         if self.root.is_object_store:
             return self.survey()
         with explain_errors("reading", self):
@@ -262,7 +242,7 @@ class CheckpointStorage:
         return [info for info in found if info is not None]
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
-        """Return the path or URL of a checkpoint; for a link, that of its target.
+        """Return the path or URL of a checkpoint, or of a link's target.
 
         Args:
             id_or_path: the id of a checkpoint in this storage, or the path or URL of any checkpoint's directory.
@@ -273,7 +253,7 @@ class CheckpointStorage:
         if not isinstance(id_or_path, str | os.PathLike):
             require_checkpoint_path(id_or_path)
         name = os.fspath(id_or_path)
-        directory = self._directory_of(name)
+        directory = self._find_directory(name)
         if directory is None and "/" in name:
             elsewhere = Location.parse(name, self.options)
             with explain_errors("looking for", elsewhere):
@@ -282,39 +262,34 @@ class CheckpointStorage:
             if directory is not None and not has_metadata:
                 require_checkpoint(directory)
         if directory is None:
-            raise self._not_found(name)
-        return directory.resolved().url
+            raise describe_unknown(name, self.root, self.list_ids())
+        return directory.resolve_link().url
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the content of ``metadata.json``; empty if it is missing or damaged."""
+        """Return the content of ``metadata.json``; empty if the file is missing or damaged."""
         return metadata.read_metadata(self.root.checkpoint(checkpoint_id))
 
     def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
-        """Return what is known about all checkpoints, sorted by id, without reading their state. Links are left out.
+        """Return the facts about all checkpoints, sorted by id, without reading the state. Links are left out.
 
-        In a bucket, metadata may come from its index, and then have no manifest and no experiment configuration.
-
-        Args:
-            complete: leave out incomplete ones.
+        If ``complete``, incomplete checkpoints are left out. In a bucket, metadata may come from the index, and then
+        have no manifest and no experiment configuration.
         """
         if not self.root.is_object_store:
             return self.describe(self.list_ids(complete))
         with explain_errors("listing", self):
             found = survey.survey(self.root)
-        return [info for info in found if not info.markers.isdisjoint(metadata.markers_of(complete))]
+        return [info for info in found if not info.markers.isdisjoint(metadata.list_markers(complete))]
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
-        """Return what is known about checkpoints without reading their state."""
+        """Return the facts about checkpoints without the state."""
         with explain_errors("reading", self):
             directories = [self.root.checkpoint(name) for name in checkpoint_ids]
-            return in_parallel(self.root, metadata.describe, directories)
+            return metadata.call_in_parallel(self.root, metadata.describe, directories)
 
-    def _directory_of(self, name: str) -> Location | None:
+    def _find_directory(self, name: str) -> Location | None:
         if not is_name(name):
             return None
         directory = self.root.checkpoint(name)
         with explain_errors("looking for", directory):
             return directory if directory.is_dir() else None
-
-    def _not_found(self, name: str) -> errors.CheckpointNotFound:
-        return describe_unknown(name, self.root, self.list_ids())

@@ -1,8 +1,8 @@
 """Claims: files by which a process says that it writes a trial's checkpoints, resumes from one, or deletes one.
 
-On a local disk a claim is a locked file, and ends with its process. Where there are no locks, a claim is a file with
-host, process and time. It is advisory: it holds until it is removed, its process is known to have ended, or it has not
-been renewed for two hours, and two processes that claim the same at the same instant may both succeed.
+On a local disk a claim is a locked file, and ends with the process. On a storage without locks, a claim is a file with
+host, process and time. Such a claim is advisory: it holds until removed, until the process is known to have ended, or
+until two hours after the last renewal, and two processes that claim at the same instant may both succeed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.metadata import modified
-from det_lightning.files.locks import LockedFile, NoLocks, is_locked, lock_file
+from det_lightning.checkpoint.storage.metadata import read_time
+from det_lightning.files.local_files import LockedFile, NoLocks, is_locked, lock_file
 
-# How long a claim without a lock holds unless it is renewed.
+# How long a claim without a lock holds unless renewed.
 _LASTS_S = 2 * 3600.0
 _RENEW_AFTER_S = 300.0
 # No checkpoint takes so long to write.
@@ -31,7 +31,7 @@ _ABANDONED_AFTER_S = 24 * 3600.0
 # Far more than a claim needs.
 _MAX_BYTES = 64 * 1024
 
-# What reading a truncated or damaged claim raises.
+# The errors from reading a truncated or damaged claim.
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 # Claims of this process; an earlier process may have had the same process id.
@@ -39,19 +39,18 @@ _own_tokens: set[str] = set()
 
 
 class Claim:
-    """A claim of this process; see :meth:`take`. ``lock`` is None where there are no locks."""
+    """A claim of this process; see :meth:`take`."""
 
     def __init__(self, file: Location, lock: LockedFile | None, content: dict[str, Any]) -> None:
         self.file = file
-        self._lock = lock
+        self._lock = lock  # None where there are no locks
         self._content = content
-        # By a clock that stands still while the machine is suspended, and by one that may be set back.
-        self._renewed = (time.monotonic(), time.time())
+        self._renewed = time.time()
 
     @classmethod
     def take(cls, file: Location, purpose: str | None = None) -> Claim | None:
-        """Return a claim, or None if another live process has it; the file says the ``purpose``."""
-        content = new_content()
+        """Return a claim, or None if another live process has claimed the same; the file says the ``purpose``."""
+        content = make_claim()
         if purpose is not None:
             content["purpose"] = purpose
         encoded = json.dumps(content).encode()
@@ -62,42 +61,41 @@ class Claim:
         if is_claimed(file):
             return None
         file.write(encoded)
-        if _token_in(file) != content["token"]:
+        if _read_token(file) != content["token"]:
             return None
         _own_tokens.add(content["token"])
         return cls(file, None, content)
 
     def is_due(self) -> bool:
         """Return whether the claim must be renewed to stay valid."""
-        steady, adjustable = self._renewed
-        passed = max(time.monotonic() - steady, time.time() - adjustable)
-        return self._lock is None and passed > _RENEW_AFTER_S
+        # The clock may have been set back.
+        return self._lock is None and abs(time.time() - self._renewed) > _RENEW_AFTER_S
 
     def renew(self) -> bool:
-        """Write the current time; return False if the claim has expired and another process has taken it."""
-        self._renewed = (time.monotonic(), time.time())
-        if _token_in(self.file) not in (None, self._content["token"]):
+        """Write the current time; return False if another process has taken the expired claim."""
+        self._renewed = time.time()
+        if _read_token(self.file) not in (None, self._content["token"]):
             return False
         self.file.write(json.dumps({**self._content, "renewed": time.time()}).encode())
         return True
 
     def release(self) -> None:
-        """Remove the claim, and the directories that were created for it if they are empty."""
+        """Remove the claim, and the empty directories around the file."""
         _own_tokens.discard(self._content["token"])
         if self._lock is not None:
             self._lock.remove()
-        elif not self.is_due() or _token_in(self.file) == self._content["token"]:  # it may have expired
+        elif not self.is_due() or _read_token(self.file) == self._content["token"]:  # the claim may have expired
             self.file.remove()
         if self.file.is_local:
             remove_if_empty(self.file.local_path.parent)
 
 
-def new_content() -> dict[str, Any]:
+def make_claim() -> dict[str, Any]:
     """Return the content of a new claim; earlier releases read ``started`` in the mark of a checkpoint."""
     now = time.time()
     return {
         "host": socket.gethostname(),
-        "machine": _this_machine(),
+        "machine": _identify_machine(),
         "pid": os.getpid(),
         "token": str(uuid.uuid4()),
         "renewed": now,
@@ -106,19 +104,19 @@ def new_content() -> dict[str, Any]:
 
 
 def is_claimed(file: Location) -> bool:
-    """Return whether a live process has a claim. If that cannot be known, as for another user's, its age decides."""
+    """Return whether a live process has a claim. If that is unknown, as for another user's, the age decides."""
     try:
-        if file.is_local and (locked := _is_locked(file.local_path)) is not None:
+        if file.is_local and (locked := is_locked(file.local_path)) is not None:
             return locked
         content = _read(file)
-        seen = modified(file)
+        seen = read_time(file)
     except FileNotFoundError:
         return False
     if not content:
         return False
     try:
         claim = json.loads(content)
-        if claim["machine"] == _this_machine() and not _runs(claim["pid"], claim["token"]):
+        if claim["machine"] == _identify_machine() and not _runs(claim["pid"], claim["token"]):
             return False
         renewed = float(claim["renewed"]) if seen is None else seen
     except _DAMAGED:
@@ -137,15 +135,8 @@ def is_abandoned(mark: Location) -> bool:
     return math.isfinite(age_s) and age_s > _ABANDONED_AFTER_S
 
 
-def _is_locked(path: pathlib.Path) -> bool | None:
-    try:
-        return is_locked(path)
-    except PermissionError:
-        return None
-
-
-def _token_in(file: Location) -> object:
-    """Return the token in a claim; None if another process has removed or damaged it."""
+def _read_token(file: Location) -> object:
+    """Return the token in a claim; None if another process has removed or damaged the file."""
     try:
         return json.loads(_read(file))["token"]
     except (FileNotFoundError, *_DAMAGED):
@@ -160,7 +151,7 @@ def _read(file: Location) -> bytes:
 
 
 def remove_if_empty(folder: pathlib.Path) -> None:
-    """Remove a directory in the bookkeeping, and its parents up to the bookkeeping directory, if they are empty."""
+    """Remove an empty directory in the bookkeeping, and empty parents up to the bookkeeping directory."""
     while BOOKKEEPING_DIR in folder.parts:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -180,8 +171,8 @@ def _runs(pid: int, token: str) -> bool:
 
 
 @functools.cache
-def _this_machine() -> str:
-    """Return what two processes have in common if each can tell from the other's id whether it is running."""
+def _identify_machine() -> str:
+    """Return a text that two processes share if each can tell from the other's id whether the other is running."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())

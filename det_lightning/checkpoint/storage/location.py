@@ -1,4 +1,4 @@
-"""Files and directories on any file system that fsspec supports, and errors that explain what failed there."""
+"""Files and directories on any file system that fsspec supports, and errors that explain failures there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
-from det_lightning.checkpoint.storage.storage_types import EXTRAS
+from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
+from det_lightning.files.local_files import write_whole
 from det_lightning.masking import MASK, cause_without_secrets, find_secrets, is_masked, mask_text, mask_url
 from det_lightning.missing_parts import how_to_install
 
@@ -73,13 +74,13 @@ class Location:
 
     @property
     def url(self) -> str:
-        """The path, or the URL as it was given, including a password."""
+        """The path, or the URL as given, including a password."""
         if self.is_local:
             return self.path
         return f"{self.origin}{self.path}" if self.origin else str(self.fs.unstrip_protocol(self.path))
 
     def __str__(self) -> str:
-        """Return the path or URL as it may be shown: without its password."""
+        """Return the path or URL for messages, without the password."""
         return self.path if self.is_local else mask_text(mask_url(self.url))
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class Location:
     # Names from files and listings may be anything: only the following two methods make paths from them.
 
     def checkpoint(self, checkpoint_id: str) -> Location:
-        """Return the directory of the checkpoint with this id in this storage, whether it exists or not."""
+        """Return the directory of the checkpoint with this id in this storage, whether existing or not."""
         if not is_name(checkpoint_id):
             raise errors.CheckpointNotFound(
                 f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(self)}."
@@ -101,7 +102,7 @@ class Location:
         return self / checkpoint_id
 
     def bookkeeping(self, kind: str, *names: str) -> Location:
-        """Return a file or directory of one kind in the bookkeeping of this storage, next to the checkpoints."""
+        """Return a file or directory of a kind in the bookkeeping of this storage, next to the checkpoints."""
         location = self
         for name in (BOOKKEEPING_DIR, kind, *names):
             if name in names and not is_name(name):
@@ -122,7 +123,7 @@ class Location:
         return bool(self.fs.exists(self.path))
 
     def is_dir(self) -> bool:
-        """Return whether this is a directory; on an object store, one that holds anything."""
+        """Return whether this is a directory; on an object store, a directory with any content."""
         self.fs.invalidate_cache()
         return bool(self.fs.isdir(self.path))
 
@@ -131,15 +132,15 @@ class Location:
         return sorted(self.list_types())
 
     def list_types(self) -> dict[str, str]:
-        """Return the type of everything in this directory except links by name: ``file``, ``directory`` or another."""
+        """Return ``file``, ``directory`` or another type for each name in this directory except links."""
         return {name: str(info.get("type")) for name, info in self._list().items() if not _is_link(info)}
 
     def list_links(self) -> dict[str, str]:
-        """Return the names of the links in this directory, and their targets; an unknown target is an empty string."""
+        """Return the names and targets of the links in this directory; an unknown target is an empty string."""
         return {name: str(info.get("destination") or "") for name, info in self._list().items() if _is_link(info)}
 
     def link_target(self) -> str | None:
-        """Return the target of a link, an empty string if it is unknown; None if this is not a link."""
+        """Return the target of a link, an empty string if unknown; None if this is not a link."""
         if self.is_local:
             return os.readlink(self.path) if os.path.islink(self.path) else None  # noqa: PTH114, PTH115 (of a string)
         if self.is_object_store:
@@ -147,7 +148,7 @@ class Location:
         with explain_errors("looking for links in", self.parent):
             return self.parent.list_links().get(self.name)
 
-    def resolved(self) -> Location:
+    def resolve_link(self) -> Location:
         """Return the target if this is a link on this machine, otherwise this location."""
         if not self.is_local or self.link_target() is None:
             return self
@@ -168,7 +169,7 @@ class Location:
         return {path.rpartition("/")[2]: info for path, info in found.items() if path != self.path and path}
 
     def find_files(self) -> dict[str, dict[str, Any]]:
-        """Return what the file system knows about all files below this directory, by relative path."""
+        """Return the file system's facts about all files below this directory, by relative path."""
         self.fs.invalidate_cache()
         prefix = f"{self.path}/"
         found: dict[str, dict[str, Any]] = self.fs.find(self.path, detail=True)
@@ -182,7 +183,7 @@ class Location:
     def read(self, limit: int = MAX_SMALL_FILE_BYTES) -> bytes:
         """Return the content; raise a ValueError for a local path that is neither a file nor a directory.
 
-        At most one byte more than ``limit`` is read, whatever size is listed; raise a ValueError if there are more.
+        At most a byte more than ``limit`` is read, whatever size is listed; raise a ValueError for more.
         """
         # Reading a pipe would wait for a writer, and a device may have no end.
         if self.is_local and not (stat.S_ISREG(mode := self.local_path.stat().st_mode) or stat.S_ISDIR(mode)):
@@ -204,14 +205,14 @@ class Location:
     def write(self, content: bytes) -> None:
         """Write ``content`` to this file, completely or not at all."""
         if self.is_local:
-            write_whole(self.local_path, content)
+            write_whole(self.local_path, content, sync=True)
             return
         if not self.is_object_store:
             self.fs.makedirs(self.parent.path, exist_ok=True)
         self.fs.pipe_file(self.path, content)
 
     def remove(self) -> None:
-        """Remove this file, or this directory with everything in it, if it exists."""
+        """Remove this file, or this directory with all content, if existing."""
         with contextlib.suppress(FileNotFoundError):
             if self.is_local or not glob.has_magic(self.path):
                 self.fs.rm(self.path, recursive=True)
@@ -226,22 +227,6 @@ class Location:
 
 def _is_link(info: Mapping[str, Any]) -> bool:
     return bool(info.get("islink")) or info.get("type") == "link"
-
-
-def write_whole(path: pathlib.Path, content: bytes) -> None:
-    """Write ``content`` to a local file, completely or not at all, and wait until it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Another container that writes this file may have the same process id.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager
@@ -264,7 +249,7 @@ def explain_errors(action: str, where: object = "") -> Iterator[None]:
 
 
 def _with_password(url: str, options: Mapping[str, Any]) -> str:
-    """Return a URL that can be opened; a masked password is left out if the options hold the real one."""
+    """Return a URL that can be opened; if the options hold the password, leave out the masked password."""
     masked = f":{MASK}@"
     if "://" not in url or masked not in url:
         return url
@@ -303,6 +288,6 @@ def is_name(name: str) -> bool:
 
 
 def is_own_id(name: str) -> bool:
-    """Return whether :func:`new_id` made this id, which may follow a name that Lightning gave."""
+    """Return whether :func:`new_id` made this id; a name given by Lightning may stand in front."""
     before = name[:-36]
     return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)

@@ -1,15 +1,16 @@
-"""What is known about a checkpoint without reading its state."""
+"""The facts about a checkpoint without its state: completeness, size, times, and the notes in ``metadata.json``."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import datetime
 import json
 import logging
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
@@ -17,8 +18,11 @@ from det_lightning.checkpoint.storage.location import Location
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import as_number
 
+_Result = TypeVar("_Result")
+
 logger = logging.getLogger(__name__)
 
+_REQUESTS_AT_ONCE = 16
 # Floats represent every integer up to here.
 _MAX_STEPS = 2**53
 # The year 10000, and how far the clocks of a trial and of its storage may differ.
@@ -31,17 +35,18 @@ _MARKERS = (layout.METADATA_FILE, layout.LOAD_DATA_FILE, *layout.STATE_FILES)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known about a checkpoint from its directory and its ``metadata.json``.
+    """The facts about a checkpoint from the directory and ``metadata.json``.
 
     Attributes:
-        id: its id.
-        complete: whether it was written completely.
-        metadata: content of ``metadata.json``; empty if it is missing or cannot be read.
+        id: the id.
+        complete: whether the checkpoint was written completely.
+        metadata: content of ``metadata.json``; empty if the file is missing or cannot be read.
         size_bytes: size of all files.
-        written: when its latest file was written, in seconds since 1970; None if the storage does not know.
-        metadata_written: when its ``metadata.json`` was written; None also if there is none.
-        markers: the names of those of its files that make it a checkpoint.
-        foreign: whether it is that of a ``TFKerasTrial``, which det_lightning neither reads nor deletes.
+        written: when the latest file was written, in seconds since 1970; None if the storage does not know.
+        metadata_written: when ``metadata.json`` was written; None also if there is none.
+        markers: names of the files that make the directory a checkpoint.
+        foreign: whether a ``TFKerasTrial`` wrote the checkpoint; det_lightning neither reads nor deletes such
+            checkpoints.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
@@ -63,7 +68,7 @@ class CheckpointInfo:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointNotes:
-    """The notes in ``metadata.json``; missing and impossible ones are None. ``time_s`` is in seconds since 1970."""
+    """The notes in ``metadata.json``; missing and impossible notes are None. ``time_s`` is in seconds since 1970."""
 
     steps_completed: int | None = None
     metric_name: str | None = None
@@ -74,8 +79,8 @@ class CheckpointNotes:
     experiment: str | None = None
 
 
-def notes_in(metadata: Mapping[str, Any]) -> CheckpointNotes:
-    """Return those notes in the content of ``metadata.json`` that have the right types."""
+def read_notes(metadata: Mapping[str, Any]) -> CheckpointNotes:
+    """Return the notes in the content of ``metadata.json``, if of the right types."""
     steps = metadata.get("steps_completed")
     metric = metadata.get("metric")
     metric = metric if isinstance(metric, dict) else {}
@@ -108,12 +113,12 @@ def count_or_zero(value: Any) -> int:
 
 
 def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None = None) -> CheckpointInfo:
-    """Return what is known about the checkpoint in a directory, whose ``files`` may have been listed already."""
+    """Return the facts about the checkpoint in a directory, with ``files`` if listed already."""
     files = checkpoint.find_files() if files is None else files
     entry = files.get(layout.METADATA_FILE)
     is_small = entry is not None and (entry.get("size") or 0) <= layout.MAX_SMALL_FILE_BYTES
     metadata = read_metadata(checkpoint) if is_small else {}  # others would fill the memory
-    times = [time for entry in files.values() if (time := _time_of(entry)) is not None]
+    times = [time for entry in files.values() if (time := _find_time(entry)) is not None]
     foreign = layout.is_of_keras(files)
     has_state = not foreign and any(name in files for name in layout.STATE_FILES)
     # The files of a script of the Core API have any names.
@@ -124,19 +129,31 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
         metadata=metadata,
         size_bytes=sum(entry.get("size") or 0 for entry in files.values()),
         written=max(times, default=None),
-        metadata_written=None if entry is None else _time_of(entry),
+        metadata_written=None if entry is None else _find_time(entry),
         markers=frozenset(files.keys() & _MARKERS),
         foreign=foreign,
     )
 
 
-def markers_of(complete: bool) -> tuple[str, ...]:
-    """Return the names of the files any of which shows a checkpoint, or if not ``complete``, at least a part of one."""
+def call_in_parallel(root: Location, function: Callable[[Any], _Result], arguments: list[Any]) -> list[_Result]:
+    """Call a function that reads from ``root`` with each of ``arguments``; return the results in order.
+
+    Object stores get the requests at once, since each answer takes some milliseconds.
+    """
+    # A connection such as SFTP's must not be used by two threads at once.
+    if not root.is_object_store or len(arguments) < 2:
+        return [function(argument) for argument in arguments]
+    with concurrent.futures.ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        return list(pool.map(function, arguments))
+
+
+def list_markers(complete: bool) -> tuple[str, ...]:
+    """Return the names of files that show a checkpoint; if not ``complete``, also a part of a checkpoint."""
     return _MARKERS[:1] if complete else _MARKERS
 
 
 def glance(checkpoint: Location) -> CheckpointInfo | None:
-    """Return what is known about a complete checkpoint from its ``metadata.json`` alone; None if it is gone."""
+    """Return the facts about a complete checkpoint from ``metadata.json`` alone; None if the checkpoint is gone."""
     try:
         entry = checkpoint.fs.info((checkpoint / layout.METADATA_FILE).path)
     except FileNotFoundError:  # another run has just deleted it
@@ -145,9 +162,9 @@ def glance(checkpoint: Location) -> CheckpointInfo | None:
 
 
 def read_metadata(checkpoint: Location) -> dict[str, Any]:
-    """Return the content of ``metadata.json``; empty if it is missing, too large, or does not match its checksum.
+    """Return the content of ``metadata.json``; empty if the file is missing, too large, or damaged.
 
-    It is also empty if the file is a link that leads out of the checkpoint.
+    The result is also empty for a link that leads out of the checkpoint.
     """
     if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / layout.METADATA_FILE):
         logger.warning("The metadata of %s are a link that leads out of it, and are not used.", escape(checkpoint))
@@ -164,30 +181,30 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
     return content
 
 
-def modified(file: Location) -> float | None:
+def read_time(file: Location) -> float | None:
     """Return when a file was modified, in seconds since 1970; None if the file system does not know."""
-    return _time_of(file.fs.info(file.path))
+    return _find_time(file.fs.info(file.path))
 
 
 def plausible_time(noted: Any, written: float | None) -> float | None:
-    """Return a time noted in metadata; None if it is impossible for a checkpoint whose files date from ``written``."""
+    """Return a time noted in metadata; None if impossible for a checkpoint with files ``written`` at that time."""
     time_s = _number(noted)
     latest = _LATEST_TIME_S if written is None else written + _TOLERANCE_S
     return float(time_s) if time_s is not None and 0 <= time_s <= latest else None
 
 
 def time_written(metadata: Mapping[str, Any], modified_s: float | None) -> float | None:
-    """Return when a checkpoint was written whose ``metadata.json`` was modified at ``modified_s``.
+    """Return when a checkpoint was written, given the time at which ``metadata.json`` was modified.
 
-    It was written earlier if what Determined's master knew was added later.
+    Adding the master's knowledge later modified the file; the time before is noted then.
     """
     master = metadata.get(layout.MASTER_KEY)
     before = plausible_time(master.get(layout.WRITTEN_KEY), modified_s) if isinstance(master, dict) else None
     return modified_s if before is None or modified_s is None else min(before, modified_s)
 
 
-def _time_of(info: Mapping[str, Any]) -> float | None:
-    """Return when a file was modified, which each file system stores under its own name and type."""
+def _find_time(info: Mapping[str, Any]) -> float | None:
+    """Return when a file was modified; each file system has a name and a type of the entry."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
         value = info.get(key)
         if isinstance(value, datetime.datetime):

@@ -1,8 +1,8 @@
-"""Removing checkpoints, and what killed writers left of them.
+"""Removing checkpoints, and the remains of killed writers.
 
-On a local disk a directory is renamed before it is removed: an interrupted removal leaves nothing under the
-checkpoint's name, and the next run removes the rest. Only directories that det_lightning itself created, and those of
-checkpoints, are ever removed.
+On a local disk a directory is renamed before the removal: an interrupted removal leaves nothing under the checkpoint's
+name, and the next run removes the rest. Only directories that det_lightning itself created, and checkpoints, are ever
+removed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# Earlier releases used "replaced".
-_REMOVED_DIRS = ("removed", "replaced")
+_REMOVED_DIR = "removed"
 
 # Other programs also write a metadata.json or a checkpoint.pt; their directories lack these.
 _OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
@@ -38,7 +37,7 @@ _MARKERS = {layout.METADATA_FILE, *layout.STATE_FILES, *_OWN_MARKERS}
 
 
 def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
-    """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` if it is a link or not a checkpoint."""
+    """Remove the directory of a checkpoint; raise a ``CheckpointNotFound`` for a link or another directory."""
     files = retry.call("looking for", lambda: _require_own_files(directory), where=directory)
     if root.is_local:
         with explain_errors("removing", directory):
@@ -52,7 +51,7 @@ def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
 
 
 def replace(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
-    """Give the directory ``new`` the name of the checkpoint or link ``old``, which is removed; one always exists."""
+    """Give the directory ``new`` the name of the checkpoint or link ``old``, and remove ``old``; one always exists."""
     if root.is_local:
         _replace_local(root, old, new)
     else:
@@ -72,7 +71,7 @@ def _replace_local(root: Location, old: Location, new: Location) -> None:
 
 
 def _replace_remote(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
-    """Remove ``old`` first; until ``new`` has its name completely, it exists under its own."""
+    """Remove ``old`` first, then copy; meanwhile ``new`` exists under the present name."""
     delete(root, old, retry)
     fs = root.fs
     if not root.is_object_store and type(fs).cp_file is AbstractFileSystem.cp_file:  # it cannot copy, but rename
@@ -89,7 +88,7 @@ def _replace_remote(root: Location, old: Location, new: Location, retry: RetryPo
 
 
 def _require_own_files(directory: Location) -> set[str]:
-    """Return the names of the files of a directory to be removed, which must be a checkpoint itself."""
+    """Return the names of the files of a directory to be removed; raise unless the directory is a checkpoint itself."""
     with explain_errors("looking for", directory):
         target = directory.link_target()
         files = set(directory.find_files()) if target is None else set()
@@ -104,7 +103,7 @@ def _require_own_files(directory: Location) -> set[str]:
 
 
 def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
-    """Remove the incomplete checkpoints of writers that were killed or cut off. Return their ids.
+    """Remove the incomplete checkpoints of writers that were killed or cut off. Return the ids.
 
     On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
     """
@@ -141,7 +140,7 @@ def _is_of_another_user(location: Location) -> bool:
 
 
 def _is_own_partial(checkpoint: Location) -> bool:
-    """Return whether a killed writer of det_lightning left this directory: it writes the code, then the load data."""
+    """Return whether a killed writer of det_lightning left this directory: the code comes first, then the load data."""
     if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
         return False
     names = {*checkpoint.list_names(), *checkpoint.list_links()}
@@ -151,9 +150,9 @@ def _is_own_partial(checkpoint: Location) -> bool:
 
 
 def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
-    """Rename a directory of a local storage that is to be removed; return its new path."""
+    """Rename a directory of a local storage before the removal; return the new path."""
     while True:
-        aside = root.bookkeeping(_REMOVED_DIRS[0], new_id()).local_path
+        aside = root.bookkeeping(_REMOVED_DIR, new_id()).local_path
         try:
             aside.parent.mkdir(parents=True, exist_ok=True)
             directory.rename(aside)
@@ -165,7 +164,7 @@ def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
 
 
 def _remove_tree(directory: pathlib.Path) -> None:
-    """Remove a directory that other processes may be removing too; of links in it, only the links themselves."""
+    """Remove a directory that other processes may be removing too; of links inside, only the links themselves."""
     while directory.exists():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
@@ -173,18 +172,15 @@ def _remove_tree(directory: pathlib.Path) -> None:
 
 
 def _finish_removals(root: Location, own_only: bool) -> None:
-    """Remove what killed processes had renamed in order to remove it."""
-    for name in _REMOVED_DIRS:
-        removed = root.bookkeeping(name)
-        for one in removed.list_names():
-            if not is_own_id(one) or (own_only and _is_of_another_user(removed / one)):
-                continue
-            try:
-                _remove_tree((removed / one).local_path)
-            except OSError as e:  # it may be another user's; that is no reason not to train
-                logger.warning(
-                    "The rest of a removed checkpoint, %s, cannot be deleted: %s", escape(removed / one), escape(e)
-                )
+    """Remove directories that killed processes had renamed for removal."""
+    removed = root.bookkeeping(_REMOVED_DIR)
+    for directory in [removed / name for name in removed.list_names() if is_own_id(name)]:
+        if own_only and _is_of_another_user(directory):
+            continue
+        try:
+            _remove_tree(directory.local_path)
+        except OSError as e:  # it may be another user's; that is no reason not to train
+            logger.warning("The rest of a removed checkpoint, %s, cannot be deleted: %s", escape(directory), escape(e))
 
 
 def remove_dead_stagings() -> None:
@@ -199,7 +195,7 @@ def remove_dead_stagings() -> None:
 
 
 def _remove_mark_last(directory: pathlib.Path) -> None:
-    """Remove a temporary directory, and last of all the mark, which identifies it."""
+    """Remove a temporary directory, and last of all the mark, which identifies the directory."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Copies of a state, which are written while the state itself changes."""
+"""Copies of a state, for writing while the state changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Kind = tuple[int, bool]
 
 
 class Snapshotter:
-    """Copies states to main memory, each into the memory of the previous one; a copy is valid until the next is made.
+    """Copies states to main memory, each over the previous copy; a copy is valid until the next.
 
     New memory costs as much time as writing the state to a disk's cache, and reused memory a tenth.
     """
@@ -32,9 +32,13 @@ class Snapshotter:
     def reserving(self, tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
         """Return a function that allocates memory for a copy of ``tensors``, in any thread, before :meth:`copy`.
 
-        The first copy is then as fast as later ones.
+        The first copy is then as fast as later copies.
         """
-        storages = {_key_of(tensor): _kind_of(tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)}
+        storages = {
+            _identify_memory(tensor): _classify_storage(tensor.untyped_storage())
+            for tensor in tensors
+            if _is_plain(tensor)
+        }
 
         def allocate() -> None:
             # If there is too little memory, the copy will fail and say so.
@@ -45,13 +49,13 @@ class Snapshotter:
         return allocate
 
     def copy(self, state: _State, leave: Iterable[torch.Tensor] = ()) -> _State:
-        """Return a copy of ``state``: nested containers, tensors on any device, and whatever can be deep-copied.
+        """Return a copy of ``state``: nested containers, tensors on any device, and anything that can be deep-copied.
 
-        Tensors that share memory share it in the copy too, except sparse, quantized and lazily conjugated ones and
-        those of other classes. The tensors in ``leave`` are not copied.
+        Tensors that share memory also share memory in the copy, except sparse, quantized and lazily conjugated tensors
+        and tensors of other classes. The tensors in ``leave`` are not copied.
 
-        Copies from a GPU run on their own stream. Later work on the GPU waits for them, but the host does not: call
-        :meth:`wait_for_device` before reading the copy.
+        Copies from a GPU run on a separate stream. Later work on the GPU waits for the copies, but the host does not:
+        call :meth:`wait_for_device` before reading a copy.
         """
         self.wait_for_device()  # the memory is about to be reused
         used: dict[torch.device, torch.cuda.Stream] = {}
@@ -60,13 +64,13 @@ class Snapshotter:
         storages: dict[tuple[torch.device, int, int], torch.Tensor] = {}
         # deepcopy() takes the copies of tensors from here.
         memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}
-        for tensor in tensors_in(state):
+        for tensor in iterate_tensors(state):
             if id(tensor) in memo:
                 continue
             if not _is_plain(tensor):
                 memo[id(tensor)] = _copy_other(tensor)
                 continue
-            key = _key_of(tensor)
+            key = _identify_memory(tensor)
             if key not in storages:
                 storages[key] = self._copy_storage(tensor.untyped_storage(), free, used)
             target = torch.empty(0, dtype=tensor.dtype).set_(
@@ -91,7 +95,7 @@ class Snapshotter:
         free: dict[_Kind, list[torch.Tensor]],
         used: dict[torch.device, torch.cuda.Stream],
     ) -> torch.Tensor:
-        kind = _kind_of(source)
+        kind = _classify_storage(source)
         target = free[kind].pop() if free[kind] else _memory(kind)
         raw = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
         if source.device.type == "cuda":
@@ -105,14 +109,14 @@ class Snapshotter:
         return target
 
     def _stream_beside(self, device: torch.device) -> torch.cuda.Stream:
-        """Return a stream whose work starts after the work that the device has been given so far."""
+        """Return a stream whose work starts after all present work of the device."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._streams[device].wait_stream(torch.cuda.current_stream(device))
         return self._streams[device]
 
 
-def _kind_of(storage: torch.UntypedStorage) -> _Kind:
+def _classify_storage(storage: torch.UntypedStorage) -> _Kind:
     # Only copies into pinned memory are asynchronous.
     return storage.nbytes(), storage.device.type != "cpu"
 
@@ -122,13 +126,13 @@ def _memory(kind: _Kind) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
 
 
-def _key_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Return what identifies the memory of a tensor; several may start at the same address, as numpy's views do."""
+def _identify_memory(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+    """Return a key of a tensor's memory; several memories may start at the same address, as numpy's views do."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a checkpoint's content, or in nested dicts, lists and tuples."""
     if isinstance(value, CheckpointContent | ResumeState):
         value = vars(value)
@@ -136,7 +140,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
+            yield from iterate_tensors(item)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

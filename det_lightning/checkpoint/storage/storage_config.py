@@ -1,14 +1,14 @@
-"""Determined's ``checkpoint_storage`` section, as a URL and file system options."""
+"""The types of ``checkpoint_storage``, and the conversion of a section to a URL and file system options."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.storage.storage_types import LOCAL_TYPES, STORAGE_TYPES
 from det_lightning.masking import is_masked, is_secret_name, mask, mask_text, short_text
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
@@ -36,7 +36,7 @@ _EXPECTED = (
 
 
 def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
-    """Return the path or URL of a storage, and the options of its file system; see ``CheckpointStorage``."""
+    """Return the path or URL of a storage, and the options of the file system; see ``CheckpointStorage``."""
     if isinstance(root, Mapping):
         root, options = storage_from_config(root, options)
     if root is None:
@@ -53,11 +53,11 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
 def storage_from_config(
     config: Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of its file system.
+    """Return the URL of the storage of a ``checkpoint_storage`` section, and the options of the file system.
 
-    ``options`` take precedence over the section; a secret that is masked there is taken from them, or from the
-    environment variable that the file system reads. Raise a ``ValueError`` that names all entries that are wrong,
-    missing or unknown, but no value that may be a secret.
+    ``options`` take precedence over the section. A secret that is masked in the section comes from the options, or from
+    the environment variable that the file system reads. Raise a ``ValueError`` that names all wrong, missing or unknown
+    entries, but no value that may be a secret.
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in STORAGE_TYPES:
@@ -68,7 +68,7 @@ def storage_from_config(
     ignored = _NOT_FOR_STORAGE if kind == "shared_fs" else _NOT_FOR_STORAGE | _OLD_NAMES
     given = {name: value for name, value in config.items() if name not in ignored and value is not None}
     mistakes = [f"{name} is missing" for name in required if name not in given]
-    given, masked = _unmasked(given, options or {})
+    given, masked = _fill_in_masked(given, options or {})
     mistakes += masked
     mistakes += [_unknown(name, known) for name in given if name not in known]
     mistakes += [
@@ -87,8 +87,8 @@ def storage_from_config(
     return url, {**built, **(options or {})}
 
 
-def _unmasked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries with masked ones filled in from elsewhere, and a sentence for each that is not available."""
+def _fill_in_masked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the entries with masked values filled in from elsewhere, and a sentence for each unavailable value."""
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
@@ -149,3 +149,52 @@ def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, A
     parts = [part for part in os.fspath(given.get("prefix", "")).split("/") if part not in ("", ".")]
     protocol = STORAGE_TYPES[kind].protocols[0]
     return "/".join([f"{protocol}://{os.fspath(place).strip('/')}", *parts]), options
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageType:
+    """A type of storage: a directory, or with protocols a remote storage, whose library an extra of the same name has.
+
+    Args:
+        description: a sentence for the reference of the configuration.
+        required: entries of the section that must be given.
+        optional: entries that may be given.
+        alternatives: optional entries, at most one of which may be given.
+        protocols: protocols of URLs; a URL made from a section has the first.
+    """
+
+    description: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+
+
+STORAGE_TYPES = {
+    "shared_fs": StorageType(
+        "A directory that all machines can access.",
+        required=("host_path",),
+        optional=("storage_path", "container_path", "checkpoint_path", "tensorboard_path", "propagation"),
+    ),
+    "directory": StorageType("A directory inside containers.", required=("container_path",)),
+    "s3": StorageType(
+        "An S3 bucket.",
+        required=("bucket",),
+        optional=("prefix", "endpoint_url", "access_key", "secret_key", "session_token"),
+        protocols=("s3", "s3a"),
+    ),
+    "gcs": StorageType(
+        "A Google Cloud Storage bucket.", required=("bucket",), optional=("prefix",), protocols=("gs", "gcs")
+    ),
+    "azure": StorageType(
+        "An Azure Blob Storage container.",
+        required=("container",),
+        optional=("connection_string", "account_url", "credential"),
+        alternatives=("connection_string", "account_url"),
+        protocols=("az", "abfs", "abfss", "adl"),
+    ),
+}
+#: The types that are directories.
+LOCAL_TYPES = [name for name, kind in STORAGE_TYPES.items() if not kind.protocols]
+#: The extra of det-lightning that installs the library for a protocol.
+EXTRAS = {protocol: name for name, kind in STORAGE_TYPES.items() for protocol in kind.protocols}

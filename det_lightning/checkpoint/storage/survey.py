@@ -1,8 +1,9 @@
-"""What is known about all checkpoints in a bucket, with few requests: its index, a listing, and what the index lacks.
+"""The catalogue of a bucket: facts about all checkpoints from few requests, by an index and a listing.
 
-Reading costs one request per checkpoint. The index is an object next to the checkpoints that holds what was read. It
-may be missing, damaged or out of date, and writers of checkpoints need not update it: the listing shows which exist,
-and those that the index lacks are read. Several processes may write it; what one overwrites is read again.
+Reading costs a request per checkpoint. The index is an object next to the checkpoints that holds earlier answers. The
+index may be missing, damaged or out of date, and writers of checkpoints need not update it: the listing shows which
+checkpoints exist, and checkpoints missing from the index are read. Several processes may write the index; overwritten
+entries are read again.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from det_lightning.checkpoint.format.manifest import (
     with_entries,
 )
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, describe, read_metadata
-from det_lightning.checkpoint.storage.parallel import in_parallel
-from det_lightning.checkpoint.storage.staging import find_marked
+from det_lightning.checkpoint.storage.metadata import CheckpointInfo, call_in_parallel, describe, read_metadata
+from det_lightning.checkpoint.storage.staging import list_marks
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import to_json
 
@@ -44,14 +44,14 @@ _MAX_INDEX_BYTES = 64 * 1024 * 1024
 
 
 def survey(root: Location) -> list[CheckpointInfo]:
-    """Return what is known about all checkpoints below ``root``, sorted by id, including incomplete ones.
+    """Return the facts about all checkpoints below ``root``, sorted by id, including incomplete ones.
 
-    Metadata that come from the index lack what is only needed to open a checkpoint.
+    Metadata from the index lack the entries for opening a checkpoint.
     """
     known = read_index(root)
     names = [name for name in root.list_names() if is_name(name) or name == BOOKKEEPING_DIR] if known else []
     # An entry of the index is trusted if its checkpoint exists, and is not being changed.
-    changing = find_marked(root) if BOOKKEEPING_DIR in names else {*names}
+    changing = list_marks(root) if BOOKKEEPING_DIR in names else {*names}
     indexed = {name: known[name] for name in names if name in known and name not in changing}
     missing = [name for name in names if name not in indexed and name != BOOKKEEPING_DIR]
     if len(names) <= 2 * len(missing):
@@ -59,12 +59,12 @@ def survey(root: Location) -> list[CheckpointInfo]:
         files = _files_by_directory(root)
         has_bookkeeping = BOOKKEEPING_DIR in files
         missing = [name for name in files if name not in indexed and is_name(name)]
-        read = in_parallel(root, lambda name: describe(root / name, files[name]), missing)
+        read = call_in_parallel(root, lambda name: describe(root / name, files[name]), missing)
     else:
         has_bookkeeping = BOOKKEEPING_DIR in names
-        read = in_parallel(root, lambda name: describe(root / name), missing)
+        read = call_in_parallel(root, lambda name: describe(root / name), missing)
     found = {**indexed, **{info.id: info for info in read if info is not None}}
-    new = sum(_can_be_indexed(info) for info in read)
+    new = sum(_is_indexable(info) for info in read)
     # No index is written into another program's bucket.
     if has_bookkeeping and (new > _MOST_UNINDEXED or len(known) > 2 * len(indexed) + _MOST_UNINDEXED):
         _write_index(root, found.values())
@@ -84,16 +84,21 @@ def _files_by_directory(root: Location) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def _can_be_indexed(info: CheckpointInfo) -> bool:
+def _is_indexable(info: CheckpointInfo) -> bool:
     # A directory with another name may be replaced later; one with such an id never is.
     return info.complete and METADATA_FILE in info.markers and bool(info.metadata) and is_own_id(info.id)
 
 
 def read_index(root: Location) -> dict[str, CheckpointInfo]:
-    """Return what the index says; empty if there is none, or it is damaged."""
+    """Return the facts in the index; empty if the index is missing or damaged."""
     file = root.bookkeeping(_INDEX_FILE)
     try:
-        return _parse(file.read(_MAX_INDEX_BYTES))
+        parsed = json.loads(file.read(_MAX_INDEX_BYTES))
+        if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
+            raise ValueError("its checksum differs")
+        # Another release may have written another version.
+        entries = parsed["checkpoints"] if parsed["version"] == _VERSION else []
+        return {info.id: info for info in map(_parse_entry, entries)}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
@@ -102,16 +107,7 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
         return {}
 
 
-def _parse(content: bytes) -> dict[str, CheckpointInfo]:
-    parsed = json.loads(content)
-    if not isinstance(parsed, dict) or CHECKSUM_KEY not in parsed or find_metadata_damage(parsed) is not None:
-        raise ValueError("its checksum differs")
-    if parsed["version"] != _VERSION:
-        return {}  # another release wrote it
-    return {info.id: info for info in map(_info_of, parsed["checkpoints"])}
-
-
-def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
+def _parse_entry(entry: dict[str, Any]) -> CheckpointInfo:
     info = CheckpointInfo(complete=True, markers=frozenset({METADATA_FILE}), **entry)
     times = [time for time in (info.written, info.metadata_written) if time is not None]
     if (
@@ -125,17 +121,17 @@ def _info_of(entry: dict[str, Any]) -> CheckpointInfo:
 
 
 def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
-    """Write the index; if that fails, the next survey only takes longer."""
+    """Write the index; after a failure the next survey only takes longer."""
     entries = [
         {
             "id": info.id,
-            "metadata": _indexed_part(info.metadata),
+            "metadata": _select_for_index(info.metadata),
             "size_bytes": info.size_bytes,
             "written": info.written,
             "metadata_written": info.metadata_written,
         }
         for info in infos
-        if _can_be_indexed(info)
+        if _is_indexable(info)
     ]
     file = root.bookkeeping(_INDEX_FILE)
     try:
@@ -147,18 +143,18 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
         logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
 
 
-def _indexed_part(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _select_for_index(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in _LEFT_OUT}
 
 
 def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
-    """Raise a ``StorageError``, and remove the index, if metadata are no longer as :func:`survey` found them."""
+    """Raise a ``StorageError``, and remove the index, if metadata have changed since :func:`survey`."""
     if not root.is_object_store:
         return
     with explain_errors("reading", root):
-        found = in_parallel(root, read_metadata, [root.checkpoint(info.id) for info in infos])
+        found = call_in_parallel(root, read_metadata, [root.checkpoint(info.id) for info in infos])
         pairs = zip(infos, found, strict=True)
-        changed = [info.id for info, now in pairs if _indexed_part(now) != _indexed_part(info.metadata)]
+        changed = [info.id for info, now in pairs if _select_for_index(now) != _select_for_index(info.metadata)]
         if changed:
             remove_index(root)
     if changed:
@@ -169,7 +165,7 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
 
 
 def add_entries(root: Location, checkpoint_id: str, entries: Mapping[str, Any]) -> bool:
-    """Add entries to the ``metadata.json`` of a complete checkpoint, which is replaced as a whole.
+    """Add entries to the ``metadata.json`` of a complete checkpoint, and replace the file as a whole.
 
     Return False, and change nothing, if the metadata are gone, are damaged, or have these entries.
     """
@@ -184,5 +180,5 @@ def add_entries(root: Location, checkpoint_id: str, entries: Mapping[str, Any]) 
 
 
 def remove_index(root: Location) -> None:
-    """Remove the index because checkpoints in it have changed; the next survey reads all of them."""
+    """Remove the index after a change of indexed checkpoints; the next survey reads all metadata."""
     root.bookkeeping(_INDEX_FILE).remove()

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
 from det_lightning.checkpoint.storage.wrong_places import require_checkpoint, require_checkpoint_path
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
@@ -59,7 +59,7 @@ class RetryPolicy:
 
     Attributes:
         attempts: number of attempts at each file.
-        first_wait_s: pause after the first failure, in seconds; each further one is twice as long, with some jitter.
+        first_wait_s: pause after the first failure, in seconds; each further pause is twice as long, with some jitter.
         longest_wait_s: longest pause.
         is_ending: returns whether the process was asked to end. A failing transfer is then tried once more, after at
             most a second.
@@ -77,7 +77,7 @@ class RetryPolicy:
     def call(self, what: str, action: Callable[[], _Result], *, where: object = "") -> _Result:
         """Return the result of ``action``, retrying as necessary; messages name ``what`` and ``where``.
 
-        Raise a ``StorageError`` if it fails for good; the last failure is its cause.
+        Raise a ``StorageError`` after the final failure, with this failure as the cause.
         """
         # Libraries draw from Python's generator for their own pauses. In another thread, restoring it would undo draws
         # of the trial, which trains at the same time.
@@ -126,9 +126,30 @@ def _may_pass(error: BaseException) -> bool:
     )
 
 
+def require_writable(root: Location, retry: RetryPolicy) -> None:
+    """Write a file to a storage and remove the file; raise a ``StorageError`` with the reason if that fails."""
+    content = b"to see whether it can be written"
+    if not root.is_local:
+        name = f"probe-{new_id()}"
+        probe = retry.call("trying to write to", lambda: root.bookkeeping(name), where=root)
+        retry.call("trying to write", lambda: probe.write(content), where=probe)
+        retry.call("removing", probe.remove, where=probe)
+        return
+    directory = root.local_path
+    if directory.exists() and not directory.is_dir():
+        raise errors.StorageError(
+            f"{escape(root)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+            "URL such as s3://bucket/prefix."
+        )
+    with explain_errors("trying to write to", root):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(content)
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredFiles:
-    """Files that a checkpoint in the storage holds as well, if it still exists: ``names`` below ``directory``."""
+    """Files that a checkpoint in the storage holds as well, if still existing: ``names`` below ``directory``."""
 
     directory: Location
     names: Set[str]
@@ -141,7 +162,7 @@ def upload(
     retry: RetryPolicy,
     unchanged: StoredFiles | None = None,
 ) -> None:
-    """Copy files of a local directory to ``target``; an object store copies those that are ``unchanged`` itself."""
+    """Copy files of a local directory to ``target``; an object store copies ``unchanged`` files within the store."""
     stored: Set[str] = frozenset()
     if unchanged is not None and unchanged.names and target.is_object_store:
         stored = (
@@ -168,7 +189,7 @@ def download(
 ) -> None:
     """Copy files to a local directory; call ``progress`` with the name and size of each copied file.
 
-    A name that ends in a slash is that of a directory, which is created.
+    A name that ends in a slash stands for a directory to create.
     """
     names = list(names)
     outside = [name for name in names if not _is_inside(name)]
@@ -212,7 +233,7 @@ def open_checkpoint(
     retry: RetryPolicy | None = None,
     progress: Progress | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Yield a checkpoint as a local directory; a remote one is downloaded for the duration of the ``with`` block.
+    """Yield a checkpoint as a local directory; a remote checkpoint is downloaded for the time of the ``with`` block.
 
     Args:
         url: path or URL of the checkpoint's directory.
@@ -223,8 +244,8 @@ def open_checkpoint(
 
     Raises:
         CheckpointNotFound: there is no such directory.
-        StorageError: it cannot be read.
-        UnsafeCheckpointError: file names lead out of it, or a name is both a file's and a directory's.
+        StorageError: the directory cannot be read.
+        UnsafeCheckpointError: file names lead out of the directory, or a name is both a file's and a directory's.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage
@@ -244,7 +265,7 @@ def open_checkpoint(
         if not (location.local_path / METADATA_FILE).exists():
             require_checkpoint(location)
         # Resuming from a link means resuming from its target.
-        yield location.resolved().local_path
+        yield location.resolve_link().local_path
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")

@@ -1,14 +1,16 @@
-"""The files of a checkpoint in its staging directory, and its ``metadata.json``, which is written last."""
+"""Writing the files of a checkpoint to a staging directory; ``metadata.json`` with the manifest comes last."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -16,14 +18,18 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.load_data import encode_load_data
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
-from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, SPELLED, read_settings
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import StoredFiles
 from det_lightning.escaping import escape
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
+from det_lightning.files.strict_json import spell_numbers, to_json
+from det_lightning.masking import mask_text
 from det_lightning.parts_of_determined import REFERENCE_VERSION
+
+logger = logging.getLogger(__name__)
 
 # A disk with less room than this counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
@@ -37,7 +43,7 @@ ReportWritten = Callable[[pathlib.Path], None]
 def write_content(
     staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, report_written: ReportWritten | None
 ) -> None:
-    """Write all files but ``metadata.json``; abandon the staging directory if that fails."""
+    """Write all files but ``metadata.json``; abandon the staging directory after a failure."""
     try:
         try:
             code.copy(staging.directory / layout.CODE_DIR, storage=staging.directory.parent)
@@ -104,7 +110,7 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
     try:
         text = json.dumps(load_data, allow_nan=False)
     except (TypeError, ValueError):  # there is something that JSON lacks
-        text = encode_load_data(load_data)
+        text = _encode_load_data(load_data)
     (directory / layout.LOAD_DATA_FILE).write_text(text, encoding="utf-8")
     trial_state = dict(vars(content.trial_state))
     if not content.epochs_known:
@@ -121,3 +127,26 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         for path in sorted(content.files.iterdir()):
             shutil.move(path, directory / path.name)
         content.files.rmdir()
+
+
+def _encode_load_data(load_data: Mapping[str, Any]) -> str:
+    """Return the text of ``load_data.json``; leave out values that JSON cannot hold, and name these in a warning."""
+    losses = Losses(as_plain(load_data.get(LEFT_OUT) or {}))
+    places = list(load_data.get(SPELLED) or [])
+    content = {}
+    for name, value in load_data.items():
+        if name in (LEFT_OUT, SPELLED):
+            continue
+        try:
+            plain = as_plain(value, name, losses, MOST_IN_SETTINGS)
+        except NotPlainError as e:
+            losses.notes.append(str(e).removesuffix("."))
+        else:
+            content[name] = spell_numbers(plain, name, places)
+    if losses.notes:
+        logger.warning("Not everything can be stored: %s.", mask_text(escape("; ".join(losses.notes))))
+    if losses.left_out:
+        content[LEFT_OUT] = losses.left_out
+    if places:
+        content[SPELLED] = places
+    return to_json(content)

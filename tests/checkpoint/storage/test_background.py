@@ -114,7 +114,7 @@ STATES = st.recursive(
 
 @pytest.mark.slow
 @given(state=STATES)
-def test_a_snapshot_is_the_state_at_the_time_of_the_call(state: Any) -> None:
+def test_snapshot_is_the_present_state(state: Any) -> None:
     expected = copy.deepcopy(state)
     snapshot = Snapshotter().copy(state)
     assert equal(snapshot, expected)
@@ -123,7 +123,7 @@ def test_a_snapshot_is_the_state_at_the_time_of_the_call(state: Any) -> None:
 
 
 @given(states=st.lists(STATES, min_size=2, max_size=4))
-def test_snapshots_of_different_states_follow_each_other(states: list[Any]) -> None:
+def test_snapshots_of_different_states(states: list[Any]) -> None:
     snapshotter = Snapshotter()
     for state in states:
         expected = copy.deepcopy(state)
@@ -131,7 +131,7 @@ def test_snapshots_of_different_states_follow_each_other(states: list[Any]) -> N
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_snapshot_keeps_the_type(kind: str) -> None:
+def test_snapshot_keeps_the_type(kind: str) -> None:
     state = KINDS[kind]()
     snapshot = Snapshotter().copy(state)
     assert type(snapshot) is type(state)
@@ -144,7 +144,7 @@ def test_attributes_of_a_state_dict_are_kept() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(4, requires_grad=True), parameter])
-def test_tensors_that_share_memory_share_it_in_the_snapshot(make: Any) -> None:
+def test_snapshot_keeps_shared_memory(make: Any) -> None:
     one = make()
     state = {"one": one, "again": one, "view": one.detach()[1:], "seen otherwise": [one.detach()]}
     snapshot = Snapshotter().copy(state)
@@ -156,7 +156,7 @@ def test_tensors_that_share_memory_share_it_in_the_snapshot(make: Any) -> None:
     assert not (one == snapshot["one"]).all()
 
 
-def test_two_tensors_over_parts_of_one_array_stay_different() -> None:
+def test_snapshot_of_overlapping_views() -> None:
     array = np.arange(8.0)
     for state in ([torch.from_numpy(array[:2]), torch.from_numpy(array)],) * 2:
         for order in (state, state[::-1]):
@@ -169,7 +169,7 @@ def test_attributes_of_a_tensor_are_kept() -> None:
     assert vars(Snapshotter().copy([tensor])[0]) == {"tag": "mine"}
 
 
-def test_the_second_snapshot_uses_the_memory_of_the_first() -> None:
+def test_second_snapshot_reuses_memory() -> None:
     model = torch.nn.Linear(30, 30)
     snapshotter = Snapshotter()
     first = {name: tensor.data_ptr() for name, tensor in snapshotter.copy(model.state_dict()).items()}
@@ -194,7 +194,7 @@ class Requests(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_first_snapshot_uses_memory_that_was_reserved() -> None:
+def test_first_snapshot_uses_reserved_memory() -> None:
     model = torch.nn.Linear(30, 30)
     with Requests() as unprepared:
         Snapshotter().copy(model.state_dict())
@@ -247,7 +247,7 @@ def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
     return CheckpointContent({"weight": weight}, TrialState(batches_trained=steps), load_data, make_resume(steps))
 
 
-def test_saving_returns_at_once_and_what_changes_then_is_not_written(gate: Gate) -> None:
+def test_later_changes_are_not_written(gate: Gate) -> None:
     queue, weight = queue_for(gate.storage), torch.zeros(3)
     files = files_with(weight)
     checkpoint_id = queue.write(files)
@@ -271,7 +271,7 @@ class Bare(torch.optim.Optimizer):
         self.inner, self.param_groups = inner, inner.param_groups
 
 
-def test_memory_is_reserved_when_optimizers_have_stepped(tmp_path: Path) -> None:
+def test_memory_is_reserved_after_a_step(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     queue = queue_for(CheckpointStorage(tmp_path))
@@ -289,7 +289,7 @@ def test_memory_is_reserved_when_optimizers_have_stepped(tmp_path: Path) -> None
     assert writing_threads() == []
 
 
-def test_a_second_run_needs_no_more_memory_than_the_first(tmp_path: Path) -> None:
+def test_second_run_reuses_memory(tmp_path: Path) -> None:
     model = torch.nn.Linear(31, 30)
     queue = queue_for(CheckpointStorage(tmp_path))
     for _ in range(2):
@@ -314,7 +314,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("boundary", ["settle", "settle and wait", "save"])
-def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Backend) -> None:
+def test_error_is_raised_once(boundary: str, flaky: Backend) -> None:
     queue = queue_for(flaky.storage())
     FlakyFileSystem.fail(PermissionError("read only"), only_named="state_dict")
     queue.write(files_of())
@@ -333,9 +333,7 @@ def test_an_error_is_raised_once_at_the_next_boundary(boundary: str, flaky: Back
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_value_that_can_be_neither_copied_nor_pickled_is_a_checkpoint_error(
-    tmp_path: Path, in_background: bool
-) -> None:
+def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> None:
     queue = queue_for(CheckpointStorage(tmp_path), in_background)
     for value in (threading.Lock(), lambda: None):
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
@@ -347,7 +345,7 @@ def test_a_value_that_can_be_neither_copied_nor_pickled_is_a_checkpoint_error(
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_callbacks_may_add_files_to_a_written_checkpoint(in_background: bool, remote: Backend) -> None:
+def test_callbacks_may_add_files(in_background: bool, remote: Backend) -> None:
     queue = queue_for(remote.storage(), in_background)
 
     def add(directory: Path) -> None:

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from det_lightning.checkpoint.storage.storage_types import EXTRAS
+from det_lightning.checkpoint.storage.storage_config import EXTRAS, storage_from_config
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
 from tests.checkpoint.storage.backends import QUICK, new_bucket, write
@@ -63,7 +62,7 @@ def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[
     assert storage_from_config(config) == (url, options)
 
 
-def test_every_type_that_needs_a_library_has_an_extra() -> None:
+def test_remote_types_have_an_extra() -> None:
     assert {"s3", "gcs", "azure"} == {*EXTRAS.values()}
     assert {*EXTRAS.values()} <= {*metadata("det-lightning").get_all("Provides-Extra", [])}
 
@@ -103,7 +102,7 @@ def test_all_mistakes_are_reported_at_once(config: dict[str, Any], said: list[st
 
 
 @pytest.mark.parametrize("storage_path", ["/", "/dat", "/database", "..", "../database", "a/../../b", "/data/.."])
-def test_no_storage_path_leads_out_of_the_host_path(storage_path: str) -> None:
+def test_storage_path_stays_in_host_path(storage_path: str) -> None:
     with pytest.raises(ValueError, match="storage_path must lie under host_path '/data'; got"):
         storage_from_config({"type": "shared_fs", "host_path": "/data", "storage_path": storage_path})
 
@@ -113,7 +112,7 @@ PARTS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "a b", "..."]), max_s
 
 @pytest.mark.slow
 @given(host_path=PARTS, storage_path=PARTS)
-def test_whatever_the_paths_the_storage_lies_under_the_host_path(host_path: str, storage_path: str) -> None:
+def test_any_path_stays_in_host_path(host_path: str, storage_path: str) -> None:
     host_path = "/" + host_path.lstrip("/")  # two slashes mean something else to POSIX
     try:
         url, _ = storage_from_config({"type": "shared_fs", "host_path": host_path, "storage_path": storage_path})
@@ -125,7 +124,7 @@ def test_whatever_the_paths_the_storage_lies_under_the_host_path(host_path: str,
 
 
 @given(prefix=PARTS)
-def test_whatever_the_prefix_the_storage_lies_in_the_bucket(prefix: str) -> None:
+def test_any_prefix_stays_in_the_bucket(prefix: str) -> None:
     try:
         url, _ = storage_from_config({"type": "s3", "bucket": "b", "prefix": prefix})
     except ValueError:
@@ -135,7 +134,7 @@ def test_whatever_the_prefix_the_storage_lies_in_the_bucket(prefix: str) -> None
 
 
 @pytest.mark.slow
-def test_a_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
+def test_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
     config = {
         "type": "s3",
         "bucket": new_bucket("s3", s3_options),
@@ -151,18 +150,18 @@ def test_a_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
     load_checkpoint(storage.find(checkpoint_id), storage.options)
 
 
-def test_a_section_opens_a_directory(tmp_path: Path) -> None:
+def test_section_opens_a_directory(tmp_path: Path) -> None:
     storage = CheckpointStorage({"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "team"})
     assert storage.find(write(storage)).startswith(f"{tmp_path}/team/")
 
 
-def test_options_take_precedence_over_the_section() -> None:
+def test_options_override_the_section() -> None:
     config = {"type": "s3", "bucket": "b", "endpoint_url": "http://one", "access_key": "a"}
     storage = CheckpointStorage(config, options={"endpoint_url": "http://other"})
     assert storage.options == {"endpoint_url": "http://other", "key": "a"}
 
 
-def test_a_password_is_part_of_the_url_or_an_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+def test_password_in_url_or_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
     rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
     host_and_path = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
     storage = CheckpointStorage(f"sftp://me:the password@{host_and_path}", options=rest, retry=QUICK)

@@ -17,7 +17,7 @@ from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, METADAT
 from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
 
 
-def test_what_was_written_is_found_and_read_back(backend: Backend) -> None:
+def test_written_content_is_read_back(backend: Backend) -> None:
     storage = backend.storage()
     assert storage.list_ids() == []
     assert storage.newest() is None
@@ -35,7 +35,7 @@ def test_what_was_written_is_found_and_read_back(backend: Backend) -> None:
         assert content.trial_state == TrialState(batches_trained=7)
 
 
-def test_a_copy_is_gone_after_use_and_the_content_stays(backend: Backend) -> None:
+def test_downloaded_copy_is_removed(backend: Backend) -> None:
     storage = backend.storage()
     url = storage.find(write(storage))
     with open_checkpoint(url, backend.options) as directory:
@@ -66,14 +66,14 @@ def test_progress_is_reported_file_by_file(backend: Backend) -> None:
     assert arrived == ({} if storage.is_local else sizes)
 
 
-def test_a_checkpoint_leaves_nothing_beside_itself(backend: Backend) -> None:
+def test_nothing_is_left_beside(backend: Backend) -> None:
     storage = backend.storage()
     checkpoint_id = write(storage)
     storage.require_writable()
     assert {path.partition("/")[0] for path in all_paths(storage)} == {checkpoint_id}
 
 
-def test_the_newest_is_the_one_written_last(backend: Backend) -> None:
+def test_newest_is_the_one_written_last(backend: Backend) -> None:
     storage = backend.storage()
     now = time.time()
     ids = [write(storage, steps, {"time": now + later}) for steps, later in ((9, 0.0), (1, 2.0), (5, 1.0), (3, 2.0))]
@@ -81,7 +81,7 @@ def test_the_newest_is_the_one_written_last(backend: Backend) -> None:
     assert sorted(storage.list_ids()) == sorted(ids)
 
 
-def test_without_a_time_in_their_metadata_checkpoints_are_ordered_by_the_times_of_their_files(backend: Backend) -> None:
+def test_file_times_order_checkpoints(backend: Backend) -> None:
     """As in checkpoints of Determined's."""
     storage = backend.storage()
     ids = []
@@ -92,7 +92,7 @@ def test_without_a_time_in_their_metadata_checkpoints_are_ordered_by_the_times_o
     assert storage.newest() == str(storage.root / ids[1])
 
 
-def test_an_incomplete_one_is_never_listed_nor_newest_nor_read(backend: Backend) -> None:
+def test_incomplete_checkpoint_is_hidden(backend: Backend) -> None:
     storage = backend.storage()
     complete, torn = write(storage, notes={"time": 1.0}), write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -103,7 +103,7 @@ def test_an_incomplete_one_is_never_listed_nor_newest_nor_read(backend: Backend)
         load_checkpoint(storage.find(torn), backend.options)
 
 
-def test_checkpoints_are_described_without_being_read(backend: Backend) -> None:
+def test_survey_reads_no_state(backend: Backend) -> None:
     storage = backend.storage()
     before = time.time() - 2  # some storages round
     complete, torn = write(storage, 3), write(storage, 4)
@@ -121,9 +121,7 @@ def test_checkpoints_are_described_without_being_read(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, MAX_SMALL_FILE_BYTES], ids=["empty", "too large"])
-def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(
-    backend: Backend, padding: int | None, tmp_path: Path
-) -> None:
+def test_impossible_metadata_are_ignored(backend: Backend, padding: int | None, tmp_path: Path) -> None:
     storage = backend.storage()
     checkpoint_id = write(storage)
     file = storage.root.checkpoint(checkpoint_id) / METADATA_FILE
@@ -134,7 +132,7 @@ def test_of_metadata_that_fill_the_memory_or_are_none_nothing_is_known(
     assert storage.read_metadata(checkpoint_id) == {}
 
 
-def test_a_deleted_one_is_gone_and_the_others_stay(backend: Backend) -> None:
+def test_delete_removes_only_one(backend: Backend) -> None:
     storage = backend.storage()
     kept, deleted = write(storage), write(storage)
     storage.delete(deleted)
@@ -146,7 +144,7 @@ def test_a_deleted_one_is_gone_and_the_others_stay(backend: Backend) -> None:
     assert storage.list_ids() == [kept]
 
 
-def test_a_checkpoint_takes_the_place_of_another(backend: Backend) -> None:
+def test_replace(backend: Backend) -> None:
     storage = backend.storage("/a[1]")
     for steps in (1, 2):
         storage.replace(write(storage, 0), by=write(storage, steps))
@@ -156,7 +154,7 @@ def test_a_checkpoint_takes_the_place_of_another(backend: Backend) -> None:
     assert {path.partition("/")[0] for path in all_paths(storage)} == {*names}
 
 
-def test_where_one_is_unknown_similar_ids_are_named(backend: Backend) -> None:
+def test_unknown_id_names_similar_ids(backend: Backend) -> None:
     storage = backend.storage()
     with pytest.raises(errors.CheckpointNotFound, match=r"no checkpoint 'x', .* 0 other checkpoints are there"):
         storage.find("x")
@@ -168,7 +166,7 @@ def test_where_one_is_unknown_similar_ids_are_named(backend: Backend) -> None:
         load_checkpoint(f"{backend.url}/{known[:-2]}", backend.options)
 
 
-def test_storages_with_different_prefixes_do_not_see_each_other(backend: Backend) -> None:
+def test_prefixes_are_separate(backend: Backend) -> None:
     one, other = backend.storage("/run1"), backend.storage("/run10")
     of_one, of_other = write(one), write(other)
     assert (one.list_ids(), other.list_ids()) == ([of_one], [of_other])
@@ -180,7 +178,7 @@ def test_storages_with_different_prefixes_do_not_see_each_other(backend: Backend
     assert backend.storage().list_ids() == []
 
 
-def test_a_prefix_is_never_taken_for_a_pattern(backend: Backend) -> None:
+def test_prefix_is_no_pattern(backend: Backend) -> None:
     storage, looks_alike = backend.storage("/run[1]"), backend.storage("/run1")
     kept = write(looks_alike)
     copied = looks_alike.root / kept
@@ -196,7 +194,7 @@ def test_a_prefix_is_never_taken_for_a_pattern(backend: Backend) -> None:
     load_checkpoint(looks_alike.find(kept), backend.options)
 
 
-def test_a_directory_is_listed_by_its_name_also_where_its_parent_has_the_same(backend: Backend) -> None:
+def test_child_named_like_its_parent(backend: Backend) -> None:
     root = backend.storage().root / "index"
     (root / "index" / "a.json").write(b"{}")
     assert root.list_names() == ["index"]
@@ -239,7 +237,7 @@ def start() -> Start:
 
 
 @pytest.mark.slow
-def test_the_leftovers_of_killed_writers_only_are_removed(tmp_path: Path, start: Start) -> None:
+def test_only_dead_leftovers_are_removed(tmp_path: Path, start: Start) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     complete = write(storage)
     with start(storage.root.path, "waits") as live, start(storage.root.path, "killed") as dead:
@@ -259,7 +257,7 @@ def test_the_leftovers_of_killed_writers_only_are_removed(tmp_path: Path, start:
 
 
 @pytest.mark.parametrize("age_h", [0, 1, 30])
-def test_leftovers_on_a_remote_storage_are_removed_after_a_day(remote: Backend, age_h: int) -> None:
+def test_remote_leftovers_go_after_a_day(remote: Backend, age_h: int) -> None:
     storage = remote.storage()
     complete, torn = write(storage), write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -272,7 +270,7 @@ def test_leftovers_on_a_remote_storage_are_removed_after_a_day(remote: Backend, 
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"started": "long ago"}', b"null"])
-def test_a_damaged_marker_removes_nothing(remote: Backend, content: bytes) -> None:
+def test_damaged_marker_removes_nothing(remote: Backend, content: bytes) -> None:
     storage = remote.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -293,7 +291,7 @@ def test_files_of_others_are_never_removed(backend: Backend) -> None:
 # What others wrote
 
 
-def test_objects_that_represent_directories_are_not_files(remote: Backend) -> None:
+def test_directory_objects_are_not_files(remote: Backend) -> None:
     """Determined, and the S3 console, make an empty object for each directory."""
     storage = remote.storage()
     checkpoint_id = write(storage)
@@ -315,7 +313,7 @@ def test_objects_that_represent_directories_are_not_files(remote: Backend) -> No
 
 
 @pytest.mark.parametrize("name", ["../../evil", "code/../../../evil", "/evil", "..", "a\\..\\evil"])
-def test_names_that_lead_out_are_refused_and_nothing_is_written(
+def test_names_that_lead_out_are_refused(
     s3_options: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

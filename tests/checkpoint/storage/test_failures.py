@@ -31,9 +31,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning", ""])
-def test_an_upload_that_fails_twice_and_then_works_is_retried(
-    flaky: Backend, staging: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_upload_is_retried(flaky: Backend, staging: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = flaky.storage()
     FlakyFileSystem.fail(OSError("try later"), ConnectionError("reset"), only_named=name)
     drawn = random.getstate()
@@ -64,7 +62,7 @@ def test_pauses_grow_up_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning"])
-def test_a_complete_copy_is_kept_if_the_storage_fails_for_good(flaky: Backend, staging: Path, name: str) -> None:
+def test_final_failure_keeps_a_copy(flaky: Backend, staging: Path, name: str) -> None:
     storage = flaky.storage()
     earlier = write(storage)
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named=name)
@@ -89,7 +87,7 @@ def test_a_complete_copy_is_kept_if_the_storage_fails_for_good(flaky: Backend, s
         (ValueError("bad name"), "Failed while writing .*ValueError: bad name"),
     ],
 )
-def test_a_permanent_error_is_not_retried(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
+def test_permanent_error_is_not_retried(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
     FlakyFileSystem.fail(failure, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match=said) as raised:
         write(flaky.storage())
@@ -97,7 +95,7 @@ def test_a_permanent_error_is_not_retried(flaky: Backend, staging: Path, failure
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(1)])
-def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failure: Any) -> None:
+def test_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failure: Any) -> None:
     FlakyFileSystem.fail(failure, only_named="state_dict.pth")
     with pytest.raises(type(failure)):
         write(flaky.storage())
@@ -106,9 +104,7 @@ def test_an_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failur
 
 
 @pytest.mark.parametrize("failed", ["load_data.json", "metadata.json", "resume.pth", "state_dict.pth"])
-def test_a_replacement_that_is_interrupted_leaves_no_checkpoint_that_only_seems_complete(
-    flaky: Backend, failed: str
-) -> None:
+def test_interrupted_replacement_is_safe(flaky: Backend, failed: str) -> None:
     storage = flaky.storage()
     replaced = write(storage, 1)
     new = write(storage, 2)
@@ -119,7 +115,7 @@ def test_a_replacement_that_is_interrupted_leaves_no_checkpoint_that_only_seems_
     assert equal(load_checkpoint(storage.find(new)).state, STATE)
 
 
-def test_a_replacement_is_tried_again(flaky: Backend) -> None:
+def test_replacement_is_tried_again(flaky: Backend) -> None:
     storage = flaky.storage()
     replaced = write(storage, 1)
     new = write(storage, 2)
@@ -129,9 +125,7 @@ def test_a_replacement_is_tried_again(flaky: Backend) -> None:
     assert load_checkpoint(storage.find(replaced)).trial_state.batches_trained == 2
 
 
-def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
-    flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_mark_that_cannot_be_removed(flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = flaky.storage()
     FlakyFileSystem.undeletable = ".det_lightning"
     checkpoint_id = write(storage)
@@ -141,7 +135,7 @@ def test_a_complete_checkpoint_is_not_lost_if_its_mark_cannot_be_removed(
     assert [*staging.iterdir()] == []
 
 
-def test_a_storage_that_is_not_writable_is_noticed_before_training(s3_options: dict[str, Any], flaky: Backend) -> None:
+def test_require_writable_notices(s3_options: dict[str, Any], flaky: Backend) -> None:
     FlakyFileSystem.fail(PermissionError("read only"))
     with pytest.raises(errors.StorageError, match=r"Permission denied while trying to write .*read only"):
         flaky.storage().require_writable()
@@ -157,7 +151,7 @@ def test_missing_credentials_are_not_retried(s3_options: dict[str, Any], caplog:
     assert "Trying again" not in caplog.text
 
 
-def test_a_missing_bucket_holds_no_checkpoints(s3_options: dict[str, Any]) -> None:
+def test_missing_bucket_is_empty(s3_options: dict[str, Any]) -> None:
     storage = CheckpointStorage("s3://no-such-bucket/x", options=s3_options, retry=QUICK)
     assert storage.list_ids() == []
     assert storage.newest() is None
@@ -165,7 +159,7 @@ def test_a_missing_bucket_holds_no_checkpoints(s3_options: dict[str, Any]) -> No
         load_checkpoint("s3://no-such-bucket/x/id", s3_options)
 
 
-def test_a_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = flaky.storage()
     url = storage.find(write(storage))
     failures = [OSError("try later"), ConnectionError("reset")]
@@ -182,9 +176,7 @@ def test_a_failing_download_is_retried(flaky: Backend, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/file", "x/" * 1500 + "file", "x/" * 3000 + "file"], ids=len)
-def test_a_name_that_is_too_long_for_this_machine_is_not_tried_again(
-    flaky: Backend, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_long_name_is_not_retried(flaky: Backend, name: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = flaky.storage()
     location = storage.root / write(storage)
     location.fs.pipe_file(f"{location.path}/{name}", b"content")
@@ -194,7 +186,7 @@ def test_a_name_that_is_too_long_for_this_machine_is_not_tried_again(
 
 
 @pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
-def test_an_unknown_protocol_and_a_missing_library_have_different_errors(url: str) -> None:
+def test_unknown_protocol_or_missing_library(url: str) -> None:
     with pytest.raises(errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"):
         CheckpointStorage(url)
 
@@ -211,7 +203,7 @@ def test_an_unknown_protocol_and_a_missing_library_have_different_errors(url: st
         ("sftp://host/x", "paramiko", None),
     ],
 )
-def test_the_error_for_a_missing_library_names_what_to_install(url: str, library: str, extra: str | None) -> None:
+def test_missing_library_names_the_extra(url: str, library: str, extra: str | None) -> None:
     code = f"""
 import sys
 sys.modules[{library!r}] = None
@@ -287,7 +279,7 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data"])
-def test_a_limit_on_the_size_of_files_loses_no_earlier_checkpoint(what: str, tmp_path: Path) -> None:
+def test_file_size_limit_loses_nothing(what: str, tmp_path: Path) -> None:
     printed = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
     kind, message = printed["error"]
     assert kind == "CheckpointError"
@@ -309,7 +301,7 @@ def small_disks_are_allowed(tmp_path: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
-def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path: Path) -> None:
+def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
     if not small_disks_are_allowed(tmp_path):
         pytest.skip("NOT TESTED: a full disk. This machine lets no process mount a small file system of its own.")
     printed = json.loads(run(FILLS, str(tmp_path), what, "0", before=(*ON_SMALL_DISK, str(tmp_path))))
@@ -325,13 +317,13 @@ def test_a_full_disk_loses_no_earlier_checkpoint_and_says_so(what: str, tmp_path
     assert printed["left"] == [printed["earlier"]]
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_impossible_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
         write(CheckpointStorage(tmp_path / "file/storage"))
 
 
-def test_a_disk_on_which_nothing_can_be_cleaned_up_either_is_named(tmp_path: Path) -> None:
+def test_failed_cleanup_names_the_disk(tmp_path: Path) -> None:
     def put_a_file_in_the_way(_: Path) -> None:
         (tmp_path / ".det_lightning").rename(tmp_path / "moved")
         (tmp_path / ".det_lightning").write_text("in the way")
@@ -340,7 +332,7 @@ def test_a_disk_on_which_nothing_can_be_cleaned_up_either_is_named(tmp_path: Pat
         CheckpointStorage(tmp_path).write(files_of(), report_written=put_a_file_in_the_way)
 
 
-def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_checkpoint_stays(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     taken = write(storage)
     before = all_paths(storage)
@@ -351,7 +343,7 @@ def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     load_checkpoint(tmp_path / taken)
 
 
-def test_the_mark_of_another_user_does_not_stop_a_run() -> None:
+def test_foreign_mark_does_not_stop_a_run() -> None:
     code = """
 import os, sys
 from det_lightning.checkpoint import CheckpointStorage

@@ -18,7 +18,8 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.storage.location import is_own_id, new_id, write_whole
+from det_lightning.checkpoint.storage.location import is_own_id, new_id
+from det_lightning.files.local_files import write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +40,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\\b", "a\0b", ".det_lightning", ".Det_Lightning"])
-def test_a_name_that_leads_elsewhere_is_not_an_id(backend: Backend, name: str) -> None:
+def test_name_that_leads_out_is_no_id(backend: Backend, name: str) -> None:
     storage = backend.storage()
     kept = write(storage)
     for refused in (
@@ -72,11 +73,11 @@ def test_a_name_that_leads_elsewhere_is_not_an_id(backend: Backend, name: str) -
         (OWN_ID.upper(), False),
     ],
 )
-def test_own_ids_are_distinguished_from_other_names(name: str, own: bool) -> None:
+def test_own_ids(name: str, own: bool) -> None:
     assert is_own_id(name) == own
 
 
-def test_a_bucket_may_hold_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -> None:
+def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -> None:
     storage = backend_of("s3", tmp_path, s3_options).storage()
     kept = write(storage)
     for name in ("..", ".", "a\\b"):
@@ -91,7 +92,7 @@ def test_a_bucket_may_hold_keys_that_lead_out(s3_options: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("mark", ["...json", "..json", ".json", "datasets.json", "datasets.new", "{own}.json", "..new"])
-def test_a_mark_for_a_directory_of_another_program_removes_nothing(tmp_path: Path, mark: str) -> None:
+def test_mark_for_a_foreign_directory(tmp_path: Path, mark: str) -> None:
     """The marks look like those of a writer that was killed: no process holds a lock on them."""
     own = new_id()
     storage = CheckpointStorage(tmp_path / "storage")
@@ -109,9 +110,7 @@ def test_a_mark_for_a_directory_of_another_program_removes_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
-def test_a_mark_on_a_remote_storage_for_a_directory_of_another_program_removes_nothing(
-    remote: Backend, mark: str
-) -> None:
+def test_remote_mark_for_a_foreign_directory(remote: Backend, mark: str) -> None:
     own = new_id()
     above, storage = remote.storage(), remote.storage("/storage")
     kept = write(storage)
@@ -126,7 +125,7 @@ def test_a_mark_on_a_remote_storage_for_a_directory_of_another_program_removes_n
 
 
 @pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["code/model_def.py", "load_data.json", "state_dict.pth"]])
-def test_the_leftovers_of_a_killed_writer_are_recognized(tmp_path: Path, held: list[str]) -> None:
+def test_leftovers_are_recognized(tmp_path: Path, held: list[str]) -> None:
     partial = tmp_path / new_id()
     for name in held:
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +139,7 @@ def test_the_leftovers_of_a_killed_writer_are_recognized(tmp_path: Path, held: l
 
 
 @pytest.mark.parametrize("started", [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"])
-def test_a_mark_with_an_impossible_time_is_not_abandoned(remote: Backend, started: bytes) -> None:
+def test_mark_with_an_impossible_time(remote: Backend, started: bytes) -> None:
     storage = remote.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
@@ -152,7 +151,7 @@ def test_a_mark_with_an_impossible_time_is_not_abandoned(remote: Backend, starte
 # Removing
 
 
-def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
+def test_delete_refuses_other_directories(backend: Backend) -> None:
     storage = backend.storage()
     kept = write(storage)
     metadata = {"experiment": "e", "trial": "t", "steps_completed": 1, "time": 1.0}
@@ -166,7 +165,7 @@ def test_only_a_checkpoint_is_deleted_by_its_id(backend: Backend) -> None:
     assert kept in storage.list_ids()
 
 
-def test_a_removal_that_is_cut_off_leaves_no_part_of_a_checkpoint_and_the_next_run_finishes_it(tmp_path: Path) -> None:
+def test_next_run_finishes_a_removal(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     kept, deleted = write(storage), write(storage)
     code = """
@@ -221,9 +220,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
-    flaky: Backend, staging: Path
-) -> None:
+def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
     def start(how: str) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         return subprocess.Popen([sys.executable, "-c", WRITES, how], env=environment(TMPDIR=str(staging)), **pipes)
@@ -242,9 +239,7 @@ def test_staging_directories_of_killed_writers_are_removed_and_those_of_live_one
     assert [*staging.iterdir()] == []
 
 
-def test_the_copy_that_a_failed_upload_keeps_is_not_taken_for_one_of_a_killed_writer(
-    flaky: Backend, staging: Path
-) -> None:
+def test_kept_copy_is_no_leftover(flaky: Backend, staging: Path) -> None:
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
         write(flaky.storage())
@@ -275,7 +270,7 @@ def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], tmp_path: Path) -> None:
+def test_key_of_file_and_directory(s3_options: dict[str, Any], tmp_path: Path) -> None:
     """As only an object store can hold it."""
     backend = backend_of("s3", tmp_path, s3_options)
     storage = backend.storage()
@@ -291,7 +286,7 @@ def test_a_key_that_is_file_and_directory_is_named(s3_options: dict[str, Any], t
     assert storage.list_ids() == [fine]
 
 
-def test_the_unfinished_file_of_a_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
+def test_unfinished_file_of_another_process(tmp_path: Path) -> None:
     """Containers that share a directory often have the same process ids."""
     theirs = tmp_path / f".file.{os.getpid()}.tmp"
     theirs.write_text("theirs")

@@ -53,7 +53,7 @@ def run(*arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
-def test_a_link_is_never_a_checkpoint_of_its_own(tmp_path: Path, to_outside: bool) -> None:
+def test_link_is_no_checkpoint(tmp_path: Path, to_outside: bool) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside)
     assert storage.list_ids() == storage.list_ids(complete=False) == sorted(ids)
     assert storage.newest() == str(tmp_path / "storage" / ids[2])
@@ -74,7 +74,7 @@ def test_pruning_counts_and_deletes_no_link(tmp_path: Path, to_outside: bool) ->
     assert content(tmp_path / "elsewhere") == elsewhere
 
 
-def test_the_command_line_shows_links_as_links(tmp_path: Path) -> None:
+def test_command_line_shows_links(tmp_path: Path) -> None:
     _, ids = written_with_a_link(tmp_path)
     (tmp_path / "storage/gone").symlink_to("nothing")
     lines = run("ls", tmp_path / "storage").splitlines()
@@ -91,7 +91,7 @@ def test_the_command_line_shows_links_as_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
-def test_a_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
+def test_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside)
     real = (tmp_path / "storage/latest").resolve()
     for name in ("latest", tmp_path / "storage/latest", f"{tmp_path}/storage/latest/"):
@@ -104,7 +104,7 @@ def test_a_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
     assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
 
 
-def test_a_storage_behind_a_link_is_used_like_any_other(tmp_path: Path) -> None:
+def test_storage_behind_a_link(tmp_path: Path) -> None:
     _, ids = written_with_a_link(tmp_path)
     (tmp_path / "data").symlink_to("storage")
     storage = CheckpointStorage(tmp_path / "data")
@@ -114,7 +114,7 @@ def test_a_storage_behind_a_link_is_used_like_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
-def test_a_link_cannot_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) -> None:
+def test_link_cannot_be_deleted(tmp_path: Path, to_outside: bool) -> None:
     storage, _ = written_with_a_link(tmp_path, to_outside)
     before = content(tmp_path)
     with pytest.raises(errors.CheckpointNotFound, match=r"latest is a link to .*, and nothing is deleted through one"):
@@ -122,7 +122,7 @@ def test_a_link_cannot_be_deleted_by_its_name(tmp_path: Path, to_outside: bool) 
     assert content(tmp_path) == before
 
 
-def test_retention_deletes_nothing_through_a_link(tmp_path: Path) -> None:
+def test_retention_follows_no_link(tmp_path: Path) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside=True)
     elsewhere = content(tmp_path / "elsewhere")
     carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
@@ -135,7 +135,7 @@ def test_retention_deletes_nothing_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "storage/latest").is_symlink()
 
 
-def test_links_inside_a_checkpoint_are_removed_with_it_and_their_targets_stay(tmp_path: Path) -> None:
+def test_delete_keeps_targets_of_links(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint = tmp_path / "storage" / write(storage)
     (tmp_path / "data/determined").mkdir(parents=True)
@@ -160,7 +160,7 @@ def test_links_inside_a_checkpoint_are_removed_with_it_and_their_targets_stay(tm
         (".det_lightning/removed", "delete"),
     ],
 )
-def test_bookkeeping_behind_a_link_is_neither_written_nor_deleted(tmp_path: Path, name: str, refused: str) -> None:
+def test_bookkeeping_behind_a_link(tmp_path: Path, name: str, refused: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     kept = write(storage)
     precious = tmp_path / "elsewhere/partial" / f"{kept}.json"
@@ -177,7 +177,7 @@ def test_bookkeeping_behind_a_link_is_neither_written_nor_deleted(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["index", "index/e", "index/e/t.json"])
-def test_an_old_index_behind_a_link_is_not_used(tmp_path: Path, name: str) -> None:
+def test_old_index_behind_a_link(tmp_path: Path, name: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "storage/.det_lightning" / name
@@ -189,7 +189,7 @@ def test_an_old_index_behind_a_link_is_not_used(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
-def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where: str) -> None:
+def test_no_write_through_a_link(tmp_path: Path, where: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint_id = "epoch=1"
     precious = tmp_path / "precious"
@@ -211,7 +211,7 @@ def test_a_link_in_place_of_a_file_is_not_written_through(tmp_path: Path, where:
 
 
 @pytest.mark.slow
-def test_links_of_an_sftp_server_are_not_checkpoints_either(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
+def test_links_of_an_sftp_server(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
     backend: Backend = backend_of("sftp", tmp_path, sftp_options)
     storage = backend.storage()
     ids = [write(storage), write(storage)]

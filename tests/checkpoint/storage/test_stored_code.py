@@ -53,7 +53,7 @@ def write(storage: CheckpointStorage, code: CodeCopier) -> str:
 
 
 @pytest.mark.slow
-def test_a_store_copies_what_it_holds(storage: CheckpointStorage, counted: Counter[str]) -> None:
+def test_store_copies_what_it_holds(storage: CheckpointStorage, counted: Counter[str]) -> None:
     code = CodeCopier()
     write(storage, code)
     assert counted["PUT"] == FILES
@@ -67,9 +67,7 @@ def test_a_store_copies_what_it_holds(storage: CheckpointStorage, counted: Count
 
 
 @pytest.mark.slow
-def test_code_is_uploaded_again_if_its_checkpoint_was_deleted(
-    storage: CheckpointStorage, counted: Counter[str]
-) -> None:
+def test_code_of_a_deleted_checkpoint(storage: CheckpointStorage, counted: Counter[str]) -> None:
     code = CodeCopier()
     storage.delete(write(storage, code))
     counted.clear()
@@ -81,7 +79,7 @@ def test_code_is_uploaded_again_if_its_checkpoint_was_deleted(
 
 
 @pytest.mark.slow
-def test_after_a_checkpoint_that_failed_code_is_uploaded_as_it_is(storage: CheckpointStorage) -> None:
+def test_code_after_a_failed_checkpoint(storage: CheckpointStorage) -> None:
     code = CodeCopier()
     write(storage, code)
     Path("0.py").write_text("changed")

@@ -81,7 +81,7 @@ def bucket(s3_options: dict[str, Any]) -> Bucket:
 
 
 @pytest.mark.slow
-def test_without_an_index_each_checkpoint_is_read_once(bucket: Bucket) -> None:
+def test_no_index_reads_each_once(bucket: Bucket) -> None:
     ids = bucket.fill(60)
     with bucket.counting() as counted:
         assert [info.id for info in bucket.storage.survey()] == ids
@@ -112,7 +112,7 @@ def test_with_an_index_no_checkpoint_is_read(bucket: Bucket) -> None:
 
 
 @pytest.mark.slow
-def test_listing_and_retention_of_5000_checkpoints_take_at_most_20_requests(bucket: Bucket) -> None:
+def test_5000_checkpoints_in_20_requests(bucket: Bucket) -> None:
     ids = bucket.fill(5000)
     # Written as the first survey would write it, whose 5,000 reads would only take time here.
     entries = [
@@ -139,7 +139,7 @@ def test_listing_and_retention_of_5000_checkpoints_take_at_most_20_requests(buck
     assert listing["list"] == newest["list"] == 5000 // PAGE + 1 + 2
 
 
-def test_checkpoints_that_were_written_without_the_index_are_noticed(bucket: Bucket) -> None:
+def test_unindexed_checkpoints_are_noticed(bucket: Bucket) -> None:
     ids = bucket.fill(20)
     bucket.storage.survey()
     new = [bucket.put_checkpoint(100), bucket.put_checkpoint(101)]
@@ -149,7 +149,7 @@ def test_checkpoints_that_were_written_without_the_index_are_noticed(bucket: Buc
     assert bucket.storage.newest() == f"s3://{bucket.name}/{new[1]}"
 
 
-def test_the_index_is_written_again_when_it_lacks_more_than_a_few(bucket: Bucket) -> None:
+def test_index_is_rewritten_when_stale(bucket: Bucket) -> None:
     bucket.fill(20)
     bucket.storage.survey()
     for steps in range(100, 106):
@@ -160,7 +160,7 @@ def test_the_index_is_written_again_when_it_lacks_more_than_a_few(bucket: Bucket
     assert counted["metadata"] == 0
 
 
-def test_checkpoints_that_were_removed_without_the_index_are_not_listed(bucket: Bucket) -> None:
+def test_removed_checkpoints_are_noticed(bucket: Bucket) -> None:
     ids = bucket.fill(10)
     bucket.storage.survey()
     bucket.storage.root.fs.rm(f"{bucket.name}/{ids[3]}", recursive=True)
@@ -170,9 +170,7 @@ def test_checkpoints_that_were_removed_without_the_index_are_not_listed(bucket: 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1, "checkpoints": []}'])
-def test_a_damaged_index_is_reported_and_rebuilt(
-    bucket: Bucket, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_index_is_rebuilt(bucket: Bucket, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     ids = bucket.fill(10)
     bucket.storage.survey()
     good = bucket.read(INDEX)
@@ -187,9 +185,7 @@ def test_a_damaged_index_is_reported_and_rebuilt(
     [{"written": 10**400}, {"metadata_written": -(10**400)}, {"size_bytes": 10**400}, {"size_bytes": -1}],
     ids=str,
 )
-def test_an_index_with_impossible_numbers_is_reported_and_rebuilt(
-    bucket: Bucket, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_index_with_impossible_numbers(bucket: Bucket, wrong: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     ids = bucket.fill(10)
     bucket.storage.survey()
     good = bucket.read(INDEX)
@@ -203,9 +199,7 @@ def test_an_index_with_impossible_numbers_is_reported_and_rebuilt(
     assert bucket.read(INDEX) == good
 
 
-def test_an_index_that_would_fill_the_memory_is_neither_read_nor_written(
-    bucket: Bucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_index(bucket: Bucket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level("INFO")
     ids = bucket.fill(10)
     bucket.storage.survey()
@@ -217,7 +211,7 @@ def test_an_index_that_would_fill_the_memory_is_neither_read_nor_written(
     assert f"each checkpoint is read the next time: it would have {len(content):,} bytes" in caplog.text
 
 
-def test_a_changed_entry_is_noticed_by_the_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+def test_index_has_a_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
     bucket.fill(10)
     bucket.storage.survey()
     bucket.put(INDEX, bucket.read(INDEX).replace(b'"steps_completed": 3', b'"steps_completed": 9'))
@@ -225,7 +219,7 @@ def test_a_changed_entry_is_noticed_by_the_checksum(bucket: Bucket, caplog: pyte
     assert "its checksum differs" in caplog.text
 
 
-def test_the_rest_of_an_interrupted_removal_is_not_listed_as_complete(bucket: Bucket) -> None:
+def test_rest_of_a_removal_is_incomplete(bucket: Bucket) -> None:
     ids = bucket.fill(10)
     bucket.storage.survey()
     # As far as a process gets that is killed in the middle of delete().
@@ -236,7 +230,7 @@ def test_the_rest_of_an_interrupted_removal_is_not_listed_as_complete(bucket: Bu
 
 
 @pytest.mark.slow
-def test_nothing_is_deleted_by_an_index_that_is_out_of_date(bucket: Bucket) -> None:
+def test_stale_index_deletes_nothing(bucket: Bucket) -> None:
     """Metrics that another program adds can change which checkpoints are the best."""
     ids = [bucket.put_checkpoint(steps) for steps in range(10)]
     bucket.put(".det_lightning/index/e/note", b"")
@@ -253,13 +247,13 @@ def test_nothing_is_deleted_by_an_index_that_is_out_of_date(bucket: Bucket) -> N
     assert bucket.storage.list_ids() == sorted([ids[2], ids[9]])
 
 
-def test_a_bucket_of_another_program_gets_no_index(bucket: Bucket) -> None:
+def test_foreign_bucket_gets_no_index(bucket: Bucket) -> None:
     ids = sorted(bucket.put_checkpoint(steps) for steps in range(10))
     assert bucket.storage.list_ids() == ids
     assert not (bucket.storage.root / INDEX).exists()
 
 
-def test_a_name_that_can_be_used_again_is_read_each_time(bucket: Bucket) -> None:
+def test_reusable_name_is_not_indexed(bucket: Bucket) -> None:
     bucket.fill(10)
     bucket.put_checkpoint(50, checkpoint_id="last")
     bucket.storage.survey()

@@ -90,7 +90,7 @@ def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
-def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: type[UploadRecorder]) -> None:
+def test_background_changes_nothing_else(tmp_path: Path, kind: type[UploadRecorder]) -> None:
     storages, trials, callbacks = [], [], []
     for in_background in (False, True):
         storages.append(CheckpointStorage(tmp_path / str(in_background)))
@@ -111,9 +111,7 @@ def test_writing_in_the_background_changes_nothing_else(tmp_path: Path, kind: ty
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
-def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
-    remote: Backend, tmp_path: Path, kind: type[UploadRecorder]
-) -> None:
+def test_remote_equals_local(remote: Backend, tmp_path: Path, kind: type[UploadRecorder]) -> None:
     local, recorder = CheckpointStorage(tmp_path), kind()
     straight = train(local, kind())
     trial = train(remote.storage(), recorder)
@@ -126,9 +124,7 @@ def test_a_remote_storage_gets_the_checkpoints_of_a_local_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("latest", ["last", "id", "URL"])
-def test_a_run_resumes_from_a_remote_storage_as_if_it_had_not_stopped(
-    remote: Backend, tmp_path: Path, latest: str
-) -> None:
+def test_remote_resume_is_exact(remote: Backend, tmp_path: Path, latest: str) -> None:
     straight = train(tmp_path)
     storage = remote.storage()
     train(storage, max_length=7, period=LENGTH)
@@ -141,7 +137,7 @@ def test_a_run_resumes_from_a_remote_storage_as_if_it_had_not_stopped(
 
 
 @pytest.mark.slow
-def test_a_section_of_a_configuration_is_enough_to_train_and_resume(s3_options: dict[str, Any], tmp_path: Path) -> None:
+def test_section_is_enough_to_train(s3_options: dict[str, Any], tmp_path: Path) -> None:
     section = {
         "type": "s3",
         "bucket": new_bucket("s3", s3_options),
@@ -160,7 +156,7 @@ def test_a_section_of_a_configuration_is_enough_to_train_and_resume(s3_options: 
 
 
 @pytest.mark.slow
-def test_temporary_failures_do_not_change_the_training(flaky: Backend, tmp_path: Path) -> None:
+def test_retries_do_not_change_training(flaky: Backend, tmp_path: Path) -> None:
     straight = train(tmp_path)
     for in_background in (False, True):
         storage = flaky.storage(f"/{in_background}")
@@ -172,9 +168,7 @@ def test_temporary_failures_do_not_change_the_training(flaky: Backend, tmp_path:
 
 
 @pytest.mark.parametrize("operation", ["cat_file", "exists", "find", "ls", "pipe_file", "rm"])
-def test_no_request_that_fails_once_ends_a_run_with_retention(
-    flaky: Backend, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_retries_every_request(flaky: Backend, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those for the index, the locks on it, and the claims of runs, which are no transfers of files."""
     storage = CheckpointStorage(flaky.url, retry=RetryPolicy(attempts=50, first_wait_s=0.001, longest_wait_s=0.001))
     works = getattr(FlakyFileSystem, operation)
@@ -196,7 +190,7 @@ def test_no_request_that_fails_once_ends_a_run_with_retention(
 
 
 @pytest.mark.parametrize("period", [3, LENGTH])
-def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int) -> None:
+def test_final_failure_ends_the_run(flaky: Backend, period: int) -> None:
     storage, recorder = flaky.storage(), UploadRecorder()
 
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
@@ -206,7 +200,7 @@ def test_a_storage_that_fails_for_good_ends_the_run(flaky: Backend, period: int)
     assert writing_threads() == []
 
 
-def test_a_storage_that_is_not_writable_ends_the_run_before_the_first_batch(flaky: Backend) -> None:
+def test_unwritable_storage_ends_the_run(flaky: Backend) -> None:
     FlakyFileSystem.fail(PermissionError("read only"))
     with pytest.raises(errors.StorageError, match="Permission denied while trying to write"):
         train(flaky.storage(), fail_at=0)
@@ -214,9 +208,7 @@ def test_a_storage_that_is_not_writable_ends_the_run_before_the_first_batch(flak
 
 @pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
 @pytest.mark.parametrize("fail_at", [3, 4, 10])
-def test_a_trial_that_fails_leaves_its_checkpoints_complete_and_no_thread(
-    remote: Backend, kind: type[UploadRecorder], fail_at: int
-) -> None:
+def test_failing_trial_leaves_no_thread(remote: Backend, kind: type[UploadRecorder], fail_at: int) -> None:
     recorder = kind()
     with pytest.raises(RuntimeError, match="the trial failed"):
         train(remote.storage(), recorder, fail_at=fail_at)
@@ -226,9 +218,7 @@ def test_a_trial_that_fails_leaves_its_checkpoints_complete_and_no_thread(
     assert sorted(contents_of(storage)) == [3, 6, 9][: fail_at // 3]
 
 
-def test_the_failure_of_a_trial_is_not_hidden_by_that_of_a_checkpoint(
-    flaky: Backend, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trial_error_is_not_hidden(flaky: Backend, caplog: pytest.LogCaptureFixture) -> None:
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
     with pytest.raises(RuntimeError, match="the trial failed"):
         train(flaky.storage(), fail_at=3)

@@ -1,9 +1,11 @@
-"""Writing a checkpoint as a single file for other programs."""
+"""Exports of checkpoints: a single file for other programs, or a sharded checkpoint merged to Determined's format."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +13,15 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, split_models, to_lightning, to_weights
+from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, split_code
 from det_lightning.checkpoint.format.shards import map_tensors
 from det_lightning.checkpoint.format.standard_values import save_state
+from det_lightning.checkpoint.safe_load import read_checkpoint
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape, name_some
 from det_lightning.missing_parts import how_to_install
 
@@ -31,7 +38,7 @@ def require_tensors(content: CheckpointContent) -> None:
 
 
 def export_weights(content: CheckpointContent, file: pathlib.Path) -> None:
-    """Write the weights with ``torch.save``; see ``to_weights`` for their names."""
+    """Write the weights with ``torch.save``; see ``to_weights`` for the names."""
     with _replacing(file) as unfinished:
         save_state(to_weights(content), unfinished)
 
@@ -85,10 +92,10 @@ def _find_models(models: list[Any], module: torch.nn.Module) -> list[str]:
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
-    """Write the weights in the safetensors format; see ``to_weights`` for their names.
+    """Write the weights in the safetensors format; see ``to_weights`` for the names.
 
-    Tensors that share memory become separate ones. Return the names of entries that are not tensors and were left out,
-    such as ``_extra_state``.
+    Tensors that share memory become separate. Return the names of entries, such as ``_extra_state``, that are left out
+    because they are not tensors.
     """
     try:
         from safetensors.torch import save_file
@@ -117,7 +124,6 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
 
 
 def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors, contiguous and without shared memory."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in weights.items():
@@ -135,7 +141,7 @@ def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the path of a temporary file, which replaces ``file`` after the block."""
+    """Yield the path of a temporary file, and give the file its final name after the block."""
     # Another container that writes this file may have the same process id.
     unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -147,3 +153,29 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
+
+
+def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:
+    """Write the sharded checkpoint in a directory as a new checkpoint in Determined's format; return the new id.
+
+    Code, metadata and resume state stay the same. Meanwhile the whole state is held in main memory. If ``trusted``,
+    unpickle anything, and run any code that the files ask for. Raise a ``ValueError`` if the checkpoint is not sharded,
+    and a ``CheckpointError`` if reading or writing fails.
+    """
+    if not layout.is_sharded(directory, layout.find_state_file(directory)):
+        raise ValueError(f"{escape(directory)} is not sharded: it is in Determined's format already.")
+    content = read_checkpoint(directory, trusted=trusted)
+    code_files, _ = split_code(directory, trusted=trusted)
+    metadata = layout.read_json(directory / layout.METADATA_FILE)
+    metadata.pop(CHECKSUM_KEY, None)
+    content.notes = {**metadata, "merged_from": directory.name}
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        # Not the directory itself: a file of the code could be taken for the mark of a killed writer there.
+        code = pathlib.Path(folder, layout.CODE_DIR)
+        code.mkdir()
+        for name in code_files:
+            copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(directory / name, copy)
+        # Secrets were left out, or not, when the sharded checkpoint was written.
+        return storage.write(content, code=CodeCopier(code, with_secrets=True))
