@@ -72,9 +72,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The trainer imports Lightning, which is slow to import and itself needs modules of this package.
+    # The trainer imports Lightning, which is slow to import and needs modules of this package.
     if name in ("Trainer", "init"):
-        # Some modules draw random numbers when they are imported, and the script may have set its seeds already.
+        # Some imported modules draw random numbers, and the script may have set seeds already.
         with isolated_rng(), garbage_collection.paused():
             return getattr(importlib.import_module("det_lightning.pytorch._trainer"), name)
     raise attribute_error(__name__, name)

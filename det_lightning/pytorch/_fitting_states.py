@@ -1,4 +1,4 @@
-"""Checks of the saved states of optimizers, schedulers and gradient scalers: kinds of values, shapes, finite numbers."""
+"""Checks of the saved states of optimizers, schedulers and scalers: kinds of values, shapes, finite numbers."""
 
 from __future__ import annotations
 

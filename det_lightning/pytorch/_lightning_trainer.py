@@ -1,4 +1,4 @@
-"""What a ``Trainer.fit`` needs: a ``pl.Trainer``, and the checkpoint that it resumes from."""
+"""Makes the parts of a ``Trainer.fit``: the ``pl.Trainer``, its callbacks, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_TRIES = 10
 
 
 def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise a TypeError that names the argument of ``Trainer`` that is of the wrong kind."""
+    """Raise a TypeError that names an argument of ``Trainer`` of the wrong kind."""
     call = "Trainer(trial, context)"
     if isinstance(trial, PyTorchTrialContext) and isinstance(context, PyTorchTrial):
         raise TypeError(f"{call} got the context first. Give the trial first: Trainer(trial, context).")
@@ -45,7 +45,7 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
     require(isinstance(trial, PyTorchTrial), call, "a PyTorchTrial", trial, advice)
     advice = "Give the context that the trial was built with, of `with init(...) as context`."
     require(isinstance(context, PyTorchTrialContext), call, "a PyTorchTrialContext", context, advice)
-    for callback in callbacks_in(arguments):
+    for callback in list_callbacks(arguments):
         is_callback = hasattr(callback, "state_key") and not isinstance(callback, type)
         advice = "Callbacks of a trial are returned by its build_callbacks()."
         require(is_callback, "Trainer(callbacks=...)", "callbacks of Lightning", callback, advice)
@@ -54,24 +54,24 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
         require(not is_writer, "Trainer(callbacks=...)", "other callbacks", callback, advice)
 
 
-def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
-    """Return the callbacks among the arguments of a ``pl.Trainer``, which takes a list or a single callback."""
+def list_callbacks(arguments: Mapping[str, Any]) -> list[pl.Callback]:
+    """Return the callbacks among the arguments of a ``pl.Trainer``, given as a list or a single callback."""
     given = arguments.get("callbacks") or []
     return list(given) if isinstance(given, list) else [given]
 
 
 def choose_preemption(callbacks: list[pl.Callback]) -> PreemptionHandler:
-    """Return the handler of signals among the callbacks, or a new one."""
-    given = [callback for callback in callbacks if isinstance(callback, PreemptionHandler)]
-    return given[0] if given else PreemptionHandler()
+    """Return the first handler of signals among the callbacks, or a new handler."""
+    given = (callback for callback in callbacks if isinstance(callback, PreemptionHandler))
+    return next(given, None) or PreemptionHandler()
 
 
 def choose_callback(
     context: PyTorchTrialContext, given: DeterminedCheckpoint | None, names: Mapping[str, Any], **call: Any
 ) -> DeterminedCheckpoint:
-    """Return the callback that writes the checkpoints: ``given``, or a new one by the call and the configuration.
+    """Return the callback that writes the checkpoints: ``given``, or a new callback by the call and the configuration.
 
-    The configuration's storage and ``names``, those of the experiment and the job, complete what was given.
+    The configuration's storage, and the ``names`` of the experiment and the job, fill gaps of ``given``.
     """
     arguments = context.settings.configuration.complete(**call)
     if given is None:
@@ -110,9 +110,9 @@ def make_lightning_trainer(
     checkpoint: DeterminedCheckpoint,
     preemption: PreemptionHandler,
 ) -> pl.Trainer:
-    """Return the trainer of a run, with the ``arguments`` of ``Trainer``, its callbacks, and defaults for the rest.
+    """Return the trainer of a run, with the ``arguments`` of ``Trainer``, callbacks, and defaults.
 
-    Raise an ``UnsupportedTrainerFlags`` that names any arguments that ``fit`` decides on.
+    Raise an ``UnsupportedTrainerFlags`` that names the arguments reserved to ``fit``.
     """
     given = dict(arguments)
     device = context.device
@@ -139,11 +139,12 @@ def make_lightning_trainer(
     if context.profiler is not None:
         callbacks.append(TorchProfiler(context.profiler))
     given.pop("callbacks", None)
-    callbacks += callbacks_in(arguments)
+    callbacks += list_callbacks(arguments)
     if preemption not in callbacks:
         callbacks.append(preemption)
     has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
-    shows_bar = given.get("enable_progress_bar", has_bar or _is_watched())
+    # Somebody can see a bar move in a terminal, and in an interactive session such as a notebook.
+    shows_bar = given.get("enable_progress_bar", has_bar or sys.stderr.isatty() or hasattr(sys, "ps1"))
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())
     defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
@@ -151,17 +152,12 @@ def make_lightning_trainer(
     return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
 
 
-def _is_watched() -> bool:
-    """Return whether somebody can see a bar move: stderr is a terminal, or the session is interactive (a notebook)."""
-    return sys.stderr.isatty() or hasattr(sys, "ps1")
-
-
 def choose_checkpoints(
     distributed: DistributedContext,
     checkpoints: DeterminedCheckpoint,
     latest: str | os.PathLike[str] | None,
 ) -> list[str]:
-    """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
+    """Return on every rank the checkpoint to resume from, now protected from other runs, and earlier checkpoints."""
     if not (latest is None or isinstance(latest, str | os.PathLike)):
         raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
@@ -171,7 +167,7 @@ def choose_checkpoints(
         find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
         for _ in range(_MOST_TRIES):
             found = storage.retry.call("looking for a checkpoint in", find, where=storage)
-            # Another run may have found a newer one in the meantime, and be deleting this one.
+            # Another run may have found a newer checkpoint in the meantime, and be deleting this one.
             if not found or checkpoints.protect(found[0]):
                 break
     chosen: list[str] = distributed.broadcast(found)
@@ -181,7 +177,7 @@ def choose_checkpoints(
 def _find_latest(
     storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
 ) -> list[str]:
-    """Return the checkpoint to resume from and, if that is the newest, those before it, at most ``most`` in all."""
+    """Return the checkpoint to resume from; if the newest, followed by earlier ones, at most ``most`` in all."""
     if restarts():
         if job is None:
             logger.warning(

@@ -1,6 +1,6 @@
-"""The random state of the process and of samplers, and a journal of how the passes over the training data began.
+"""The random state of the process and of samplers, and a journal of the passes over the training data.
 
-A *pass* is one iteration over the training sampler, from the draw of its first index to its end.
+A *pass* is one iteration over the training sampler, from the draw of the first index to the end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils.data import Sampler
 from det_lightning import errors
 from det_lightning.arguments import wrong_argument
 
-# The types of generators whose states are saved.
+# Checkpoints hold the states of generators of these types.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
-# What else of a sampler is saved.
+# The types of other attributes of a sampler in checkpoints.
 _PLAIN = (bool, int, float, str, type(None))
 # The size of the Mersenne Twister's state.
 _WORDS = 624
-# What generators raise for a state that does not fit them.
+# Errors of generators for a state that does not fit.
 UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all of them take the seed."""
+    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all generators take the seed."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(wrong_argument("trial_seed", "an integer from 0 to 2**32 - 1", seed))
     random.seed(seed)
@@ -40,9 +40,9 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the state of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
+    """Return the states of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
 
-    The generator of a CUDA device is also captured, as ``gpu_rng_state``.
+    For a CUDA device, ``gpu_rng_state`` has the state of the device's generator.
     """
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
@@ -55,7 +55,7 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Restore what :func:`capture_rng` returned; all of it, or nothing if the CUDA generator refuses its state."""
+    """Restore the states that :func:`capture_rng` returned: all, or none if the CUDA generator refuses a state."""
     if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
         try:
             torch.cuda.set_rng_state(state["gpu_rng_state"], device)
@@ -69,9 +69,9 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 
 def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None:
-    """Raise, naming all mistakes, unless :func:`restore_rng` can use a state; the global generators are not changed.
+    """Raise an error with all mistakes unless :func:`restore_rng` can use a state; no global generator is changed.
 
-    With ``without_torch`` only the other generators are checked. The state of a GPU is left to :func:`restore_rng`.
+    With ``without_torch``, torch's generator is not checked. :func:`restore_rng` checks the state of a GPU.
     """
     generators = {
         "cpu_rng_state": torch.Generator(),
