@@ -1,4 +1,4 @@
-"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3``, their properties, models and optimizers."""
+"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3`` with properties, models and optimizers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEVELS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A level with all of its properties resolved; they are arguments of ``configure_apex_amp``.
+    """A level with all properties resolved; the properties are arguments of ``configure_apex_amp``.
 
     ``cast_model_type=None`` leaves weights and inputs unchanged. ``cast_model_outputs=None`` casts outputs in half
     precision to float32.
@@ -56,7 +56,7 @@ class Level:
 
     @property
     def weights_type(self) -> torch.dtype | None:
-        """The type that weights are cast to, or None if they stay in float32."""
+        """The type to cast weights to; None for float32."""
         return None if self.cast_model_type is torch.float32 else self.cast_model_type
 
     @property
@@ -66,7 +66,7 @@ class Level:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled or gradients go to master weights, so that each backward pass needs extra work."""
+        """Whether losses are scaled or gradients go to master weights, with extra work in each backward pass."""
         return self.loss_scale != 1.0 or self.master_weights
 
     def on_device(self, device: torch.device) -> Level:
@@ -172,8 +172,8 @@ _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
-    """Return as a list what was given as the argument ``name``, alone or in a list or tuple."""
+def list_parts(name: str, given: Any, kind: type[_T]) -> list[_T]:
+    """Return the argument ``name``, a single object or a list or tuple of objects, as a list."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [describe(item) for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
@@ -191,12 +191,12 @@ def check_parts(
 ) -> None:
     """Raise if models and optimizers cannot be configured; the message names all reasons.
 
-    One of them is not wrapped, an optimizer has no parameters of the models, or a model is already in half precision.
+    Reasons: a part is not wrapped, an optimizer has no parameters of the models, a model is in half precision already.
     """
     mistakes = [
         f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
         for index, model in enumerate(models)
-        if uncompiled(model) not in map(uncompiled, wrapped_models)
+        if unwrap_compiled(model) not in map(unwrap_compiled, wrapped_models)
     ]
     own = {parameter for model in models for parameter in model.parameters()}
     for index, optimizer in enumerate(optimizers):
@@ -218,20 +218,20 @@ def check_parts(
         raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
 
 
-def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that ``torch.compile`` was given, or ``model`` itself."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name for it
+def unwrap_compiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model given to ``torch.compile``, or ``model`` if not compiled."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name
     return inner
 
 
-def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the models that were wrapped; the given ones may have been compiled since."""
-    by_inner = {uncompiled(model): model for model in wrapped}
-    return [by_inner[uncompiled(model)] for model in models]
+def find_wrapped(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the wrapped models for models that may have been compiled after wrapping."""
+    by_inner = {unwrap_compiled(model): model for model in wrapped}
+    return [by_inner[unwrap_compiled(model)] for model in models]
 
 
 def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, a model or a container of models, with each ``wrapped`` one replaced as ``changed`` says."""
+    """Return ``given``, a model or a container of models, with each ``wrapped`` model replaced by ``changed``."""
     alone = isinstance(given, torch.nn.Module)
     results = []
     for model, inner in zip([given] if alone else given, wrapped, strict=True):

@@ -81,7 +81,7 @@ def collect_resume_state(
         journals=journals,
         optimizer_steps=context.optimizer_steps,
         gradients=gradients,
-        precision=context.precision.scaling.unfinished(),
+        precision=context.precision.scaling.collect_partial(),
         world_size=distributed.size,
         settings=settings,
         has_validated=has_validated,
@@ -99,7 +99,7 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
         gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
         for model, saved in zip(context.models, gradients[: len(context.models)], strict=True):
             states.load_gradients(model, saved)
-        context.precision.scaling.load_unfinished(resume.precision)
+        context.precision.scaling.load_partial(resume.precision)
     restore_rng(of_rank(resume.rng_states, rank), context.device)
 
 
