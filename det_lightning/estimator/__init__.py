@@ -1,4 +1,4 @@
-"""Trials of TensorFlow Estimators, under the same path as in Determined.
+"""Trials of TensorFlow Estimators, at Determined's path.
 
 Importing this package switches TensorFlow, if it is installed, to the version 1 behaviour that Estimators need.
 """
@@ -44,7 +44,7 @@ __all__ = [
     "load_estimator_from_checkpoint_path",
 ]
 
-# Done now, before the importing trial builds a graph. A missing TensorFlow is reported once something needs it.
+# Done now, before the importing trial builds a graph. A missing TensorFlow is reported on first use.
 with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("det_lightning.estimator._tensorflow")
 

@@ -1,4 +1,4 @@
-"""The hooks of a trial."""
+"""``RunHook``: a session hook with the events of a run, for trials to subclass."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ from det_lightning.estimator._tensorflow import tf
 
 
 class RunHook(tf.estimator.SessionRunHook):
-    """A ``tf.estimator.SessionRunHook`` with more events; pass it to ``tf.estimator.TrainSpec(hooks=...)``."""
+    """A ``tf.estimator.SessionRunHook`` with more events, for ``tf.estimator.TrainSpec(hooks=...)``."""
 
     def on_checkpoint_load(self, checkpoint_dir: str) -> None:
-        """Called on every rank before a run resumes from a checkpoint.
-
-        Args:
-            checkpoint_dir: directory of the checkpoint.
-        """
+        """Run on every rank before a run resumes from the checkpoint in the directory ``checkpoint_dir``."""
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-        """Called after each checkpoint, on the chief only. Files written to the directory become part of it.
-
-        Args:
-            checkpoint_dir: directory of the checkpoint.
-        """
+        """Run on the chief after each checkpoint. Files written to ``checkpoint_dir`` become part of the checkpoint."""
 
     def on_trial_close(self) -> None:
-        """Called when a run of the trial ends, whether or not it succeeded."""
+        """Run when a run of the trial ends, even after an error."""

@@ -1,4 +1,4 @@
-"""The training graph: input, model and train operation, built the way ``tf.estimator`` builds them."""
+"""``TrainingGraph``: input, model and train operation, built in the same order as by ``tf.estimator``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _VARIABLES = ("VariableV2", "VarHandleOp")
 
 
 class TrainingGraph:
-    """Builds the graph with the operations that affect seeds in the same order as in ``Estimator.train``.
+    """The graph, with the operations that affect seeds in the same order as in ``Estimator.train``.
 
     Args:
-        estimator: the estimator; its configuration has the seed.
+        estimator: the estimator, with the seed in the configuration.
         input_fn: returns the ``tf.data.Dataset``.
-        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights; None for none.
+        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights, or None.
 
     Attributes:
         graph: the graph.
-        spec: what the ``model_fn`` returned.
-        initialize_input: operation that starts the dataset, which repeats endlessly.
+        spec: the ``EstimatorSpec`` of the ``model_fn``.
+        initialize_input: operation that starts the dataset, repeated endlessly.
         next_batch: the tensors of the next batch.
-        scalars: one string with the scalar summaries of a batch that its update does not change.
+        scalars: one string with the scalar summaries of a batch, without summaries changed by the update.
         saver: saves the model.
         input_saver: saves the position in the dataset.
         aggregation_saver: saves partially aggregated gradients; None without aggregation.
@@ -76,7 +76,7 @@ class TrainingGraph:
 
     @functools.cached_property
     def random_tensors(self) -> list[Any]:
-        """What to fetch so that all random operations of a batch run; empty if there are none."""
+        """The tensors to fetch so that all random operations of a batch run; empty without random operations."""
         used = _operations_before([self.spec.train_op, self.spec.loss])
         found = [op for op in used if _is_random(op, self.graph)]
         fetchable = [op.outputs[0] for op in found if self.graph.is_fetchable(op) and op.outputs]
@@ -109,7 +109,7 @@ def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
 
 
 def call_with_offered(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a function with only the ``offered`` arguments that it accepts."""
+    """Call a function with the ``offered`` arguments in the function's signature."""
     names = inspect.signature(function).parameters
     return function(**{name: value for name, value in offered.items() if name in names})
 
@@ -141,15 +141,15 @@ def _add_summaries(spec: Any) -> Any:
 
 
 def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
-    """Return whether a summary always has the value from before the update of its batch.
+    """Return whether a summary always has the value from before the update of the batch.
 
-    It does if it reads variables only through operations in ``before_update``, which the update itself needs.
+    So do summaries that read variables only through operations in ``before_update``, needed by the update.
     """
     waiting = [tensor.op for tensor in summary.inputs]
     seen = set(waiting)
     while waiting:
         op = waiting.pop()
-        # An identity of a variable outputs the variable's own memory, which the update changes.
+        # An identity of a variable outputs the variable's memory, and the update changes the memory.
         if op.type in _VARIABLES or (op.type == "Identity" and op.inputs[0].op.type in _VARIABLES):
             return False
         if op in before_update:
@@ -161,7 +161,7 @@ def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
 
 
 def _operations_before(ends: list[Any]) -> list[Any]:
-    """Return the operations that run when the tensors or operations in ``ends`` are fetched."""
+    """Return the operations that run to fetch the tensors or operations in ``ends``."""
     waiting = [getattr(end, "op", end) for end in ends]
     found = dict.fromkeys(waiting)
     while waiting:
@@ -174,7 +174,7 @@ def _operations_before(ends: list[Any]) -> list[Any]:
 
 
 def _is_random(op: Any, graph: Any) -> bool:
-    """Return whether an operation draws random numbers, directly or in a function that it calls."""
+    """Return whether an operation draws random numbers, directly or in a called function."""
     if op.op_def is not None and op.op_def.is_stateful and "seed" in op.node_def.attr:
         return True
     functions = {value.func.name for value in op.node_def.attr.values() if value.func.name}

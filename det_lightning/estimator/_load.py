@@ -1,4 +1,4 @@
-"""Loads a model for serving from a checkpoint."""
+"""``load_estimator_from_checkpoint_path``: loads a model for serving from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None
     """Load the SavedModel from a checkpoint of an ``EstimatorTrial``, written by any release.
 
     Args:
-        path: directory of the checkpoint, or of one of its models if there are several.
-        tags: which graph of the model to load; by default ``["serve"]``.
+        path: directory of the checkpoint, or of a model in a checkpoint with several models.
+        tags: the tags of the graph to load. Defaults to ``["serve"]``.
 
     Returns:
-        What ``tf.saved_model.load`` returns, with the ``signatures`` of the model.
+        The result of ``tf.saved_model.load``, with the ``signatures`` of the model.
 
     Raises:
         CheckpointNotFound: there is no SavedModel, because the trial has no ``build_serving_input_receiver_fns``.
-        InvalidCheckpointException: there are several; the message lists them.
+        InvalidCheckpointException: there are several SavedModels; the message lists the names.
         UnsafeCheckpointError: a link leads out of the directory.
     """
     directory = pathlib.Path(path)

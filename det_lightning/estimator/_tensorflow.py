@@ -1,4 +1,4 @@
-"""TensorFlow with the version 1 behaviour that Estimators need; if it is missing, the error says how to install it."""
+"""``tf``: TensorFlow with the version 1 behaviour of Estimators, or an error with the command to install TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ if not hasattr(tf, "estimator"):
         name="tensorflow_estimator",
     )
 
-# As Determined does, and before any trial is imported, because graphs and random numbers depend on it.
+# As in Determined, and before any trial is imported, because graphs and random numbers depend on the behaviour.
 tf.compat.v1.disable_v2_behavior()

@@ -1,4 +1,4 @@
-"""Trying out a trial, at the path that this has in Determined."""
+"""``test_one_batch``: tries out a trial, at Determined's path."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str, Any] | None = None) -> None:
-    """Build a trial, train it on one batch, validate it on one, and save it, all of which leaves nothing behind.
+    """Build a trial, train and validate on one batch each, and save a checkpoint in a temporary directory.
 
     Args:
         trial_class: the trial's class.
-        config: an experiment configuration. Of a range among its ``hyperparameters`` the middle is taken, of
+        config: an experiment configuration. Of a range among the ``hyperparameters`` the middle is taken, of a
             ``categorical`` the first value.
 
     Raises:
@@ -57,7 +57,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
     logger.info("%s trains, validates and saves.", trial_class.__name__)
 
 
-# The name makes pytest take it for a test of whoever imports it.
+# pytest would collect the function, by name, in modules that import it.
 test_one_batch.__test__ = False  # type: ignore[attr-defined]
 
 

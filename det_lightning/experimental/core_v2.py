@@ -1,7 +1,7 @@
-"""The Core API without a ``with`` block: its parts are attributes of this module between ``init`` and ``close``.
+"""The Core API without a ``with`` block: the parts are attributes of this module between ``init`` and ``close``.
 
-``train``, ``checkpoint``, ``distributed``, ``preempt``, ``searcher`` and ``info`` are those of the context that
-:func:`init` opened, and None where none is open.
+``train``, ``checkpoint``, ``distributed``, ``preempt``, ``searcher`` and ``info`` belong to the context opened by
+:func:`init`, and are None without an open context.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Found by __getattr__, in the context that is open.
+# Found by __getattr__ in the open context.
 checkpoint: Any
 distributed: Any
 info: Any
@@ -50,23 +50,23 @@ preempt: Any
 searcher: Any
 train: Any
 _PARTS = ("checkpoint", "distributed", "info", "preempt", "searcher", "train")
-# The context that init() opened last, if it is still open.
+# The open context of init().
 _opened: core.Context | None = None
 
 
 @dataclasses.dataclass
 class Config:
-    """What a script that runs alone says of itself; in a trial of ``det-lightning run`` its configuration counts.
+    """The configuration of a script that runs alone; ignored in a trial of ``det-lightning run``.
 
     Args:
         name, description, labels, workspace, project: of the experiment; kept in ``info.trial``, without effect.
-        hparams: what ``info.trial.hparams`` is.
-        data: what ``info.user_data`` is.
+        hparams: the value of ``info.trial.hparams``.
+        data: the value of ``info.user_data``.
         checkpoint_storage: a directory, a URL, or the section of an experiment configuration.
         searcher: the section of an experiment configuration; without effect.
         external_experiment_id: a name of the experiment.
-        external_trial_id: a name of the trial in the experiment. A script that is started again with both names goes on
-            from the newest checkpoint that it has saved under them in the same storage: ``info.latest_checkpoint``.
+        external_trial_id: a name of the trial in the experiment. A script started again with both names continues
+            from the newest checkpoint saved under the names in the same storage: ``info.latest_checkpoint``.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -103,10 +103,10 @@ def init_context(
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
     tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
 ) -> core.Context:
-    """Return the Core API, to be used in a ``with`` block, as :func:`det_lightning.core.init` does.
+    """Return the Core API for a ``with`` block, like :func:`det_lightning.core.init`.
 
     Args:
-        config: what is known of the script; ignored in a trial of ``det-lightning run``.
+        config: the configuration of the script; ignored in a trial of ``det-lightning run``.
         defaults, unmanaged: older forms of ``config``.
         client: accepted for compatibility; there is no master to talk to.
         distributed, checkpoint_storage, preempt_mode, tensorboard_mode: as in :func:`det_lightning.core.init`.
@@ -114,7 +114,7 @@ def init_context(
     Raises:
         ValueError: the script runs alone, and there is neither ``config`` nor ``defaults``, or an
             ``external_trial_id`` without an ``external_experiment_id``; or as in :func:`det_lightning.core.init`.
-        TypeError: one of these names is not a string.
+        TypeError: an external id is not a string.
         StorageError: the storage cannot be opened.
 
     Example:
@@ -124,12 +124,12 @@ def init_context(
         ...     context.info.trial.hparams["scale"]
         0.5
     """
-    known = _merged(config, defaults, unmanaged)
+    known = _merge_configs(config, defaults, unmanaged)
     job = None
     if core.get_cluster_info() is None:
         if known is None:
             raise ValueError("Outside of det-lightning run, core_v2 needs config=core_v2.Config(...); got none.")
-        job = _job_of(known)
+        job = _name_job(known)
         checkpoint_storage = checkpoint_storage or known.checkpoint_storage
     context = core.init(
         distributed=distributed,
@@ -138,14 +138,14 @@ def init_context(
         tensorboard_mode=tensorboard_mode,
     )
     if context.info is None and known is not None:
-        context.info = _info_alone(known, *_continued(context, job))
+        context.info = _make_info(known, *_find_latest(context, job))
     return context
 
 
 def init(**arguments: Any) -> None:
-    """Open the Core API for this module, until :func:`close` or the end of the process; one that is open is closed.
+    """Open the Core API for this module, until the next ``init``, :func:`close`, or the end of the process.
 
-    The arguments and errors are those of :func:`init_context`.
+    For arguments and errors, see :func:`init_context`.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -164,7 +164,7 @@ def init(**arguments: Any) -> None:
 
 
 def close() -> None:
-    """Close what :func:`init` opened; calling it again changes nothing.
+    """Close the context opened by :func:`init`; a second call changes nothing.
 
     Example:
         >>> from det_lightning.experimental import core_v2
@@ -181,7 +181,7 @@ def close() -> None:
 
 
 def url_reverse_webui_exp_view() -> str:
-    """Return the directory of the TensorBoard files, which stands in for the page of the experiment.
+    """Return the directory of the TensorBoard files, in place of the page of the experiment.
 
     Raises:
         RuntimeError: :func:`init` was not called.
@@ -198,7 +198,7 @@ def url_reverse_webui_exp_view() -> str:
     return str(_opened.train.get_tensorboard_path())
 
 
-def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
+def _merge_configs(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
     if defaults is not None or unmanaged is not None:
         warnings.warn("defaults= and unmanaged= are older forms of config=.", FutureWarning, stacklevel=3)
     if config is not None or defaults is None or unmanaged is None:
@@ -209,8 +209,8 @@ def _merged(config: Config | None, defaults: Config | None, unmanaged: Config | 
     )
 
 
-def _job_of(config: Config) -> str | None:
-    """Return by what the checkpoints of the trial are known from those of others; None if it is not to be resumed."""
+def _name_job(config: Config) -> str | None:
+    """Return the key that identifies this trial's checkpoints, or None if the trial cannot be resumed."""
     experiment = config.external_experiment_id
     trial = config.external_trial_id
     for field, name in (("external_experiment_id", experiment), ("external_trial_id", trial)):
@@ -226,8 +226,8 @@ def _job_of(config: Config) -> str | None:
     return None if trial is None else json.dumps([experiment, trial])
 
 
-def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]:
-    """Return the newest checkpoint of a job, and the number of batches that it was trained for; None and 0 if none."""
+def _find_latest(context: core.Context, job: str | None) -> tuple[str | None, int]:
+    """Return the newest checkpoint of a job and the number of trained batches; None and 0 without a checkpoint."""
     latest = None if job is None else context.checkpoint.continue_job(job)
     if latest is None:
         return None, 0
@@ -239,7 +239,7 @@ def _continued(context: core.Context, job: str | None) -> tuple[str | None, int]
     return latest, steps if isinstance(steps, int) else 0
 
 
-def _info_alone(config: Config, latest_checkpoint: str | None, steps_completed: int) -> ClusterInfo:
+def _make_info(config: Config, latest_checkpoint: str | None, steps_completed: int) -> ClusterInfo:
     known = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}
     task = TrialTask(
         directory=Path(),

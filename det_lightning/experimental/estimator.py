@@ -1,4 +1,4 @@
-"""Scripts that train an Estimator without a trial class, at the path that this had in Determined up to 0.14.6."""
+"""``init`` for scripts that train an Estimator without a trial class, at the path in Determined up to 0.14.6."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ def init(
     command: Sequence[str] | None = None,
     master_url: str | None = None,
 ) -> EstimatorNativeContext:
-    """Return the context of a script, whose ``train_and_evaluate(estimator, train_spec, eval_spec)`` trains.
+    """Return the context of a script; train with ``context.train_and_evaluate(estimator, train_spec, eval_spec)``.
 
     Args:
-        config: experiment configuration; it says how long to train, unless ``test``.
-        local: train in this process. Under ``det-lightning run`` that is always so, with the configuration of the
-            experiment.
-        test: train on one batch, validate on one, save, and end.
-        context_dir: becomes the working directory, unless it is empty.
-        command, master_url: not used; they were for a cluster.
+        config: experiment configuration, with the length of the training unless ``test``.
+        local: train in this process. Always so under ``det-lightning run``, with the configuration of the experiment.
+        test: train on one batch, validate on one batch, save, and end.
+        context_dir: the new working directory, unless empty.
+        command, master_url: arguments for a cluster, not used.
 
     Raises:
         ValueError: ``local`` is False outside of an experiment: there is no cluster to submit to.
         ConfigError: Determined's master would refuse ``config``; all mistakes are named.
-        ModuleNotFoundError: TensorFlow is not installed; names the command that does it.
+        ModuleNotFoundError: TensorFlow is not installed; the message has the command to install TensorFlow.
     """
     if not local and current_task() is None:
         raise ValueError(

@@ -225,7 +225,7 @@ def _import_amp() -> Any:
     except ImportError as e:
         raise errors.InvalidExperimentException(
             f"{VARIABLE}=apex, but apex.amp cannot be imported: {e}. The package apex on PyPI is unrelated, and "
-            f"NVIDIA's apex has no apex.amp since 2025. Unset {VARIABLE} to have the levels on torch.amp, or install an "
+            f"NVIDIA's has no apex.amp since 2025. Unset {VARIABLE} to have the levels on torch.amp, or install an "
             "older build of NVIDIA's apex."
         ) from e
 

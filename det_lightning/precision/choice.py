@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ class ChosenPrecision:
     """The precision of a trial: float32 until another precision is chosen, once.
 
     ``models`` and ``optimizers`` hold all wrapped parts. ``path`` leads from a loss to updated parameters: ``scaling``
-    if ``scales_losses``, else the backend's exchange of gradients.
+    if ``scales_losses``, else the backend's exchange of gradients. ``whole_models`` is the precision chosen outside of
+    the trial.
     """
 
     def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
@@ -32,7 +32,7 @@ class ChosenPrecision:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._stop_scaling()
-        self._whole_models = FLOAT32
+        self.whole_models = FLOAT32
         self._chosen_by: str | None = None
         self._autocasts = False
 
@@ -124,15 +124,11 @@ class ChosenPrecision:
         if self._has_levels:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
 
-    def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of a model before wrapping, if the precision casts weights."""
-        self._whole_models.cast(model)
-
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the forward pass of a wrapped model compute in the precision; return the model."""
         if self._autocasts:
             return self.autocast_forward_pass(model)
-        self._whole_models.surround(model, self._backend.device)
+        self.whole_models.surround(model, self._backend.device)
         return model
 
     # Chosen outside of the trial
@@ -144,10 +140,10 @@ class ChosenPrecision:
         wrapped models that can no longer be cast.
         """
         precision = precision or FLOAT32
-        if self._whole_models == precision:
+        if self.whole_models == precision:
             return
-        if self._whole_models != FLOAT32:
-            self._leave(self._whole_models, precision.name)
+        if self.whole_models != FLOAT32:
+            self._leave(self.whole_models, precision.name)
         if precision == FLOAT32:
             return
         if chosen_by := "configure_apex_amp()" if self._has_levels else self._chosen_by:
@@ -157,21 +153,13 @@ class ChosenPrecision:
                 f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
                 "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
             )
-        self._whole_models = precision
+        self.whole_models = precision
         for model in self.models:
             precision.cast(model)
             precision.surround(model, self._backend.device)
         if precision.scales:
             self.scaler = make_scaler(precision.scaler)
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
-
-    @property
-    def has_cast_weights(self) -> bool:
-        return self._whole_models.casts_weights
-
-    def batch_cast(self) -> Callable[[Any], Any] | None:
-        """Return a function that casts the floats of a batch on the device, or None for no cast."""
-        return self._whole_models.batch_cast()
 
     def _leave(self, before: WholeModelPrecision, wanted: str) -> None:
         """Let models compute in float32 again."""
@@ -185,11 +173,11 @@ class ChosenPrecision:
             model.forward = surrounding.forward
         if before.scales:
             self._stop_scaling()
-        self._whole_models = FLOAT32
+        self.whole_models = FLOAT32
 
     def _refuse_two_precisions(self, call: str) -> None:
-        if self._whole_models != FLOAT32:
-            raise _two_precisions(call, self._whole_models)
+        if self.whole_models != FLOAT32:
+            raise _two_precisions(call, self.whole_models)
 
     # apex
 

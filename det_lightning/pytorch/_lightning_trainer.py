@@ -74,16 +74,12 @@ def choose_callback(
     The configuration's storage, and the ``names`` of the experiment and the job, fill gaps of ``given``.
     """
     arguments = context.settings.configuration.complete(**call)
-    if given is None:
-        given = _make_callback(context, arguments)
-    else:
+    storage = arguments.get("checkpoint_storage")
+    if given is not None:
         require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
         given.require_agreement(**call)
-    given.fill_in(arguments.get("checkpoint_storage"), **names)
-    return given
-
-
-def _make_callback(context: PyTorchTrialContext, arguments: Mapping[str, Any]) -> DeterminedCheckpoint:
+        given.fill_in(storage, **names)
+        return given
     policy = arguments.get("checkpoint_policy", "best")
     searcher = context.settings.section("searcher")
     metric = searcher.get("metric")
@@ -94,13 +90,13 @@ def _make_callback(context: PyTorchTrialContext, arguments: Mapping[str, Any]) -
                 'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
             )
         policy = "all"
-    return DeterminedCheckpoint(
-        arguments.get("checkpoint_storage"),
-        policy=policy,
-        period=arguments.get("checkpoint_period"),
-        metric=metric,
-        smaller_is_better=searcher.get("smaller_is_better", True),
+    period = arguments.get("checkpoint_period")
+    smaller_is_better = searcher.get("smaller_is_better", True)
+    made = DeterminedCheckpoint(
+        storage, policy=policy, period=period, metric=metric, smaller_is_better=smaller_is_better
     )
+    made.fill_in(storage, **names)
+    return made
 
 
 def make_lightning_trainer(

@@ -100,13 +100,10 @@ class ResumableBatchSampler(BatchSampler):
                     f"{type(self.batch_sampler).__name__} of the training data yields no batches at all: the dataset "
                     "is empty, or smaller than one batch with drop_last=True."
                 )
+            self.journal.begin_pass(index)
             ready = []
-            batches = self._begin(index)
+            batches = iter(self.batch_sampler)
             begun_at = index
-
-    def _begin(self, index: int) -> Iterator[Any]:
-        self.journal.begin_pass(index)
-        return iter(self.batch_sampler)
 
     def _repeat(self) -> tuple[list[Any], Iterator[Any], int, int]:
         """Draw the batches of the interrupted run again; trained batches are neither kept nor loaded.
@@ -117,7 +114,8 @@ class ResumableBatchSampler(BatchSampler):
         recorded = self.journal.recorded
         samplers = self.journal.samplers
         if not recorded:
-            return [], self._begin(0), 0, 0
+            self.journal.begin_pass(0)
+            return [], iter(self.batch_sampler), 0, 0
         until = self.journal.resumed_at["drawn"]
         if until - self.first_batch > _MOST_AHEAD:
             raise errors.InvalidCheckpointException(

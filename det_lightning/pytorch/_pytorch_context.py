@@ -37,25 +37,21 @@ _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 class PyTorchTrialContext:
     """Passed to a trial's ``__init__``; created by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
-    Most arguments are documented by ``init()``. With ``loading_only`` nothing is placed on a device: the trial only
-    holds the weights of a checkpoint, or is tried out by hand. ``configuration`` supplies defaults for arguments left
-    out of calls.
+    Most arguments are documented by ``init()``. With ``loading_only``, for weights of a checkpoint or for trying out a
+    trial by hand, nothing is placed on a device. ``configuration`` supplies defaults for arguments left out of calls.
 
     Attributes:
         models, optimizers, lr_schedulers: the wrapped objects, in the order of wrapping.
         device: the device of batches and models.
         distributed: rank and size.
-        settings, wrapped, reducers, precision, backend, position, tensorboard, experimental, update_hooks: the parts
-            of the context; most methods forward to a part.
 
     Example:
         >>> import torch
         >>> import det_lightning as det
         >>> with det.pytorch.init(hparams={"lr": 0.5, "global_batch_size": 8}) as context:
         ...     model = context.wrap_model(torch.nn.Linear(1, 1))
-        ...     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=context.get_hparam("lr")))
-        ...     context.distributed.get_rank(), context.distributed.get_size()
-        (0, 1)
+        ...     context.get_hparam("lr"), context.distributed.get_rank(), context.distributed.get_size()
+        (0.5, 0, 1)
     """
 
     def __init__(
@@ -86,8 +82,8 @@ class PyTorchTrialContext:
         self.backend = backend or LocalBackend()
         self.device = self.backend.device
         self.precision = ChosenPrecision(self.backend, size, loading_only)
-        backend = None if loading_only else self.backend
-        self.wrapped = WrappedParts(self.distributed, backend, self.precision, self.settings)
+        placing = None if loading_only else self.backend
+        self.wrapped = WrappedParts(self.distributed, placing, self.precision, self.settings)
         self.models = self.wrapped.models
         self.optimizers = self.wrapped.optimizers
         self.lr_schedulers = self.wrapped.lr_schedulers
@@ -112,18 +108,14 @@ class PyTorchTrialContext:
     def from_config(config: Mapping[str, Any]) -> PyTorchTrialContext:
         """Return a context for trying out a trial by hand, as up to Determined 0.19.
 
-        Build the trial with the context and call ``train_batch`` and ``evaluate_batch`` without a run. Models stay on
-        the device where the trial creates them, and each batch updates the weights.
-
-        Of a range among the ``hyperparameters`` of ``config`` the middle is taken, of a ``categorical`` the first
-        value. An unknown type of hyperparameter, or missing values, raise a ValueError.
+        Build the trial and call ``train_batch`` and ``evaluate_batch`` without a run: models stay on the device where
+        the trial creates them, and each batch updates the weights. Of a range among the ``hyperparameters`` of
+        ``config`` the middle is taken, of a ``categorical`` the first value; others without a value raise a ValueError.
         """
         require(isinstance(config, Mapping), "from_config()", "an experiment configuration as a dict", config)
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
-
-    # Methods and attributes of the parts
 
     get_hparams = forward("settings", TrialSettings.get_hparams)
     get_hparam = forward("settings", TrialSettings.get_hparam)
@@ -158,8 +150,6 @@ class PyTorchTrialContext:
     set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
     get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
 
-    # Training
-
     def backward(
         self,
         loss: torch.Tensor,
@@ -167,10 +157,9 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute the gradients of ``loss``, like ``torch.Tensor.backward``.
+        """Compute the gradients of ``loss``, of shape ``()`` or the shape of ``gradient``, like ``Tensor.backward``.
 
-        ``loss`` has the shape ``()``, or the shape of ``gradient``. Several ranks exchange gradients only on batches
-        with an optimizer update.
+        Several ranks exchange gradients only on batches with an optimizer update.
         """
         if not isinstance(loss, torch.Tensor):
             raise TypeError(wrong_argument("context.backward()", "the loss as a tensor with its graph", loss))
@@ -194,15 +183,14 @@ class PyTorchTrialContext:
 
         Args:
             optimizer: the optimizer that ``wrap_optimizer`` returned.
-            clip_grads: called with the list of the optimizer's parameters after gradients are exchanged and averaged.
-                Defaults to clipping by ``gradient_clip_val`` of ``pl.Trainer``.
+            clip_grads: a function of the list of the optimizer's parameters, called after gradients are exchanged and
+                averaged. Defaults to clipping by ``gradient_clip_val`` of ``pl.Trainer``.
             auto_zero_grads: zero the gradients after the step.
             scaler: step through this gradient scaler.
             backward_passes_per_step: accepted as in Determined 0.13, but ignored; see ``wrap_optimizer``.
 
         Raises:
-            InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
-                gradients are aggregated over batches.
+            InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false with aggregation.
             TypeError: ``clip_grads`` is not a function.
         """
         if clip_grads is not None and (not callable(clip_grads) or isinstance(clip_grads, type)):
@@ -265,7 +253,6 @@ class PyTorchTrialContext:
         return self._loading_only or (self.position.current_train_batch() + 1) % frequency == 0
 
     _should_communicate_and_update = is_update_batch
-
     aggregation_frequency = property(lambda self: self.settings.aggregation_frequency, doc="Batches in one update.")
     _aggregation_frequency = aggregation_frequency
 
@@ -307,9 +294,6 @@ class PyTorchTrialContext:
         return self.tensorboard.writer
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile training with ``torch.profiler.profile(*args, **kwargs)``, stepped once per batch.
-
-        Traces go to the directory of the TensorBoard files.
-        """
+        """Profile training with ``torch.profiler.profile``, stepped once per batch; traces are TensorBoard files."""
         handler = torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = torch.profiler.profile(*args, on_trace_ready=handler, **kwargs)

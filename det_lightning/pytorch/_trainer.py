@@ -228,9 +228,7 @@ class Trainer:
             KeyboardInterrupt: on Ctrl-C, with one line about the saved checkpoint and without a traceback.
         """
         tried_batches = TRY_BATCHES if os.environ.get(TRY_VARIABLE) else 0
-        flags = {"test_mode": test_mode, "trusted": trusted, "step_zero_validation": step_zero_validation}
-        if any(isinstance(flag, str) for flag in flags.values()):
-            refuse_texts("fit()", **flags)
+        refuse_texts("fit()", test_mode=test_mode, trusted=trusted, step_zero_validation=step_zero_validation)
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
             max_length=max_length,

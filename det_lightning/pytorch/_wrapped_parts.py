@@ -79,7 +79,7 @@ class WrappedParts:
             if self._distributed.size > 1:
                 shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
                 self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
-            self._precision.cast(model)
+            self._precision.whole_models.cast(model)
             model = self._backend.placement.wrap_model(model)
         model = self._precision.surround(model)
         self.models.append(model)

@@ -29,28 +29,28 @@ _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 
 class DetCallback(TrainerCallback):
-    """Reports the metrics of a ``transformers.Trainer``, uploads its checkpoints, resumes from them, and is preempted.
+    """Reports the metrics of a ``transformers.Trainer``, uploads and restores checkpoints, and ends when preempted.
 
-    In a trial of ``det-lightning run`` all of it belongs to the experiment. Elsewhere metrics become TensorBoard files
-    and checkpoints go to the storage of ``core.init()``.
+    In a trial of ``det-lightning run`` metrics and checkpoints belong to the experiment. Elsewhere metrics become
+    TensorBoard files and checkpoints go to the storage of ``core.init()``.
 
-    A run that goes on finds its newest checkpoint in ``args.output_dir``, and ``args.resume_from_checkpoint`` names
-    it: the script calls ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
+    To continue a run, the callback downloads the newest checkpoint to ``args.output_dir`` and sets
+    ``args.resume_from_checkpoint``; call ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
 
     Args:
-        core_context: what ``core.init()`` returned, inside its ``with`` block.
-        args: the arguments that the trainer is given too.
-        filter_metrics: report only the metrics whose names contain one of these, and those that a search looks at;
+        core_context: the context of ``core.init()``, inside the ``with`` block.
+        args: the same arguments as the trainer's.
+        filter_metrics: parts of names of metrics: only matching metrics, and the metrics of the search, are reported.
             None reports all.
         user_data: JSON-serializable data, written to ``my_data.json`` in each checkpoint.
 
     Attributes:
         info: the trial of an experiment; None elsewhere.
         searcher_metric: the validation metric to search by; None outside of an experiment.
-        time_metric: the metric that measures how long a trial has trained, if the configuration names one.
+        time_metric: the metric for the length of the training, if the configuration names such a metric.
 
     Raises:
-        ValueError: the configuration of the experiment and ``args`` say different lengths.
+        ValueError: the configuration of the experiment and ``args`` have different lengths.
         CheckpointNotFound, StorageError: the newest checkpoint cannot be downloaded.
     """
 
@@ -81,9 +81,9 @@ class DetCallback(TrainerCallback):
         self.load_last_checkpoint(args)
 
     def load_last_checkpoint(self, args: TrainingArguments) -> None:
-        """Download the newest checkpoint of the trial, and set ``args.resume_from_checkpoint`` to it.
+        """Download the newest checkpoint of the trial, and set ``args.resume_from_checkpoint``.
 
-        Nothing is done if there is none, or with ``overwrite_output_dir``, which older releases of transformers have.
+        Do nothing without a checkpoint, or with ``overwrite_output_dir`` of older releases of transformers.
         """
         newest = None if self.info is None else self.info.latest_checkpoint
         if newest is None:
@@ -171,7 +171,7 @@ class DetCallback(TrainerCallback):
         )
 
     def _on_save_user_data(self, save_path: str) -> None:
-        """Write ``user_data`` into the directory of a checkpoint; subclasses write something else."""
+        """Write ``user_data`` into the directory of a checkpoint. Override to write other files."""
         Path(save_path, "my_data.json").write_text(to_json(self.user_data), encoding="utf-8")
 
     def _follow_experiment(self, args: TrainingArguments) -> None:
@@ -239,7 +239,7 @@ TRAIN = "train_"
 
 
 def get_metric_type(d: Mapping[str, Any]) -> str:
-    """Return which of ``EVAL``, ``TEST`` and ``TRAIN`` the metrics of a log are, by the beginnings of their names."""
+    """Return the kind of the metrics of a log, by the prefixes of names: ``EVAL``, ``TEST`` or ``TRAIN``."""
     for prefix in (EVAL, TEST):
         if any(name.startswith(prefix) for name in d):
             return prefix

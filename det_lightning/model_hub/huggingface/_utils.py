@@ -1,4 +1,4 @@
-"""The columns of a dataset that a model takes."""
+"""``remove_unused_columns``: limits a dataset to the columns in the signature of a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LABELS = ("label", "label_ids")
 
 
 def remove_unused_columns(model: nn.Module, dataset: Any) -> None:
-    """Let a dataset show only the columns that ``model.forward`` takes, and labels; the data themselves stay.
+    """Let a dataset show only labels and the columns in the signature of ``model.forward``; no data are removed.
 
     Args:
         model: the model, wrapped or not.
-        dataset: a ``datasets.Dataset``, whose format is changed.
+        dataset: a ``datasets.Dataset``; the function changes the format.
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module
