@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
 import tempfile
@@ -13,7 +14,7 @@ from det_lightning import errors
 from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext
-from det_lightning.estimator._graph import TrainingGraph, call_with_offered
+from det_lightning.estimator._graph import TrainingGraph
 from det_lightning.estimator._parts import EstimatorParts, require_wrapped_dataset, require_wrapped_optimizer
 from det_lightning.estimator._session import RunCount, TrainingSession
 from det_lightning.estimator._tensorflow import tf
@@ -46,7 +47,6 @@ class EstimatorAdapter(SelfSavingTrial):
         self._context = own_context or EstimatorTrialContext(context)
         self._trial = self.trial_class(self._context) if trial is None else trial
         self.single_batch = False
-        self._parts: EstimatorParts | None = None
         self._estimator: Any = None
         self._session: TrainingSession | None = None
         self._files: pathlib.Path | None = None
@@ -58,7 +58,7 @@ class EstimatorAdapter(SelfSavingTrial):
 
     def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
         """Build the parts of the trial, and let the hooks load the checkpoint in ``files``."""
-        parts = self._build_parts()
+        parts = self._parts
         directory = self._directories.enter_context(tempfile.TemporaryDirectory(prefix="det_lightning-estimator-"))
         self._root = pathlib.Path(directory)
         self._estimator = parts.replace_estimator(self._root / "model", self._find_seed())
@@ -72,10 +72,9 @@ class EstimatorAdapter(SelfSavingTrial):
             for hook in parts.run_hooks():
                 hook.on_checkpoint_load(str(files))
 
-    def _build_parts(self) -> EstimatorParts:
-        if self._parts is None:
-            self._parts = EstimatorParts.of_trial(self._trial)
-        return self._parts
+    @functools.cached_property
+    def _parts(self) -> EstimatorParts:
+        return EstimatorParts.of_trial(self._trial)
 
     def _find_seed(self) -> int | None:
         try:
@@ -85,12 +84,12 @@ class EstimatorAdapter(SelfSavingTrial):
 
     def begin_training(self) -> None:
         """Build the graph and start the session, from the checkpoint if any."""
-        parts = self._build_parts()
-        warm_start = parts.warm_start if self._files is None else None
-        training = TrainingGraph(self._estimator, self._make_input_fn(parts), warm_start)
+        warm_start = self._parts.warm_start if self._files is None else None
+        training = TrainingGraph(self._estimator, self._parts.train_spec.input_fn, warm_start)
+        require_wrapped_dataset(self._context)
         require_wrapped_optimizer(self._context)
         restore_from = None if self._files is None else _files.find_model(self._files)
-        hooks = parts.training_hooks(self._context, training.spec)
+        hooks = self._parts.training_hooks(self._context, training.spec)
         self._session = TrainingSession(training, hooks, restore_from, self._run.distributed)
         if self._files is not None and self._exact:
             of_rank = self._files / _files.RANKS_DIR / str(self._run.distributed.rank)
@@ -102,18 +101,6 @@ class EstimatorAdapter(SelfSavingTrial):
         """Whether a session is open."""
         return self._session is not None
 
-    def _make_input_fn(self, parts: EstimatorParts) -> Any:
-        input_fn = parts.train_spec.input_fn
-        context = self._context
-
-        def make_dataset(mode: Any, params: Any, config: Any) -> Any:
-            dataset = call_with_offered(input_fn, {"mode": mode, "params": params, "config": config})
-            if isinstance(dataset, tf.data.Dataset):  # TrainingGraph rejects anything else
-                require_wrapped_dataset(context)
-            return dataset
-
-        return make_dataset
-
     def end_run(self) -> None:
         """End the session, notify the hooks, and remove the files of the run."""
         session = self._session
@@ -122,7 +109,7 @@ class EstimatorAdapter(SelfSavingTrial):
             if session is not None:
                 session.close()
         finally:
-            for hook in self._build_parts().run_hooks():
+            for hook in self._parts.run_hooks():
                 hook.on_trial_close()
             self._directories.close()
 
@@ -146,7 +133,7 @@ class EstimatorAdapter(SelfSavingTrial):
 
         TensorFlow evaluates in a separate graph, with the weights of the session or of the checkpoint.
         """
-        spec = self._build_parts().eval_spec
+        spec = self._parts.eval_spec
         self._context.reduced.begin_graph()
         evaluated = RunCount()
         with contextlib.ExitStack() as stack:
@@ -157,7 +144,7 @@ class EstimatorAdapter(SelfSavingTrial):
             metrics = self._estimator.evaluate(
                 spec.input_fn,
                 steps=1 if self.single_batch else spec.steps,
-                hooks=[*self._build_parts().evaluation_hooks(self._context), evaluated],
+                hooks=[*self._parts.evaluation_hooks(self._context), evaluated],
                 checkpoint_path=path,
                 name=spec.name,
             )
@@ -207,15 +194,18 @@ class EstimatorAdapter(SelfSavingTrial):
         assert self._session is not None
         own = pathlib.Path(tempfile.mkdtemp(dir=self._root))
         self._session.save_rank(own)
-        of_ranks = self._run.distributed.allgather(_files.read_all(own))
+        of_ranks = self._run.distributed.allgather({path.name: path.read_bytes() for path in sorted(own.iterdir())})
         if self._run.distributed.rank != 0:
             return None
         directory = pathlib.Path(tempfile.mkdtemp(dir=self._root))
         path = self._session.save_model(directory, with_graph=True)
         for rank, files in enumerate(of_ranks):
-            _files.write_all(directory / _files.RANKS_DIR / str(rank), files)
+            of_rank = directory / _files.RANKS_DIR / str(rank)
+            of_rank.mkdir(parents=True)
+            for name, content in files.items():
+                (of_rank / name).write_bytes(content)
         _files.write_rng(directory, self._estimator.config.tf_random_seed)
-        for name, function in self._build_parts().serving_input_receiver_fns.items():
+        for name, function in self._parts.serving_input_receiver_fns.items():
             self._estimator.export_saved_model(str(directory / name), function, checkpoint_path=path)
         return directory
 
@@ -225,7 +215,7 @@ class EstimatorAdapter(SelfSavingTrial):
 
     def report_checkpoint(self, directory: str) -> None:
         """Call the ``on_checkpoint_end`` of the trial's hooks, which may add files to the checkpoint."""
-        for hook in self._build_parts().run_hooks():
+        for hook in self._parts.run_hooks():
             hook.on_checkpoint_end(directory)
 
 

@@ -54,15 +54,3 @@ def restore_rng(directory: pathlib.Path) -> None:
     found = {name: state.get(name) for name in ("np_rng_state", "random_rng_state")}
     _random_state.require_rng(found, str(path), without_torch=True)
     _random_state.restore_rng(found)
-
-
-def read_all(directory: pathlib.Path) -> dict[str, bytes]:
-    """Return the contents of the files in ``directory`` by name."""
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
-
-
-def write_all(directory: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Write files into a new directory."""
-    directory.mkdir(parents=True)
-    for name, content in files.items():
-        (directory / name).write_bytes(content)

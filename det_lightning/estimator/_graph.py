@@ -46,7 +46,7 @@ class TrainingGraph:
         with self.graph.as_default(), self.graph.device(self.config.device_fn):
             tf.compat.v1.set_random_seed(self.config.tf_random_seed)
             self.global_step = tf.compat.v1.train.create_global_step()
-            self.global_step_value = _read_step(self.global_step)
+            _read_step(self.global_step)
             dataset = _call_input_fn(input_fn, estimator)
             iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
             self.next_batch = iterator.get_next()
@@ -83,7 +83,7 @@ class TrainingGraph:
         return fetchable if len(fetchable) == len(found) else [*fetchable, self.spec.loss]
 
 
-def _read_step(global_step: Any) -> Any:
+def _read_step(global_step: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     with graph.name_scope(f"{global_step.op.name}/"):
         value = tf.compat.v1.cond(
@@ -93,25 +93,19 @@ def _read_step(global_step: Any) -> Any:
         )
         read = value + 0
     tf.compat.v1.add_to_collection(_STEP_READER, read)
-    return read
 
 
 def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
     offered = {"mode": tf.estimator.ModeKeys.TRAIN, "params": estimator.params, "config": estimator.config}
+    names = inspect.signature(input_fn).parameters
     with tf.device("/cpu:0"):
-        dataset = call_with_offered(input_fn, offered)
+        dataset = input_fn(**{name: value for name, value in offered.items() if name in names})
     if not isinstance(dataset, tf.data.Dataset):
         raise errors.InvalidExperimentException(
             "The input_fn of build_train_spec() must return a tf.data.Dataset; it returned a "
             f"{type(dataset).__name__}: tuples of features and labels are not supported."
         )
     return dataset
-
-
-def call_with_offered(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a function with the ``offered`` arguments in the function's signature."""
-    names = inspect.signature(function).parameters
-    return function(**{name: value for name, value in offered.items() if name in names})
 
 
 def _split(batch: Any) -> tuple[Any, Any]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.estimator._callback import RunHook
 from det_lightning.estimator._context import EstimatorContext
-from det_lightning.estimator._session import StopForwarder
+from det_lightning.estimator._session import RunHook, StopForwarder
 from det_lightning.estimator._tensorflow import tf
 
 # TensorFlow's log message for an estimator without a RunConfig, otherwise equal to one with the defaults.

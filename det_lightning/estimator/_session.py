@@ -1,4 +1,4 @@
-"""``TrainingSession``: the monitored session of a run, from the first batch to the end, with saving and restoring."""
+"""``TrainingSession``, the monitored session of a run, with saving and restoring; and the session's hooks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ _INPUT = "input.ckpt"
 _AGGREGATION = "aggregation.ckpt"
 # A longer replay is announced.
 _LONG_REPLAY_S = 5.0
+
+
+class RunHook(tf.estimator.SessionRunHook):
+    """A ``tf.estimator.SessionRunHook`` with more events, for ``tf.estimator.TrainSpec(hooks=...)``."""
+
+    def on_checkpoint_load(self, checkpoint_dir: str) -> None:
+        """Run on every rank before a run resumes from the checkpoint in the directory ``checkpoint_dir``."""
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Run on the chief after each checkpoint. Files written to ``checkpoint_dir`` become part of the checkpoint."""
+
+    def on_trial_close(self) -> None:
+        """Run when a run of the trial ends, even after an error."""
 
 
 class StopForwarder(tf.estimator.SessionRunHook):

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from det_lightning import errors
 from det_lightning.pytorch._data import TorchData
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -46,24 +45,11 @@ class LegacyTrialAdapter(PyTorchTrial):
         return metrics  # type: ignore[no-any-return]
 
     def _find_loss(self, metrics: Any, batch_idx: int) -> torch.Tensor:
-        if isinstance(metrics, torch.Tensor):
-            return metrics
-        method = f"{type(self.trial).__name__}.train_batch()"
-        if not isinstance(metrics, dict):
-            raise TypeError(
-                f"{method} must return the loss as a tensor, or a dict of metrics with the loss under 'loss'; it "
-                f"returned {metrics!r} for batch {batch_idx}."
-            )
-        if "loss" not in metrics:
-            raise ValueError(
-                f"{method} must return the loss under 'loss', for the backward pass; the dict that it returned for "
-                f"batch {batch_idx} has {sorted(map(str, metrics))}."
-            )
-        loss = metrics["loss"]
+        loss = metrics.get("loss") if isinstance(metrics, dict) else metrics
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
-                f"{method} must return the loss as a tensor with its graph, for the backward pass; 'loss' is "
-                f"{loss!r} for batch {batch_idx}."
+                f"{type(self.trial).__name__}.train_batch() must return the loss as a tensor with its graph, alone or "
+                f"in a dict under 'loss', for the backward pass; it returned {metrics!r:.500} for batch {batch_idx}."
             )
         return loss
 
@@ -113,18 +99,18 @@ def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyT
         if context.models or context.optimizers:
             return trial
         logger.info("%s has the interface before Determined 0.12.13; it runs adapted.", type(trial).__name__)
-        _wrap(trial, context)
+        _wrap_parts(trial, context)
         _adapted[context] = weakref.ref(trial)
     return LegacyTrialAdapter(context, trial)
 
 
 def original_trial(trial: PyTorchTrial) -> PyTorchTrial:
-    """Return the trial that the user wrote: the one inside an adapter, or the given one."""
+    """Return the user's trial: the trial inside an adapter, or ``trial``."""
     return trial.trial if isinstance(trial, LegacyTrialAdapter) else trial
 
 
 def interface_mistakes(trial: PyTorchTrial) -> list[str]:
-    """Return why a trial whose ``train_batch`` needs a ``model`` fits neither interface."""
+    """Return a list with the mistake of a trial that takes a ``model`` but fits neither interface; else empty."""
     if isinstance(trial, LegacyTrialAdapter):
         return []
     parameter = _get_parameters(type(trial)).get("model")
@@ -151,7 +137,7 @@ def _get_parameters(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Par
         return {}
 
 
-def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
+def _wrap_parts(trial: Any, context: PyTorchTrialContext) -> None:
     name = type(trial).__name__
     model = trial.build_model()
     if not isinstance(model, torch.nn.Module):
@@ -172,19 +158,6 @@ def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
                 f"step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); the modes are {modes}."
             )
         context.wrap_lr_scheduler(scheduler.scheduler, scheduler.step_mode, scheduler.frequency)
-    _configure_precision(context, model, optimizer)
-
-
-def _configure_precision(
-    context: PyTorchTrialContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Apply the configuration field that ``configure_apex_amp`` replaced, as the training loop did."""
     level = context.settings.section("optimizations").get("mixed_precision") or "O0"
-    if level == "O0":
-        return
-    try:
+    if level != "O0":
         context.configure_apex_amp(model, optimizer, opt_level=level)
-    except errors.InvalidExperimentException as e:
-        raise errors.InvalidExperimentException(
-            f"The experiment configuration has optimizations.mixed_precision={level!r}, which needs {e}"
-        ) from e

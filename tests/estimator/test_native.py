@@ -46,7 +46,7 @@ def test_a_script_trains_as_long_as_its_configuration_says(
 
 
 def test_there_is_no_cluster_to_submit_to() -> None:
-    with pytest.raises(ValueError, match=r"init\(local=True\)"):
+    with pytest.raises(ValueError, match=r"init\(local=False\).*Pass local=True"):
         native.init({})
 
 

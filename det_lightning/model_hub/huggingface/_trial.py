@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning.errors import InvalidExperimentException
 from det_lightning.extras import how_to_install
@@ -51,8 +53,10 @@ MODEL_MODES = {
     "question-answering": transformers.AutoModelForQuestionAnswering,
 }
 
-# By file extension, if the loader in datasets has another name.
+# Names of loaders in datasets, by file extension, if different.
 _LOADERS = {"txt": "text", "jsonl": "json"}
+# Collators of transformers rename these columns to arguments of models.
+_LABELS = ("label", "label_ids")
 
 
 def build_using_auto(
@@ -179,6 +183,20 @@ def _load_files(datasets: Any, data: DatasetKwargs) -> Any:
         raise ValueError("The section data names no data: give dataset_name, or train_file and validation_file.")
     extension = Path(next(iter(files.values()))).suffix[1:]
     return datasets.load_dataset(_LOADERS.get(extension, extension), data_files=files)
+
+
+def remove_unused_columns(model: torch.nn.Module, dataset: Any) -> None:
+    """Let a dataset show only labels and the columns in the signature of ``model.forward``; no data are removed.
+
+    Args:
+        model: the model, wrapped or not.
+        dataset: a ``datasets.Dataset``; the function changes the format.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    taken = [*inspect.signature(model.forward).parameters, *_LABELS]
+    columns = [name for name in taken if name in dataset.column_names]
+    dataset.set_format(type=dataset.format["type"], columns=columns)
 
 
 class BaseTransformerTrial(PyTorchTrial):
