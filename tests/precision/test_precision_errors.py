@@ -48,12 +48,12 @@ def configure(**arguments: Any) -> Callable[[Context], Any]:
         ({"loss_scale": "abc", "num_losses": -1}, "loss_scale='abc'.*and num_losses=-1"),
     ],
 )
-def test_arguments_of_configure_apex_amp(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message):
         configure(**arguments)(Context())
 
 
-def test_a_level_is_taken_as_apex_takes_it() -> None:
+def test_apexs_arguments() -> None:
     for arguments in (
         {"opt_level": "O1", "cast_model_type": False, "loss_scale": "128.0"},
         {"opt_level": "O1", "cast_model_type": torch.float32},
@@ -91,7 +91,7 @@ class Parts:
         (lambda p: (p.half, p.of_other), "has no parameters.*is of type torch.float16"),
     ],
 )
-def test_models_and_optimizers_that_do_not_fit(given: Callable[[Parts], tuple[Any, Any]], message: str) -> None:
+def test_unfit_parts(given: Callable[[Parts], tuple[Any, Any]], message: str) -> None:
     parts = Parts(Context())
     with pytest.raises(errors.InvalidExperimentException, match=message):
         parts.context.configure_apex_amp(*given(parts), opt_level="O2")
@@ -128,7 +128,7 @@ def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message
         calls[-1](context)
 
 
-def test_a_level_that_is_not_enabled_changes_nothing() -> None:
+def test_disabled_levels() -> None:
     context = Context()
     configure(opt_level="nonsense", enabled=False)(context)
     assert not context.precision.scales_losses
