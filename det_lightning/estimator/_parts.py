@@ -115,8 +115,8 @@ def require_wrapped_dataset(context: EstimatorContext) -> None:
     caches = context.experimental.cache.caches_training
     if caches and context.wrapped_dataset:
         raise InvalidEstimatorTrial(
-            "The trial caches its training dataset with context.experimental.cache_train_dataset(), and passes it to "
-            "context.wrap_dataset() too, which would share it out twice. Leave out one of them."
+            "The trial passes the training dataset to context.experimental.cache_train_dataset() and to "
+            "context.wrap_dataset(), so that each rank would get a share of a share. Leave out one call."
         )
     if not caches and not context.wrapped_dataset:
         raise InvalidEstimatorTrial(

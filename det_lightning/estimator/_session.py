@@ -178,8 +178,8 @@ class TrainingSession:
             if not announced and time.monotonic() - since > _LONG_REPLAY_S:
                 announced = True
                 logger.warning(
-                    "The run goes through the %d batches before its checkpoint again, without training on them, "
-                    "because their data or random operations cannot be restored; %d are done.",
+                    "The run reads the %d batches before the checkpoint again, without training, because data or "
+                    "random operations cannot be restored; %d are done.",
                     batches,
                     batch + 1,
                 )

@@ -10,7 +10,7 @@ except ModuleNotFoundError as e:
     if e.name != "tensorflow":
         raise
     raise ModuleNotFoundError(
-        "Estimators need TensorFlow 2.15, the last release that has them, which runs on Python 3.9 to 3.11: "
+        "Estimators need TensorFlow 2.15, the last release with Estimators, on Python 3.9 to 3.11: "
         f"{how_to_install('estimator')}.",
         name="tensorflow",
     ) from None
@@ -19,7 +19,7 @@ __all__ = ["tf"]
 
 if not hasattr(tf, "estimator"):
     raise ModuleNotFoundError(
-        f"TensorFlow {tf.__version__} has no Estimators; 2.15 is the last release that has them: "
+        f"TensorFlow {tf.__version__} has no Estimators; the last release with Estimators is 2.15: "
         f"{how_to_install('estimator')}.",
         name="tensorflow_estimator",
     )

@@ -139,8 +139,8 @@ def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batc
         return length * (int(records) // global_batch_size)
     missing = f"searcher.max_length is {length} epochs, and there is no records_per_epoch" if unit == "epochs" else ""
     raise ValueError(
-        "The number of batches, which the learning rate follows, is not known: "
-        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Give it as the hyperparameter "
+        "The number of batches, needed for the learning rate, is not known: "
+        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Give the hyperparameter "
         "num_training_steps."
     )
 

@@ -154,9 +154,9 @@ class ApexLevels(ApexScaling):
         number = self.number(loss)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
-                f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
-                f"configure_apex_amp(num_losses={len(self.scalers)}) has made that number of scalers. Raise it, "
-                "or leave it at 1 to scale all losses alike."
+                f"A batch called context.backward() with more than {len(self.scalers)} losses after "
+                f"configure_apex_amp(num_losses={len(self.scalers)}). Raise num_losses, or leave 1 to scale all losses "
+                "alike."
             )
         return self.scalers[number]
 

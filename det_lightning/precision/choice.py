@@ -271,8 +271,8 @@ class ChosenPrecision:
     def _initialize_apex(self, given: tuple[Any, Any], **arguments: Any) -> tuple[Any, Any]:
         if self._processes > 1:
             raise errors.InvalidExperimentException(
-                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex must "
-                "cast models before they are wrapped. Unset it to have the levels on torch.amp."
+                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex must cast "
+                "models before wrapping. Unset the variable to have the levels on torch.amp."
             )
         apex = InstalledApex(self._backend.gradients)
         configured = apex.initialize(*given, **arguments)

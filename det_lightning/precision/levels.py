@@ -21,7 +21,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 DYNAMIC = "dynamic"
 
-#: The properties of each level, as apex documents them.
+#: The properties of each level, from apex's documentation.
 _LEVELS: dict[str, dict[str, Any]] = {
     "O0": {"cast_model_type": torch.float32, "loss_scale": 1.0},
     "O1": {"patch_torch_functions": True, "loss_scale": DYNAMIC},
@@ -149,7 +149,7 @@ def _positive(value: Any) -> Any:
 
 
 _A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
-# How each property is parsed, and what a message says it should be.
+# The parser of each property, and a description of valid values.
 _PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "cast_model_type": (lambda value: None if value is False else _floating_type(value), _A_TYPE),
     "patch_torch_functions": (_flag, "True, False or None"),
@@ -177,8 +177,8 @@ def list_parts(name: str, given: Any, kind: type[_T]) -> list[_T]:
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [describe(item) for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
-            f"configure_apex_amp({name}=...) takes what wrap_{name[:-1]}() returned, one {kind.__name__} or a list of "
-            f"them; got {', '.join(wrong)}."
+            f"configure_apex_amp({name}=...) takes the {kind.__name__} that wrap_{name[:-1]}() returned, or a list; "
+            f"got {', '.join(wrong)}."
         )
     return found
 
@@ -205,8 +205,8 @@ def check_parts(
             mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
         elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
             mistakes.append(
-                f"{name} has no parameters of the {len(own)} that the given models have: give the models that it "
-                "trains too, and make it from the parameters of what wrap_model() returned"
+                f"{name} has no parameters of the given models ({len(own)} in all): give all models of the optimizer, "
+                "and build the optimizer from the parameters of wrapped models"
             )
     mistakes += [
         f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "

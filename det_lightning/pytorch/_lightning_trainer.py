@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # More damaged checkpoints in a row would be no accident.
 _MOST_FALLBACKS = 10
-# Each time another run deletes the newest checkpoint, it has written a newer one.
+# A run that deletes the newest checkpoint has written a newer checkpoint before.
 _MOST_TRIES = 10
 
 
@@ -124,8 +124,8 @@ def make_lightning_trainer(
     clashing = sorted(decided.keys() & given.keys())
     if clashing:
         raise errors.UnsupportedTrainerFlags(
-            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
-            "det_lightning.adapters.TrialModule to choose them."
+            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. To choose, use pl.Trainer with "
+            "det_lightning.adapters.TrialModule."
         )
     callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
     if experiment is not None:
@@ -177,8 +177,8 @@ def _find_latest(
     if restarts():
         if job is None:
             logger.warning(
-                "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
-                "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
+                "The script was restarted, but the job has no id to find checkpoints by. Give torchrun an --rdzv-id, "
+                "or pass latest_checkpoint='last'."
             )
         elif newest := [*itertools.islice(storage.newest_first(job), most)]:
             shown = escape(mask_url(newest[0]))

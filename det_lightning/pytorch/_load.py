@@ -147,8 +147,8 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
     spec = load_data["trial_cls_spec"]
     if spec is None:
         raise ValueError(
-            f"{directory} does not name the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
-            "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
+            f"{directory} does not name the trial's class: up to 0.17.7, only downloads from Determined's platform had "
+            "the name. Pass trial_class=, and hparams= if the trial has hyperparameters."
         )
     files, others = split_code(directory, trusted=trusted)
     unused = name_some([ascii(name) for name in others])

@@ -114,8 +114,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
     ]
     if isinstance(hparams, Mapping):
         mistakes += [
-            f"{where} describes values of a search, and is not one of them: give one, or search with "
-            "`det-lightning run CONFIG`"
+            f"{where} describes values of a search: give a value, or search with `det-lightning run CONFIG`"
             for where in ranges_in(hparams)
         ]
         if hparams.get("global_batch_size") == 0:
@@ -228,8 +227,8 @@ def _size_per_slot(global_batch_size: Any, slots: int) -> int:
         )
     if global_batch_size < slots:
         raise errors.InvalidExperimentException(
-            f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
-            "It must be greater or equal, because each slot needs at least one record per batch."
+            f"hparams['global_batch_size'] is {global_batch_size}, less than the number of slots, {slots}; each slot "
+            "needs at least one record per batch."
         )
     size, left_over = divmod(global_batch_size, slots)
     if left_over:

@@ -152,9 +152,8 @@ class WrappedParts:
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise errors.InvalidExperimentException(
-                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}: its step() needs a metric, which the "
-                "training loop does not have. Wrap it with LRScheduler.StepMode.MANUAL_STEP and call "
-                "step(metrics[...]) in the on_validation_end of a callback."
+                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}, but step() needs a metric. Use "
+                "LRScheduler.StepMode.MANUAL_STEP and call step(metrics[...]) in the on_validation_end of a callback."
             )
         optimizer = getattr(lr_scheduler, "optimizer", None)
         if optimizer is not None and optimizer not in self.optimizers:
@@ -205,8 +204,8 @@ class WrappedParts:
 def _get_only(wrapped: list[_T], what: str) -> _T:
     if len(wrapped) != 1:
         raise errors.InvalidExperimentException(
-            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this one has {len(wrapped)}. "
-            f"Keep what the wrap method returned instead."
+            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this trial has {len(wrapped)}. "
+            "Keep the result of the wrap method instead."
         )
     return wrapped[0]
 

@@ -218,7 +218,7 @@ class DetCallback(TrainerCallback):
         self.core_context.train.report_progress(min(1.0, progress))
 
     def _end_if_preempted(self, control: TrainerControl) -> None:
-        # Stopping makes this epoch the last, at whose end the checkpoint is written: so there is only one.
+        # Stopping makes this epoch the last, with one checkpoint at the end.
         if self.core_context.preempt.should_preempt():
             self._preempted = True
             control.should_training_stop = True

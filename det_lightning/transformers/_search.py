@@ -41,7 +41,7 @@ def require_metrics(reported: Collection[str], needed: Mapping[str, str | None])
     missing = [f"{field}: {name}" for field, name in needed.items() if name is not None and name not in reported]
     if missing:
         raise ValueError(
-            f"The evaluation has no metric of the name that the configuration gives: {', '.join(missing)}. It has "
-            f"{', '.join(sorted(reported))}. Let compute_metrics return it (the Trainer puts eval_ before its names), "
-            "or change the configuration; searches, retention and the choice of the best checkpoint need it."
+            f"The evaluation lacks metrics of the configuration: {', '.join(missing)}. The evaluation has "
+            f"{', '.join(sorted(reported))}. Return the metrics from compute_metrics (the Trainer prefixes eval_), or "
+            "change the configuration: searches, retention and the choice of the best checkpoint need the metrics."
         )

@@ -78,7 +78,7 @@ class Parts:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda p: (p.model, p.of_other), r"optimizer 0 \(SGD\) has no parameters of the 2 that the given models have"),
+        (lambda p: (p.model, p.of_other), r"optimizer 0 \(SGD\) has no parameters of the given models \(2 in all\)"),
         (lambda p: ([p.model], [p.optimizer, p.of_other]), r"optimizer 1 \(SGD\) has no parameters"),
         (lambda p: (torch.nn.Linear(2, 1), p.optimizer), r"model 0 \(Linear\) was not wrapped: .*wrap_model\(\)"),
         (lambda p: (p.model, sgd(p.model)), r"optimizer 0 \(SGD\) was not wrapped: .*wrap_optimizer\(\)"),

@@ -91,7 +91,7 @@ def test_other_checkpoints_are_refused() -> None:
         ),
     ):
         pass
-    with pytest.raises(errors.InvalidCheckpointException, match="its metadata lack default_output_uuid"):
+    with pytest.raises(errors.InvalidCheckpointException, match="the metadata lack default_output_uuid"):
         torch_batch_process(Noting, Numbers(), checkpoint_storage="storage", latest_checkpoint=storage_id)
 
 

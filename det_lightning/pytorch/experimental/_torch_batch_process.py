@@ -245,8 +245,8 @@ class _Progress:
         missing = [name for name in (_STEPS_COMPLETED, _OUTPUT_ID) if name not in metadata]
         if missing:
             raise InvalidCheckpointException(
-                f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): its metadata lack "
-                f"{' and '.join(missing)}. It goes on from its own checkpoints only; load a model's in the processor."
+                f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): the metadata lack "
+                f"{' and '.join(missing)}. Load the checkpoint of a model in the processor."
             )
         logger.info("%d batches were processed before.", metadata[_STEPS_COMPLETED])
         return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
