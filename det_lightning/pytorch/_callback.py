@@ -126,6 +126,7 @@ class ClipGradsL2Norm(PyTorchCallback):
         self._clip_value = clip_value
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
+        """Scale the gradients of ``parameters`` in place."""
         torch.nn.utils.clip_grad_norm_(parameters, self._clip_value)
 
 
@@ -151,6 +152,7 @@ class ClipGradsL2Value(PyTorchCallback):
         self._clip_value = clip_value
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
+        """Limit the gradients of ``parameters`` in place."""
         torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
 
 

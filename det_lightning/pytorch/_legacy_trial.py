@@ -81,7 +81,7 @@ def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
     A legacy trial has ``build_model`` and ``optimizer``, as any trial may, and a ``train_batch`` with a ``model``.
     """
     trial_class = trial if isinstance(trial, type) else type(trial)
-    if _missing_builders(trial_class):
+    if _find_missing_builders(trial_class):
         return False
     parameters = _get_parameters(trial_class)
     return "model" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -117,7 +117,7 @@ def interface_mistakes(trial: PyTorchTrial) -> list[str]:
     if parameter is None or parameter.default is not parameter.empty:
         return []
     name = type(trial).__name__
-    missing = [f"{builder}()" for builder in _missing_builders(type(trial))]
+    missing = [f"{builder}()" for builder in _find_missing_builders(type(trial))]
     found = f"{name} does not define {' and '.join(missing)}" if missing else "something is wrapped already"
     return [
         f"{name}.train_batch() takes a model, as before Determined 0.12.13; such a trial defines build_model() and "
@@ -126,7 +126,7 @@ def interface_mistakes(trial: PyTorchTrial) -> list[str]:
     ]
 
 
-def _missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
+def _find_missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
     return [name for name in _BUILDERS if not callable(getattr(trial_class, name, None))]
 
 

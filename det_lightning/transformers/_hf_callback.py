@@ -104,6 +104,7 @@ class DetCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Warn if the training ignores a downloaded checkpoint; begin to watch for preemption."""
         if self._resumes_from is not None and state.global_step == 0:
             logger.warning(
                 "The trial has a checkpoint, %s, and the training begins without it: call "
@@ -120,6 +121,10 @@ class DetCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Report training and validation metrics, once a batch each; log a warning for metrics of a test.
+
+        Raise a ValueError if a validation lacks metrics needed by the search.
+        """
         if logs is None:
             logger.warning("The Trainer has logged nothing after %d batches.", state.global_step)
             return
@@ -136,6 +141,7 @@ class DetCallback(TrainerCallback):
         self._end_if_preempted(control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report the progress, for each percent of ``max_steps``; end the training if preempted."""
         if state.is_world_process_zero and args.max_steps > -1:
             percent = int(state.global_step / args.max_steps * 100)
             if percent > self.last_progress:
@@ -147,6 +153,7 @@ class DetCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Request an evaluation and a checkpoint at the end of the last epoch; report the progress in epochs."""
         if self._is_last(args, state, control):
             # Do not evaluate or save the same batch twice. A preempted trial evaluates when it is resumed.
             if state.global_step > self.last_eval_metrics and self._force_final_evaluate and not self._preempted:
@@ -157,6 +164,7 @@ class DetCallback(TrainerCallback):
             self._report_progress(state.epoch / args.num_train_epochs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Upload the checkpoint of the trainer, in shards of all ranks, with ``steps_completed`` as metadata."""
         self.last_save = state.global_step
         folder = f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and self.user_data is not None:
