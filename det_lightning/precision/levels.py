@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +31,21 @@ _LEVELS: dict[str, dict[str, Any]] = {
         "loss_scale": DYNAMIC,
     },
     "O3": {"cast_model_type": torch.float16, "keep_batchnorm_fp32": False, "loss_scale": 1.0},
+}
+
+
+_A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
+# The valid values of each property, for messages.
+_EXPECTED = {
+    "cast_model_type": _A_TYPE,
+    "patch_torch_functions": "True, False or None",
+    "keep_batchnorm_fp32": "True, False, 'True', 'False' or None",
+    "master_weights": "True, False or None",
+    "loss_scale": "a number above 0, such a number as a string, or 'dynamic'",
+    "cast_model_outputs": _A_TYPE,
+    "num_losses": "an int of at least 1",
+    "min_loss_scale": "a number above 0",
+    "max_loss_scale": "a number above 0",
 }
 
 
@@ -95,7 +109,12 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
         mistakes += _clashes_with_autocast(given)
     elif given.get("patch_torch_functions"):
         mistakes.append("patch_torch_functions=True goes with opt_level='O1' only; leave it out, or use 'O1'")
-    values: dict[str, Any] = {name: _parse(name, value, mistakes) for name, value in given.items()}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            values[name] = _parse(name, value)
+        except (TypeError, ValueError):
+            mistakes.append(f"{name}={value!r}, which should be {_EXPECTED[name]}")
     lowest = values.get("min_loss_scale")
     highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
@@ -120,56 +139,26 @@ def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
     return clashes
 
 
-def _parse(name: str, value: Any, mistakes: list[str]) -> Any:
-    parse, expected = _PROPERTIES[name]
-    try:
-        return parse(value)
-    except (TypeError, ValueError, KeyError):
-        mistakes.append(f"{name}={value!r}, which should be {expected}")
+def _parse(name: str, value: Any) -> Any:
+    """Return the value of a property; raise a TypeError or ValueError for a wrong value."""
+    if name == "cast_model_type" and value is False:
         return None
-
-
-def _only_if(is_right: bool, value: Any) -> Any:
+    if isinstance(value, str) and name == "loss_scale" and value == DYNAMIC:
+        return DYNAMIC
+    if isinstance(value, str) and name == "keep_batchnorm_fp32" and value in ("True", "False"):
+        return value == "True"
+    if name.endswith("loss_scale"):
+        value = math.nan if isinstance(value, bool) else float(value)
+        is_right = 0 < value < math.inf
+    elif name == "num_losses":
+        is_right = type(value) is int and value >= 1
+    elif name.startswith("cast_model"):
+        is_right = isinstance(value, torch.dtype) and value.is_floating_point
+    else:
+        is_right = isinstance(value, bool)
     if not is_right:
-        raise ValueError
+        raise ValueError(value)
     return value
-
-
-def _flag(value: Any) -> Any:
-    return _only_if(isinstance(value, bool), value)
-
-
-def _floating_type(value: Any) -> Any:
-    return _only_if(isinstance(value, torch.dtype) and value.is_floating_point, value)
-
-
-def _positive(value: Any) -> Any:
-    number = float(value)
-    return _only_if(not isinstance(value, bool) and number > 0 and math.isfinite(number), number)
-
-
-_A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
-# The parser of each property, and a description of valid values.
-_PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cast_model_type": (lambda value: None if value is False else _floating_type(value), _A_TYPE),
-    "patch_torch_functions": (_flag, "True, False or None"),
-    "keep_batchnorm_fp32": (
-        lambda value: {"True": True, "False": False}[value] if isinstance(value, str) else _flag(value),
-        "True, False, 'True', 'False' or None",
-    ),
-    "master_weights": (_flag, "True, False or None"),
-    "loss_scale": (
-        lambda value: DYNAMIC if value == DYNAMIC else _positive(value),
-        "a number above 0, such a number as a string, or 'dynamic'",
-    ),
-    "cast_model_outputs": (_floating_type, _A_TYPE),
-    "num_losses": (
-        lambda value: _only_if(isinstance(value, int) and not isinstance(value, bool) and value >= 1, value),
-        "an int of at least 1",
-    ),
-    "min_loss_scale": (_positive, "a number above 0"),
-    "max_loss_scale": (_positive, "a number above 0"),
-}
 
 
 def list_parts(name: str, given: Any, kind: type[_T]) -> list[_T]:
