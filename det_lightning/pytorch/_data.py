@@ -87,10 +87,9 @@ class DataLoader:
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise ValueError(
-                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped "
-                "from outside. Return a torch.utils.data.DataLoader instead, call "
-                "context.experimental.disable_dataset_reproducibility_checks(), and shard, repeat and skip in the "
-                "dataset."
+                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped from "
+                "outside. Return a torch.utils.data.DataLoader, call context.experimental."
+                "disable_dataset_reproducibility_checks(), and shard, repeat and skip in the dataset."
             )
         if batch_sampler is None and batch_size is None:
             raise ValueError(
@@ -247,8 +246,7 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
     there is no such method, with one warning for each type.
 
     Args:
-        data: the batch, or a part.
-        device: the target.
+        data, device: the batch, or a part, and the target.
         warned_types: the types warned about so far; the function adds to the set.
 
     Example:
@@ -257,9 +255,11 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
         >>> to_device({"numbers": [np.arange(3)]}, "cpu")
         {'numbers': [tensor([0, 1, 2])]}
     """
-    if not isinstance(device, torch.device):
-        device = torch.device(device)
-    warned_types = set() if warned_types is None else warned_types
+    return move(torch.device(device), set() if warned_types is None else warned_types, data)
+
+
+def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
+    """Move a batch to ``device``; see :func:`to_device`."""
     # Most batches are containers of tensors that are on the device already: such tensors cost no call.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
     if kind is dict and not isinstance(data, dict) and callable(getattr(data, "to", None)):
@@ -268,14 +268,14 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
         parts = [*data]
         for index, value in enumerate(parts):
             if type(value) is not torch.Tensor or value.device != device:
-                parts[index] = to_device(value, device, warned_types)
+                parts[index] = move(device, warned_types, value)
         return parts if kind is list else tuple(parts)
     if kind is dict:
         entries = dict(data.items())
         for key in entries:
             value = entries[key]
             if type(value) is not torch.Tensor or value.device != device:
-                entries[key] = to_device(value, device, warned_types)
+                entries[key] = move(device, warned_types, value)
         return entries
     if type(data) is torch.Tensor:
         # Work on a device waits for copies to the device; work on the CPU would not wait.

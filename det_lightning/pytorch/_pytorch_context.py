@@ -19,7 +19,7 @@ from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, parameters_of
 from det_lightning.hyperparameters import chosen_hparams
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._data import to_device
+from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._forwarding import forward, forward_attribute
 from det_lightning.pytorch._position import TrainingPosition
@@ -258,13 +258,13 @@ class PyTorchTrialContext:
 
     def to_device(self, data: Any) -> Any:
         """Move data created by the trial to the device; batches of the loader are moved already."""
-        return to_device(data, self.device, self._warned_types)
+        return move(self.device, self._warned_types, data)
 
     def batch_mover(self) -> Callable[[Any], Any]:
         """Return the function that moves each batch of a run: an overridden :meth:`to_device`, or a faster equal."""
         if getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device:
             return self.to_device
-        return functools.partial(to_device, device=self.device, warned_types=self._warned_types)
+        return functools.partial(move, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
