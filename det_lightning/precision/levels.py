@@ -112,7 +112,7 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
     values: dict[str, Any] = {}
     for name, value in given.items():
         try:
-            values[name] = _parse(name, value)
+            values[name] = _parse_property(name, value)
         except (TypeError, ValueError):
             mistakes.append(f"{name}={value!r}, which should be {_EXPECTED[name]}")
     lowest = values.get("min_loss_scale")
@@ -139,7 +139,7 @@ def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
     return clashes
 
 
-def _parse(name: str, value: Any) -> Any:
+def _parse_property(name: str, value: Any) -> Any:
     """Return the value of a property; raise a TypeError or ValueError for a wrong value."""
     if name == "cast_model_type" and value is False:
         return None

@@ -132,10 +132,10 @@ class DetCallback(TrainerCallback):
         # At the end of a training the Trainer logs, and a script may evaluate, once more after the same batch.
         if kind == TRAIN and self.last_train_metrics != state.global_step:
             self.last_train_metrics = state.global_step
-            self._report("training", logs, state)
+            self._report_metrics("training", logs, state)
         elif kind == EVAL and self.last_eval_metrics != state.global_step:
             self.last_eval_metrics = state.global_step
-            self._report("validation", logs, state)
+            self._report_metrics("validation", logs, state)
         elif kind == TEST:
             logger.warning("Metrics of a test are not reported: %s.", ", ".join(logs))
         self._end_if_preempted(control)
@@ -203,7 +203,9 @@ class DetCallback(TrainerCallback):
                 args.output_dir,
             )
 
-    def _report(self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: TrainerState) -> None:
+    def _report_metrics(
+        self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: TrainerState
+    ) -> None:
         if not state.is_world_process_zero:
             return
         metrics = {name: value for name, value in logs.items() if self._is_reported(name)}
