@@ -160,7 +160,7 @@ class SamplerStates:
         states = []
         for sampler, built in zip(self._samplers, self._built, strict=True):
             state: dict[str, Any] = {}
-            for name, value in _get_attributes(sampler).items():
+            for name, value in getattr(sampler, "__dict__", {}).items():
                 if isinstance(value, GENERATORS):
                     state[name] = get_state(value)
                 elif isinstance(value, _PLAIN) and not (name in built and built[name] == value):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -143,6 +145,10 @@ class TrialSettings:
     ) -> None:
         self.hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
         self.exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
+        self._has_gaps = any(
+            isinstance(kept, MaskedSettings) or kept is not settings
+            for kept, settings in ((self.hparams, hparams), (self.exp_conf, exp_conf))
+        )
         self.configuration = configuration or RunConfiguration()
         self._trial_seed = trial_seed
         self._slots = slots
@@ -208,6 +214,12 @@ class TrialSettings:
         ``left_out`` has the types of values that JSON cannot hold, and ``losses`` gets notes about such values.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
+        plain: dict[str, Any]
+        if not self._has_gaps:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                plain = json.loads(json.dumps(given, allow_nan=False))
+                if plain == given:  # nothing is lost
+                    return {name: mask(settings) for name, settings in plain.items()}
         losses = Losses() if losses is None else losses
         plain = {name: mask(as_plain(settings, name, losses, MOST_IN_SETTINGS)) for name, settings in given.items()}
         return {**plain, LEFT_OUT: losses.left_out} if losses.left_out else plain
