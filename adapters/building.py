@@ -113,7 +113,7 @@ class TrialBuilder:
         self._context.settings.aggregate_over(
             self._own_aggregation if accumulated_batches == 1 else accumulated_batches
         )
-        if precision is not None or fn is TrainerFn.FITTING or not self._context.precision.has_cast_weights:
+        if precision is not None or fn is TrainerFn.FITTING or not self._context.precision.whole_models.casts_weights:
             self._context.precision.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)
         trial = self._build_in(self._context)

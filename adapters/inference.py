@@ -259,7 +259,7 @@ class InferenceModule(DrivenModule):
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
         _, context = self.built_trial()
-        cast = context.precision.batch_cast()
+        cast = context.precision.whole_models.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
         return batch if cast is None else cast(batch)
 

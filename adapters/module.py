@@ -132,7 +132,7 @@ class TrialModule(InferenceModule):
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         # A wrong period raises now, not when training starts.
         self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
-        self._configured_schedule = Schedule(**configuration.missing_in(given))
+        self._configured_schedule = Schedule(**configuration.find_missing(given))
         at_start = configuration.complete(step_zero_validation=step_zero_validation)
         self._validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(

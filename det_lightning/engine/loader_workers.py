@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]  # no public name
 from torch.utils import data
 from torch.utils.data import _DatasetKind, dataloader
-
-from det_lightning.pytorch._unprofiled import profiler_enabled
 
 _LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 _call = functools.partial.__call__  # operator.call of Python 3.11, for partials

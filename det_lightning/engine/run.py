@@ -117,7 +117,7 @@ class TrialRun:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
         moves = self.context.experimental.auto_to_device
         self.prepare_batch = self.context.batch_mover() if moves else lambda batch: batch
-        if (cast := self.context.precision.batch_cast()) is not None:
+        if (cast := self.context.precision.whole_models.batch_cast()) is not None:
             move = self.prepare_batch
             self.prepare_batch = lambda batch: cast(move(batch))
         self.prepared = functools.partial(map, self.prepare_batch)

@@ -1,4 +1,4 @@
-"""Trials of TensorFlow Estimators, under the same path as in Determined.
+"""Trials of TensorFlow Estimators, at Determined's path.
 
 Importing this package switches TensorFlow, if it is installed, to the version 1 behaviour that Estimators need.
 """
@@ -13,17 +13,17 @@ from det_lightning.estimator._trial import EstimatorTrial, ServingInputReceiverF
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
-    from det_lightning.estimator._callback import RunHook
     from det_lightning.estimator._load import load_estimator_from_checkpoint_path
     from det_lightning.estimator._module import EstimatorModule
     from det_lightning.estimator._native import EstimatorNativeContext
+    from det_lightning.estimator._session import RunHook
     from det_lightning.estimator._trainer import Trainer, init
 
 #: The names that need TensorFlow, with the module that defines each.
 _WITH_TENSORFLOW = {
     "EstimatorModule": "_module",
     "EstimatorNativeContext": "_native",
-    "RunHook": "_callback",
+    "RunHook": "_session",
     "Trainer": "_trainer",
     "init": "_trainer",
     "load_estimator_from_checkpoint_path": "_load",
@@ -44,7 +44,7 @@ __all__ = [
     "load_estimator_from_checkpoint_path",
 ]
 
-# Done now, before the importing trial builds a graph. A missing TensorFlow is reported once something needs it.
+# Done now, before the importing trial builds a graph. A missing TensorFlow is reported on first use.
 with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("det_lightning.estimator._tensorflow")
 

@@ -1,8 +1,9 @@
-"""Adapts an Estimator trial to the interface that the engine trains."""
+"""``EstimatorAdapter``: an Estimator trial with the interface of PyTorch trials, for the engine."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pathlib
 import tempfile
@@ -13,7 +14,7 @@ from det_lightning import errors
 from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext
-from det_lightning.estimator._graph import TrainingGraph, call_with_offered
+from det_lightning.estimator._graph import TrainingGraph
 from det_lightning.estimator._parts import EstimatorParts, require_wrapped_dataset, require_wrapped_optimizer
 from det_lightning.estimator._session import RunCount, TrainingSession
 from det_lightning.estimator._tensorflow import tf
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class EstimatorAdapter(SelfSavingTrial):
-    """Trains the Estimator of a trial: each batch is one run of its session.
+    """Trains the Estimator of a trial: each batch is one run of the session.
 
-    A ``trial`` that is already built comes with its ``own_context``. With ``single_batch``, validations use one batch.
+    A ``trial`` built before comes with the ``own_context``. With ``single_batch``, validations use one batch.
     """
 
     trial_type = "EstimatorTrial"
     config_fields = ("data_layer", "records_per_epoch")
-    trial_class: ClassVar[type[EstimatorTrial]]  # of the trial
+    trial_class: ClassVar[type[EstimatorTrial]]
 
     def __init__(
         self,
@@ -46,7 +47,6 @@ class EstimatorAdapter(SelfSavingTrial):
         self._context = own_context or EstimatorTrialContext(context)
         self._trial = self.trial_class(self._context) if trial is None else trial
         self.single_batch = False
-        self._parts: EstimatorParts | None = None
         self._estimator: Any = None
         self._session: TrainingSession | None = None
         self._files: pathlib.Path | None = None
@@ -57,10 +57,11 @@ class EstimatorAdapter(SelfSavingTrial):
     # Runs
 
     def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
-        parts = self._parts_of_trial()
+        """Build the parts of the trial, and let the hooks load the checkpoint in ``files``."""
+        parts = self._parts
         directory = self._directories.enter_context(tempfile.TemporaryDirectory(prefix="det_lightning-estimator-"))
         self._root = pathlib.Path(directory)
-        self._estimator = parts.replaced_estimator(self._root / "model", self._seed())
+        self._estimator = parts.replace_estimator(self._root / "model", self._find_seed())
         self._files = files
         self._batches_trained = batches_trained
         self._exact = exact
@@ -71,25 +72,24 @@ class EstimatorAdapter(SelfSavingTrial):
             for hook in parts.run_hooks():
                 hook.on_checkpoint_load(str(files))
 
-    def _parts_of_trial(self) -> EstimatorParts:
-        if self._parts is None:
-            self._parts = EstimatorParts.of_trial(self._trial)
-        return self._parts
+    @functools.cached_property
+    def _parts(self) -> EstimatorParts:
+        return EstimatorParts.of_trial(self._trial)
 
-    def _seed(self) -> int | None:
+    def _find_seed(self) -> int | None:
         try:
             return self._run.get_trial_seed()
         except errors.InternalException:  # the trial has no seed
             return None
 
     def begin_training(self) -> None:
-        """Build the graph and start the session, from the checkpoint if there is one."""
-        parts = self._parts_of_trial()
-        warm_start = parts.warm_start if self._files is None else None
-        training = TrainingGraph(self._estimator, self._input_fn(parts), warm_start)
+        """Build the graph and start the session, from the checkpoint if any."""
+        warm_start = self._parts.warm_start if self._files is None else None
+        training = TrainingGraph(self._estimator, self._parts.train_spec.input_fn, warm_start)
+        require_wrapped_dataset(self._context)
         require_wrapped_optimizer(self._context)
         restore_from = None if self._files is None else _files.find_model(self._files)
-        hooks = parts.training_hooks(self._context, training.spec)
+        hooks = self._parts.training_hooks(self._context, training.spec)
         self._session = TrainingSession(training, hooks, restore_from, self._run.distributed)
         if self._files is not None and self._exact:
             of_rank = self._files / _files.RANKS_DIR / str(self._run.distributed.rank)
@@ -101,34 +101,25 @@ class EstimatorAdapter(SelfSavingTrial):
         """Whether a session is open."""
         return self._session is not None
 
-    def _input_fn(self, parts: EstimatorParts) -> Any:
-        input_fn = parts.train_spec.input_fn
-        context = self._context
-
-        def make_dataset(mode: Any, params: Any, config: Any) -> Any:
-            dataset = call_with_offered(input_fn, {"mode": mode, "params": params, "config": config})
-            if isinstance(dataset, tf.data.Dataset):  # TrainingGraph rejects anything else
-                require_wrapped_dataset(context)
-            return dataset
-
-        return make_dataset
-
     def end_run(self) -> None:
-        """End the session and remove its files."""
+        """End the session, notify the hooks, and remove the files of the run."""
         session = self._session
         self._session = None
         try:
             if session is not None:
                 session.close()
         finally:
-            for hook in self._parts_of_trial().run_hooks():
+            for hook in self._parts.run_hooks():
                 hook.on_trial_close()
             self._directories.close()
 
     # Training
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        """Train on the next batch of the dataset; ``batch`` is a placeholder."""
+        """Train on the next batch of the dataset; ``batch`` is a placeholder.
+
+        Return the loss and the scalar summaries by tag. Raise a RuntimeError if the dataset is empty.
+        """
         assert self._session is not None
         try:
             metrics = self._session.train()
@@ -138,8 +129,11 @@ class EstimatorAdapter(SelfSavingTrial):
         return metrics
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Evaluate this rank's share of the validation data in a separate graph; ``batch`` is a placeholder."""
-        spec = self._parts_of_trial().eval_spec
+        """Return the metrics of this rank's share of the validation data; ``batch`` is a placeholder.
+
+        TensorFlow evaluates in a separate graph, with the weights of the session or of the checkpoint.
+        """
+        spec = self._parts.eval_spec
         self._context.reduced.begin_graph()
         evaluated = RunCount()
         with contextlib.ExitStack() as stack:
@@ -150,7 +144,7 @@ class EstimatorAdapter(SelfSavingTrial):
             metrics = self._estimator.evaluate(
                 spec.input_fn,
                 steps=1 if self.single_batch else spec.steps,
-                hooks=[*self._parts_of_trial().evaluation_hooks(self._context), evaluated],
+                hooks=[*self._parts.evaluation_hooks(self._context), evaluated],
                 checkpoint_path=path,
                 name=spec.name,
             )
@@ -166,13 +160,14 @@ class EstimatorAdapter(SelfSavingTrial):
         return {name: value for name, value in metrics.items() if name not in unused}
 
     def build_training_data_loader(self) -> Any:
-        return _Batches(self._batches_of_epoch())
+        """Return endless placeholders; the length of an epoch follows from ``records_per_epoch``, if configured."""
+        return _Batches(self._find_epoch_length())
 
     def build_validation_data_loader(self) -> Any:
+        """Return one placeholder: a validation is one call of :meth:`evaluate_batch`."""
         return [{}]
 
-    def _batches_of_epoch(self) -> int | None:
-        """Return the number of batches in an epoch, or None if the configuration does not say."""
+    def _find_epoch_length(self) -> int | None:
         try:
             records = self._run.get_experiment_config().get("records_per_epoch")
             return None if not records else max(1, records // self._run.get_global_batch_size())
@@ -180,6 +175,7 @@ class EstimatorAdapter(SelfSavingTrial):
             return None
 
     def get_batch_length(self, batch: Any) -> int:
+        """Return the batch size per slot, or 1 if ``hparams`` has no ``global_batch_size``."""
         try:
             return self._run.get_per_slot_batch_size()
         except ValueError:
@@ -188,37 +184,43 @@ class EstimatorAdapter(SelfSavingTrial):
     # Checkpoints
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        """Return the callback that passes events of the run to the adapter."""
         return {"det_lightning.estimator": _AdapterEvents(self)}
 
     def collect_files(self) -> pathlib.Path | None:
+        """Return a directory with the model, SavedModels and the state of each rank on the chief; None elsewhere."""
         if self._session is None:
             self.begin_training()
         assert self._session is not None
         own = pathlib.Path(tempfile.mkdtemp(dir=self._root))
         self._session.save_rank(own)
-        of_ranks = self._run.distributed.allgather(_files.read_all(own))
+        of_ranks = self._run.distributed.allgather({path.name: path.read_bytes() for path in sorted(own.iterdir())})
         if self._run.distributed.rank != 0:
             return None
         directory = pathlib.Path(tempfile.mkdtemp(dir=self._root))
         path = self._session.save_model(directory, with_graph=True)
         for rank, files in enumerate(of_ranks):
-            _files.write_all(directory / _files.RANKS_DIR / str(rank), files)
+            of_rank = directory / _files.RANKS_DIR / str(rank)
+            of_rank.mkdir(parents=True)
+            for name, content in files.items():
+                (of_rank / name).write_bytes(content)
         _files.write_rng(directory, self._estimator.config.tf_random_seed)
-        for name, function in self._parts_of_trial().serving_input_receiver_fns.items():
+        for name, function in self._parts.serving_input_receiver_fns.items():
             self._estimator.export_saved_model(str(directory / name), function, checkpoint_path=path)
         return directory
 
     def describe_files(self) -> dict[str, str]:
+        """Return ``framework``, with the version of TensorFlow, and ``format`` for ``metadata.json``."""
         return {"framework": f"tensorflow-{tf.__version__}", "format": "saved_model"}
 
     def report_checkpoint(self, directory: str) -> None:
-        """Tell the trial's hooks that a checkpoint was written; they may add files to it."""
-        for hook in self._parts_of_trial().run_hooks():
+        """Call the ``on_checkpoint_end`` of the trial's hooks, which may add files to the checkpoint."""
+        for hook in self._parts.run_hooks():
             hook.on_checkpoint_end(directory)
 
 
 class _AdapterEvents(PyTorchCallback):
-    """Passes the events of a run on to its adapter."""
+    """Passes the events of a run to the adapter."""
 
     def __init__(self, adapter: EstimatorAdapter) -> None:
         self._adapter = adapter
@@ -234,7 +236,7 @@ class _AdapterEvents(PyTorchCallback):
 
 
 class _Batches:
-    """Endless placeholders for batches, which the graph reads itself. ``length``: batches in an epoch, if known."""
+    """Endless placeholders for batches, since the graph reads the data. ``length``: batches in an epoch, if known."""
 
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -251,8 +253,8 @@ class _Batches:
             yield {}
 
 
-def adapter_of(trial_class: type[EstimatorTrial]) -> type[EstimatorAdapter]:
-    """Return the adapter class for a trial class, and give it the trial class's name."""
+def adapt_class(trial_class: type[EstimatorTrial]) -> type[EstimatorAdapter]:
+    """Return an adapter class for a trial class, with the name and the documentation of the trial class."""
     adapter: type[EstimatorAdapter] = type(
         trial_class.__name__,
         (EstimatorAdapter,),

@@ -1,4 +1,4 @@
-"""Datasets cached on disk, so that later runs need not create them again."""
+"""``DatasetCache``: caches datasets on disk, so that later runs read the elements instead of creating new ones."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class DatasetCache:
     def cache_train_dataset(
         self, dataset_id: str, dataset_version: str, shuffle: bool = False, skip_shuffle_at_epoch_end: bool = False
     ) -> Callable[[MakeDataset], MakeDataset]:
-        """Return a decorator for the function that makes the training dataset, which must not be batched yet.
+        """Return a decorator for a function that makes the training dataset, without batching.
 
-        The first call writes the elements to disk; later calls, in this run or another, read them from there. Each
-        rank gets its own share, so do not wrap the dataset.
+        The first call writes the elements to disk; later calls, in any run, read from disk. Each rank gets a share of
+        the elements, so do not wrap the dataset.
 
         Args:
             dataset_id: name of the dataset.
-            dataset_version: its version; each version has its own cache.
+            dataset_version: version of the dataset; each version has a separate cache.
             shuffle: shuffle the samples with the trial's seed.
             skip_shuffle_at_epoch_end: keep the same order in every epoch.
 
@@ -57,31 +57,34 @@ class DatasetCache:
             InternalException: ``shuffle`` is set, but the trial has no seed.
         """
         self.caches_training = True
-        shuffles = functools.partial(_shuffled, seed=self._seed(shuffle), reshuffles=not skip_shuffle_at_epoch_end)
-        return self._decorator(dataset_id, f"{dataset_version}_train", shuffles if shuffle else None, even=True)
+        reshuffles = not skip_shuffle_at_epoch_end
+        return self._decorator(dataset_id, f"{dataset_version}_train", shuffle, reshuffles, is_training=True)
 
     def cache_validation_dataset(
         self, dataset_id: str, dataset_version: str, shuffle: bool = False
     ) -> Callable[[MakeDataset], MakeDataset]:
-        """Return a decorator for the function that makes the validation dataset; see :meth:`cache_train_dataset`."""
-        shuffles = functools.partial(_shuffled, seed=self._seed(shuffle), reshuffles=False)
-        return self._decorator(dataset_id, f"{dataset_version}_val", shuffles if shuffle else None, even=False)
-
-    def _seed(self, shuffle: bool) -> int:
-        return self._run.get_trial_seed() if shuffle else 0
+        """Return a decorator for a function that makes the validation dataset; see :meth:`cache_train_dataset`."""
+        return self._decorator(dataset_id, f"{dataset_version}_val", shuffle, reshuffles=False, is_training=False)
 
     def _decorator(
-        self, dataset_id: str, version: str, shuffle: Callable[[Any, int], Any] | None, even: bool
+        self, dataset_id: str, version: str, shuffle: bool, reshuffles: bool, is_training: bool
     ) -> Callable[[MakeDataset], MakeDataset]:
+        seed = self._run.get_trial_seed() if shuffle else None
+
         def decorate(make: MakeDataset) -> MakeDataset:
             @functools.wraps(make)
             def make_cached(*args: Any, **kwargs: Any) -> Any:
                 directory = self._directory(dataset_id, version)
                 self._fill(directory, lambda: make(*args, **kwargs))
-                dataset, count = _read(directory)
-                if shuffle is not None:
-                    dataset = shuffle(dataset, count)
-                return self._share(dataset, count, even)
+                dataset, count = _read_dataset(directory)
+                if shuffle:
+                    dataset = dataset.shuffle(max(count, 1), seed=seed, reshuffle_each_iteration=reshuffles)
+                distributed = self._run.distributed
+                if distributed.size == 1:
+                    return dataset
+                if is_training:  # all ranks get the same number
+                    dataset = dataset.take(count - count % distributed.size)
+                return dataset.shard(distributed.size, distributed.rank)
 
             return make_cached
 
@@ -112,7 +115,7 @@ class DatasetCache:
             temporary = directory.with_name(f"{directory.name}.{uuid.uuid4().hex}")
             temporary.mkdir(parents=True)
             try:
-                _write(temporary, make)
+                _write_dataset(temporary, make)
                 temporary.rename(directory)
             except OSError:
                 if not (directory / _COUNT).is_file():  # otherwise another process was faster
@@ -122,16 +125,8 @@ class DatasetCache:
         if distributed.size > 1:
             distributed.allgather(None)
 
-    def _share(self, dataset: Any, count: int, even: bool) -> Any:
-        distributed = self._run.distributed
-        if distributed.size == 1:
-            return dataset
-        if even:
-            dataset = dataset.take(count - count % distributed.size)
-        return dataset.shard(distributed.size, distributed.rank)
 
-
-def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
+def _write_dataset(directory: pathlib.Path, make: Callable[[], Any]) -> None:
     """Write the elements of the dataset that ``make`` returns, in order."""
     from det_lightning.estimator._tensorflow import tf
 
@@ -140,7 +135,7 @@ def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(f"A cached function must return a tf.data.Dataset; got a {type(dataset).__name__}.")
         (directory / _SPEC).write_bytes(pickle.dumps(dataset.element_spec))
-        flat = dataset.map(_serialized)
+        flat = dataset.map(_serialize)
         element = tf.compat.v1.data.make_one_shot_iterator(flat).get_next()
         count = 0
         writer = tf.io.TFRecordWriter(str(directory / "elements.tfrecord"))
@@ -151,15 +146,15 @@ def _write(directory: pathlib.Path, make: Callable[[], Any]) -> None:
         (directory / _COUNT).write_text(str(count))
 
 
-def _serialized(*parts: Any) -> Any:
+def _serialize(*parts: Any) -> Any:
     """Serialize the tensors of an element into one string."""
     from det_lightning.estimator._tensorflow import tf
 
     return tf.io.serialize_tensor(tf.stack([tf.io.serialize_tensor(part) for part in tf.nest.flatten(parts)]))
 
 
-def _read(directory: pathlib.Path) -> tuple[Any, int]:
-    """Return the cached dataset and its number of elements."""
+def _read_dataset(directory: pathlib.Path) -> tuple[Any, int]:
+    """Return the cached dataset and the number of elements."""
     from det_lightning.estimator._tensorflow import tf
 
     with (directory / _SPEC).open("rb") as file:
@@ -192,7 +187,3 @@ class _SpecUnpickler(pickle.Unpickler):
             f"The file {_SPEC} of a cached dataset refers to {escape(f'{module_name}.{global_name}'):.200}, and "
             "reading that could run code. Remove the cache; it is written again."
         )
-
-
-def _shuffled(dataset: Any, count: int, *, seed: int, reshuffles: bool) -> Any:
-    return dataset.shuffle(max(count, 1), seed=seed, reshuffle_each_iteration=reshuffles)

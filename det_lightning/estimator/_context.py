@@ -1,4 +1,4 @@
-"""The context of an Estimator trial."""
+"""The context of an Estimator trial: wraps optimizers and datasets, makes metrics, looks up settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class EstimatorContext:
     """Wraps optimizers and datasets.
 
     Args:
-        run: the context of the run, to which most methods delegate.
+        run: the context of the run, for the methods that forward.
 
     Attributes:
         distributed: rank and size.
-        experimental: dataset caches, and :meth:`make_metric` under its older name.
+        experimental: dataset caches, and :meth:`make_metric` at an older path.
         reduced: the metrics of the current evaluation.
-        wrapped_optimizer, wrapped_dataset: whether the trial has wrapped one.
+        wrapped_optimizer, wrapped_dataset: whether the trial has wrapped an optimizer, and a dataset.
     """
 
     def __init__(self, run: PyTorchTrialContext) -> None:
@@ -35,10 +35,10 @@ class EstimatorContext:
     make_metric = forward("reduced", ReducedMetrics.make_metric)
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
-        """Wrap a newly created optimizer; use the returned one in its place.
+        """Wrap a newly created optimizer; use the returned optimizer from then on.
 
-        It exchanges gradients between the ranks and aggregates them over ``aggregation_frequency`` batches;
-        ``global_step`` still counts batches. If there is nothing to do, the optimizer itself is returned.
+        The returned optimizer exchanges gradients between the ranks and aggregates over ``aggregation_frequency``
+        batches; ``global_step`` still counts batches. For one rank and no aggregation, the same optimizer is returned.
 
         Args:
             optimizer: a ``tf.compat.v1.train.Optimizer`` or a ``tf.keras.optimizers.legacy.Optimizer``.
@@ -55,11 +55,11 @@ class EstimatorContext:
         )
 
     def wrap_dataset(self, dataset: Any, shard_dataset: bool = True) -> Any:
-        """Wrap a newly created dataset; use the returned one in its place.
+        """Wrap a newly created dataset; use the returned dataset from then on.
 
         Args:
             dataset: a ``tf.data.Dataset``.
-            shard_dataset: give each rank its own share of the elements; if False, the trial does so itself.
+            shard_dataset: give each rank a share of the elements; if False, the trial shards.
         """
         self.wrapped_dataset = True
         if self.distributed.size == 1 or not shard_dataset:
@@ -68,7 +68,7 @@ class EstimatorContext:
 
 
 class EstimatorTrialContext(EstimatorContext):
-    """Passed to a trial's ``__init__``: gives hyperparameters and configuration, and wraps optimizers and datasets."""
+    """Passed to a trial's ``__init__``: looks up hyperparameters and configuration, wraps optimizers and datasets."""
 
     get_hparams = forward("run.settings", TrialSettings.get_hparams)
     get_hparam = forward("run.settings", TrialSettings.get_hparam)

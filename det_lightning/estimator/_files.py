@@ -1,4 +1,4 @@
-"""The checkpoint files of TensorFlow, and of the Determined releases that support Estimators."""
+"""Reads and writes the files of Estimator checkpoints: TensorFlow's, Determined's, and the files of each rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from det_lightning.pytorch import _random_state
 logger = logging.getLogger(__name__)
 
 RNG_FILE = "rng_state.pkl"
-#: Specific to det_lightning: the state of each rank, in a subdirectory per rank.
+#: The states of the ranks, in a subdirectory per rank; unknown to Determined.
 RANKS_DIR = "ranks"
 
 
 def find_model(directory: pathlib.Path) -> str:
-    """Return the path of the newest model in a checkpoint, without the suffixes of its files.
+    """Return the path of the newest model in a checkpoint, without suffixes of files.
 
-    Raises an ``IncompleteCheckpointError`` if there is none.
+    Raise an ``IncompleteCheckpointError`` if the checkpoint has no model.
     """
     state = tf.train.get_checkpoint_state(str(directory), TENSORFLOW_FILE)
     # Determined left the path on the machine that wrote the checkpoint.
@@ -39,13 +39,13 @@ def find_model(directory: pathlib.Path) -> str:
 
 
 def write_rng(directory: pathlib.Path, seed: int | None) -> None:
-    """Write the random states of Python and numpy as Determined does, and ``seed``, the seed of the graph."""
+    """Write the random states of Python and numpy, and the ``seed`` of the graph, in Determined's format."""
     state = {"np_rng_state": np.random.get_state(), "random_rng_state": random.getstate(), "tf_rng_global_seed": seed}
     (directory / RNG_FILE).write_bytes(pickle.dumps(state, protocol=4))
 
 
 def restore_rng(directory: pathlib.Path) -> None:
-    """Restore the random states of Python and numpy, if the checkpoint has them."""
+    """Restore the random states of Python and numpy; without a state in the checkpoint, log a warning."""
     path = directory / RNG_FILE
     if not path.is_file():
         logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
@@ -54,15 +54,3 @@ def restore_rng(directory: pathlib.Path) -> None:
     found = {name: state.get(name) for name in ("np_rng_state", "random_rng_state")}
     _random_state.require_rng(found, str(path), without_torch=True)
     _random_state.restore_rng(found)
-
-
-def read_all(directory: pathlib.Path) -> dict[str, bytes]:
-    """Return the contents of the files in ``directory`` by name."""
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
-
-
-def write_all(directory: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Write files into a new directory."""
-    directory.mkdir(parents=True)
-    for name, content in files.items():
-        (directory / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""The training graph: input, model and train operation, built the way ``tf.estimator`` builds them."""
+"""``TrainingGraph``: input, model and train operation, built in the same order as by ``tf.estimator``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _VARIABLES = ("VariableV2", "VarHandleOp")
 
 
 class TrainingGraph:
-    """Builds the graph with the operations that affect seeds in the same order as in ``Estimator.train``.
+    """The graph, with the operations that affect seeds in the same order as in ``Estimator.train``.
 
     Args:
-        estimator: the estimator; its configuration has the seed.
+        estimator: the estimator, with the seed in the configuration.
         input_fn: returns the ``tf.data.Dataset``.
-        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights; None for none.
+        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights, or None.
 
     Attributes:
         graph: the graph.
-        spec: what the ``model_fn`` returned.
-        initialize_input: operation that starts the dataset, which repeats endlessly.
+        spec: the ``EstimatorSpec`` of the ``model_fn``.
+        initialize_input: operation that starts the dataset, repeated endlessly.
         next_batch: the tensors of the next batch.
-        scalars: one string with the scalar summaries of a batch that its update does not change.
+        scalars: one string with the scalar summaries of a batch, without summaries changed by the update.
         saver: saves the model.
         input_saver: saves the position in the dataset.
         aggregation_saver: saves partially aggregated gradients; None without aggregation.
@@ -46,7 +46,7 @@ class TrainingGraph:
         with self.graph.as_default(), self.graph.device(self.config.device_fn):
             tf.compat.v1.set_random_seed(self.config.tf_random_seed)
             self.global_step = tf.compat.v1.train.create_global_step()
-            self.global_step_value = _read_step(self.global_step)
+            _read_step(self.global_step)
             dataset = _call_input_fn(input_fn, estimator)
             iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
             self.next_batch = iterator.get_next()
@@ -76,14 +76,14 @@ class TrainingGraph:
 
     @functools.cached_property
     def random_tensors(self) -> list[Any]:
-        """What to fetch so that all random operations of a batch run; empty if there are none."""
+        """The tensors to fetch so that all random operations of a batch run; empty without random operations."""
         used = _operations_before([self.spec.train_op, self.spec.loss])
         found = [op for op in used if _is_random(op, self.graph)]
         fetchable = [op.outputs[0] for op in found if self.graph.is_fetchable(op) and op.outputs]
         return fetchable if len(fetchable) == len(found) else [*fetchable, self.spec.loss]
 
 
-def _read_step(global_step: Any) -> Any:
+def _read_step(global_step: Any) -> None:
     graph = tf.compat.v1.get_default_graph()
     with graph.name_scope(f"{global_step.op.name}/"):
         value = tf.compat.v1.cond(
@@ -93,25 +93,19 @@ def _read_step(global_step: Any) -> Any:
         )
         read = value + 0
     tf.compat.v1.add_to_collection(_STEP_READER, read)
-    return read
 
 
 def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
     offered = {"mode": tf.estimator.ModeKeys.TRAIN, "params": estimator.params, "config": estimator.config}
+    names = inspect.signature(input_fn).parameters
     with tf.device("/cpu:0"):
-        dataset = call_with_offered(input_fn, offered)
+        dataset = input_fn(**{name: value for name, value in offered.items() if name in names})
     if not isinstance(dataset, tf.data.Dataset):
         raise errors.InvalidExperimentException(
             "The input_fn of build_train_spec() must return a tf.data.Dataset; it returned a "
             f"{type(dataset).__name__}: tuples of features and labels are not supported."
         )
     return dataset
-
-
-def call_with_offered(function: Callable[..., Any], offered: dict[str, Any]) -> Any:
-    """Call a function with only the ``offered`` arguments that it accepts."""
-    names = inspect.signature(function).parameters
-    return function(**{name: value for name, value in offered.items() if name in names})
 
 
 def _split(batch: Any) -> tuple[Any, Any]:
@@ -141,15 +135,15 @@ def _add_summaries(spec: Any) -> Any:
 
 
 def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
-    """Return whether a summary always has the value from before the update of its batch.
+    """Return whether a summary always has the value from before the update of the batch.
 
-    It does if it reads variables only through operations in ``before_update``, which the update itself needs.
+    So do summaries that read variables only through operations in ``before_update``, needed by the update.
     """
     waiting = [tensor.op for tensor in summary.inputs]
     seen = set(waiting)
     while waiting:
         op = waiting.pop()
-        # An identity of a variable outputs the variable's own memory, which the update changes.
+        # An identity of a variable outputs the variable's memory, and the update changes the memory.
         if op.type in _VARIABLES or (op.type == "Identity" and op.inputs[0].op.type in _VARIABLES):
             return False
         if op in before_update:
@@ -161,7 +155,7 @@ def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
 
 
 def _operations_before(ends: list[Any]) -> list[Any]:
-    """Return the operations that run when the tensors or operations in ``ends`` are fetched."""
+    """Return the operations that run to fetch the tensors or operations in ``ends``."""
     waiting = [getattr(end, "op", end) for end in ends]
     found = dict.fromkeys(waiting)
     while waiting:
@@ -174,7 +168,7 @@ def _operations_before(ends: list[Any]) -> list[Any]:
 
 
 def _is_random(op: Any, graph: Any) -> bool:
-    """Return whether an operation draws random numbers, directly or in a function that it calls."""
+    """Return whether an operation draws random numbers, directly or in a called function."""
     if op.op_def is not None and op.op_def.is_stateful and "seed" in op.node_def.attr:
         return True
     functions = {value.func.name for value in op.node_def.attr.values() if value.func.name}

@@ -1,17 +1,13 @@
-"""Loads a model for serving from a checkpoint."""
+"""``load_estimator_from_checkpoint_path``: loads a model for serving from a checkpoint."""
 
 from __future__ import annotations
 
-import logging
 import pathlib
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, read_json
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.estimator._tensorflow import tf
-
-logger = logging.getLogger(__name__)
 
 _MODEL = "saved_model.pb"
 
@@ -20,21 +16,19 @@ def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None
     """Load the SavedModel from a checkpoint of an ``EstimatorTrial``, written by any release.
 
     Args:
-        path: directory of the checkpoint, or of one of its models if there are several.
-        tags: which graph of the model to load; by default ``["serve"]``.
+        path: directory of the checkpoint, or of a model in a checkpoint with several models.
+        tags: the tags of the graph to load. Defaults to ``["serve"]``.
 
     Returns:
-        What ``tf.saved_model.load`` returns, with the ``signatures`` of the model.
+        The result of ``tf.saved_model.load``, with the ``signatures`` of the model.
 
     Raises:
         CheckpointNotFound: there is no SavedModel, because the trial has no ``build_serving_input_receiver_fns``.
-        InvalidCheckpointException: there are several; the message lists them.
+        InvalidCheckpointException: there are several SavedModels; the message lists the names.
         UnsafeCheckpointError: a link leads out of the directory.
     """
     directory = pathlib.Path(path)
     require_inside(directory)
-    if not _is_of_estimator(directory):
-        logger.warning("%s does not say that it is a checkpoint of an EstimatorTrial; its SavedModel is loaded.", path)
     models = sorted(found.parent for found in directory.glob(f"**/{_MODEL}"))
     if not models:
         raise errors.CheckpointNotFound(
@@ -47,15 +41,3 @@ def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None
             f"There are {len(models)} SavedModels in {path}: {names}. Pass the path of one of them."
         )
     return tf.compat.v1.saved_model.load_v2(str(models[0]), ["serve"] if tags is None else tags)
-
-
-def _is_of_estimator(directory: pathlib.Path) -> bool:
-    load_data = directory / LOAD_DATA_FILE
-    if load_data.is_file():
-        return read_json(load_data).get("trial_type") == "EstimatorTrial"
-    metadata = directory / METADATA_FILE
-    if not metadata.is_file():
-        return False
-    entries = read_json(metadata)
-    is_tensorflow = str(entries.get("framework", "")).startswith("tensorflow") or "tensorflow_version" in entries
-    return is_tensorflow and entries.get("format", "saved_model") == "saved_model"

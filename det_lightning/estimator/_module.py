@@ -1,4 +1,4 @@
-"""An Estimator trial as a ``LightningModule``."""
+"""``EstimatorModule``: an Estimator trial as a ``LightningModule``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.module import TrialModule
-from det_lightning.estimator._adapter import EstimatorAdapter, adapter_of
+from det_lightning.estimator._adapter import EstimatorAdapter, adapt_class
 from det_lightning.estimator._trial import EstimatorTrial
 
 # The key of TensorFlow's files in a Lightning checkpoint.
@@ -26,7 +26,7 @@ class EstimatorModule(TrialModule):
     Args:
         trial: a subclass of ``EstimatorTrial``.
         hparams: hyperparameters for the trial's context.
-        **options: those of ``TrialModule``, except ``trial_kwargs`` and ``context``.
+        **options: the other arguments of ``TrialModule``, except ``trial_kwargs`` and ``context``.
 
     Raises:
         TypeError: ``trial`` is not a subclass of ``EstimatorTrial``.
@@ -37,7 +37,7 @@ class EstimatorModule(TrialModule):
             raise TypeError(
                 f"EstimatorModule takes a subclass of det_lightning.estimator.EstimatorTrial; got {trial!r}."
             )
-        super().__init__(adapter_of(trial), hparams, **options)
+        super().__init__(adapt_class(trial), hparams, **options)
         self._validates_one_batch = bool(options.get("test_mode"))
         self._final_files: dict[str, torch.Tensor] = {}
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
@@ -48,12 +48,12 @@ class EstimatorModule(TrialModule):
         return adapter
 
     def build_trial(self) -> None:
-        """Build the trial for the trainer's call, unless it is built already."""
+        """Build the trial for a call of the trainer, unless built already."""
         super().build_trial()
         self._adapter().single_batch = self._validates_one_batch
 
     def on_train_end(self) -> None:
-        """Keep TensorFlow's files for a checkpoint that is saved after the run."""
+        """Keep TensorFlow's files for checkpoints saved after the run."""
         self._final_files = self._read_files()
 
     def _read_files(self) -> dict[str, torch.Tensor]:
@@ -61,19 +61,21 @@ class EstimatorModule(TrialModule):
         directory = self._adapter().collect_files()
         if directory is None:
             return {}
-        files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in _files_below(directory)}
+        paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.stat().st_size]
+        files = {path.relative_to(directory).as_posix(): bytearray(path.read_bytes()) for path in paths}
         shutil.rmtree(directory)
-        return {
-            name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in files.items() if content
-        }
+        return {name: torch.frombuffer(content, dtype=torch.uint8) for name, content in files.items()}
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
-        """Also add TensorFlow's files."""
+        """Add the trial's part to a checkpoint, with TensorFlow's files as byte tensors by name."""
         super().add_trial(checkpoint)
         checkpoint[_FILES] = self._read_files() if self._adapter().is_training else self._final_files
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the trial's part of a checkpoint, and its files, until the run begins."""
+        """Keep the trial's part of a checkpoint, and TensorFlow's files, until the run begins.
+
+        Raise an UnsafeCheckpointError if the name of a file leads out of the checkpoint.
+        """
         files: dict[str, torch.Tensor] | None = checkpoint.pop(_FILES, None)
         super().take_trial(checkpoint)
         if files is None or self.resume_content is None:
@@ -87,7 +89,3 @@ class EstimatorModule(TrialModule):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.numpy().tobytes())
         self.resume_content.directory = directory
-
-
-def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in sorted(directory.rglob("*")) if path.is_file()]

@@ -1,4 +1,4 @@
-"""Scripts without a trial class: the Native API of Determined up to 0.14.6."""
+"""The Native API of Determined up to 0.14.6: scripts that train an Estimator without a trial class."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from det_lightning.units import Batch
 
 
 class EstimatorNativeContext(EstimatorTrialContext):
-    """Takes the place of a trial's context in a script; ``det_lightning.experimental.estimator.init`` creates it.
+    """The context of a script without a trial class; created by ``det_lightning.experimental.estimator.init``.
 
     Attributes:
-        serving_input_receiver_fns: functions by name; each checkpoint gets a SavedModel for each of them.
+        serving_input_receiver_fns: functions by name; each checkpoint gets a SavedModel for each function.
     """
 
     def __init__(self, run: Any, run_options: dict[str, Any], closing: contextlib.ExitStack) -> None:
@@ -48,15 +48,15 @@ class EstimatorNativeContext(EstimatorTrialContext):
         return cls(run, options, closing)
 
     def train_and_evaluate(self, estimator: Any, train_spec: Any, eval_spec: Any) -> None:
-        """Train as the configuration says, on Lightning; call it once.
+        """Train on Lightning, for the length in the configuration; call once.
 
         Args:
             estimator: a ``tf.estimator.Estimator``.
-            train_spec: a ``tf.estimator.TrainSpec``; its ``max_steps`` is not used.
+            train_spec: a ``tf.estimator.TrainSpec``; ``max_steps`` is not used.
             eval_spec: a ``tf.estimator.EvalSpec``.
 
         Raises:
-            ValueError: the configuration does not say how long to train.
+            ValueError: the configuration has no length.
             InvalidExperimentException: an argument has the wrong type, or the optimizer or dataset was not wrapped.
         """
         trial = _NativeTrial(self, estimator, train_spec, eval_spec)
@@ -65,7 +65,7 @@ class EstimatorNativeContext(EstimatorTrialContext):
 
 
 class _NativeTrial(EstimatorTrial):
-    """Holds what a script has built."""
+    """Holds the parts built by a script."""
 
     def __init__(self, context: EstimatorNativeContext, estimator: Any, train_spec: Any, eval_spec: Any) -> None:
         super().__init__(context)

@@ -20,19 +20,19 @@ _Apply = Callable[[list[tuple[Any, Any]]], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """How many ranks and batches contribute to one update, and whether gradients are averaged over the batches."""
+    """The number of ranks and batches of an update, and whether gradients are averaged over the batches."""
 
     size: int
     batches: int
     averages: bool
 
     def apply(self, gradients: list[tuple[Any, Any]], apply: _Apply, global_step: Any) -> Any:
-        """Return the operation for a batch, which aggregates its gradients and, when due, updates by ``apply``.
+        """Return the operation of a batch: aggregates the gradients and, when due, updates by ``apply``.
 
         Args:
-            gradients: pairs of a gradient, which may be None, and its variable.
-            apply: returns the operation that updates the variables, and increments ``global_step`` if there is one.
-            global_step: incremented here only in batches without an update; None for none.
+            gradients: pairs of a gradient, maybe None, and a variable.
+            apply: returns the operation that updates the variables, and increments ``global_step``.
+            global_step: the variable to increment in batches without an update, or None.
         """
         present = [
             (tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients if gradient is not None
@@ -41,17 +41,18 @@ class Aggregation:
         values = [gradient for gradient, _ in present]
         variables = [variable for _, variable in present]
         if self.batches == 1:
-            return apply([*zip(self._exchanged(values), variables, strict=True), *without])
-        sums = [_aggregation_variable(variable.shape, value.dtype) for value, variable in present]
-        count = _aggregation_variable([], tf.int64)
-        with tf.control_dependencies([count.assign_add(1), *_each(sums, values, _add)]):
+            return apply([*zip(self._exchange(values), variables, strict=True), *without])
+        sums = [_create_variable(variable.shape, value.dtype) for value, variable in present]
+        count = _create_variable([], tf.int64)
+        additions = [count.assign_add(1), *(one.assign_add(value) for one, value in zip(sums, values, strict=True))]
+        with tf.control_dependencies(additions):
             is_last = tf.equal(tf.math.floormod(count.read_value(), self.batches), 0)
 
         def update() -> Any:
             totals = [one.read_value() for one in sums]
             if self.averages:
                 totals = [total / tf.cast(self.batches, total.dtype) for total in totals]
-            updated = apply([*zip(self._exchanged(totals), variables, strict=True), *without])
+            updated = apply([*zip(self._exchange(totals), variables, strict=True), *without])
             with tf.control_dependencies([updated]):
                 return tf.group([one.assign(tf.zeros_like(one)) for one in sums])
 
@@ -60,7 +61,7 @@ class Aggregation:
 
         return tf.group(tf.cond(is_last, update, wait))
 
-    def _exchanged(self, values: list[Any]) -> list[Any]:
+    def _exchange(self, values: list[Any]) -> list[Any]:
         """Return the averages of tensors over the ranks."""
         if self.size == 1 or not values:
             return values
@@ -76,8 +77,8 @@ class Aggregation:
         return [(tensor / self.size).numpy() for tensor in tensors]
 
 
-def _aggregation_variable(shape: Any, dtype: Any) -> Any:
-    # Trials may update under control dependencies, such as batch normalization's; the initial zeros must have none.
+def _create_variable(shape: Any, dtype: Any) -> Any:
+    # Trials may update under control dependencies, for batch normalization; the initial zeros must have none.
     with tf.control_dependencies(None):
         return tf.compat.v1.Variable(
             tf.zeros(shape, dtype),
@@ -88,18 +89,10 @@ def _aggregation_variable(shape: Any, dtype: Any) -> Any:
         )
 
 
-def _each(variables: list[Any], values: list[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
-    return [change(variable, value) for variable, value in zip(variables, values, strict=True)]
-
-
-def _add(variable: Any, value: Any) -> Any:
-    return variable.assign_add(value)
-
-
 def wrap_optimizer(optimizer: Any, size: int, batches: int, averages: bool) -> Any:
-    """Return an optimizer whose updates use the gradients of ``size`` ranks and ``batches`` batches.
+    """Return an optimizer that updates by the gradients of ``size`` ranks and ``batches`` batches.
 
-    For one rank and one batch, that is the optimizer itself. Otherwise, raises a ``TypeError`` for an unknown kind.
+    For one rank and one batch, return ``optimizer``. Otherwise, raise a ``TypeError`` for an unknown kind.
     """
     if size == 1 and batches == 1:
         return optimizer
@@ -107,7 +100,7 @@ def wrap_optimizer(optimizer: Any, size: int, batches: int, averages: bool) -> A
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _AggregatingOptimizer(optimizer, aggregation)
     if isinstance(optimizer, tf.keras.optimizers.legacy.Optimizer):
-        return _aggregating_keras_optimizer(optimizer, aggregation)
+        return _wrap_keras_optimizer(optimizer, aggregation)
     raise TypeError(
         "wrap_optimizer() takes an optimizer object, a tf.compat.v1.train.Optimizer or a "
         f"tf.keras.optimizers.legacy.Optimizer, not its name; got {optimizer!r:.200}."
@@ -141,7 +134,7 @@ class _AggregatingOptimizer(tf.compat.v1.train.Optimizer):
         return self.optimizer.variables()
 
 
-def _aggregating_keras_optimizer(optimizer: Any, aggregation: Aggregation) -> Any:
+def _wrap_keras_optimizer(optimizer: Any, aggregation: Aggregation) -> Any:
     """Return an equally configured instance of a subclass, because premade Estimators require a Keras optimizer."""
     kind = type(optimizer)
 

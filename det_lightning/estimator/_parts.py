@@ -1,4 +1,4 @@
-"""The parts that a trial builds: its estimator, its specs and its functions for serving."""
+"""``EstimatorParts``: the estimator, specs, hooks and serving functions of a trial, and checks of the parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.estimator._callback import RunHook
 from det_lightning.estimator._context import EstimatorContext
-from det_lightning.estimator._session import StopForwarder
+from det_lightning.estimator._session import RunHook, StopForwarder
 from det_lightning.estimator._tensorflow import tf
 
-# What TensorFlow logs for an estimator without a RunConfig, which otherwise looks like one with the defaults.
+# TensorFlow's log message for an estimator without a RunConfig, otherwise equal to one with the defaults.
 _DEFAULT_CONFIG = "Using default config."
 
 
 class InvalidEstimatorTrial(errors.InvalidExperimentException, RuntimeError):
-    """The trial uses the API for Estimators in a way that cannot work. A ``RuntimeError`` too, as in Determined."""
+    """The trial misuses the API for Estimators. A ``RuntimeError`` too, as in Determined."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +33,8 @@ class EstimatorParts:
 
     @classmethod
     def of_trial(cls, trial: Any) -> EstimatorParts:
-        """Return the parts that a trial builds; raises an InvalidEstimatorTrial that lists all mistakes."""
-        with _noticing_default_config() as has_default_config:
+        """Build the parts of a trial; raise an InvalidEstimatorTrial that lists all mistakes."""
+        with _watch_default_config() as has_default_config:
             estimator = trial.build_estimator()
         parts = cls(
             estimator,
@@ -47,7 +46,7 @@ class EstimatorParts:
         return parts
 
     def require_valid(self, has_config: bool = True) -> None:
-        """Raise an InvalidEstimatorTrial that lists everything that prevents training.
+        """Raise an InvalidEstimatorTrial with a list of all mistakes, if any.
 
         ``has_config`` is False if the estimator is known to have no ``RunConfig``.
         """
@@ -64,18 +63,18 @@ class EstimatorParts:
         if not isinstance(fns, dict) or not all(isinstance(name, str) and callable(fn) for name, fn in fns.items()):
             mistakes.append(f"build_serving_input_receiver_fns() must return a dict of functions by name; got {fns!r}")
         if isinstance(self.estimator, tf.compat.v1.estimator.Estimator):
-            mistakes += _mistakes_of_config(self.estimator.config, has_config)
+            mistakes += _check_config(self.estimator.config, has_config)
         if mistakes:
             raise InvalidEstimatorTrial("; ".join(mistakes) + ".")
 
     @property
     def warm_start(self) -> Any:
-        """The ``tf.estimator.WarmStartSettings`` that initialize the weights, as for a Keras model; None for none."""
-        # There is no public way to ask an estimator for it.
+        """The ``tf.estimator.WarmStartSettings`` that initialize the weights, as for a Keras model, or None."""
+        # Estimators have no public attribute.
         return getattr(self.estimator, "_warm_start_settings", None)
 
-    def replaced_estimator(self, model_dir: pathlib.Path, seed: int | None) -> Any:
-        """Return an estimator for the same model that writes below ``model_dir``; a given ``seed`` replaces its own."""
+    def replace_estimator(self, model_dir: pathlib.Path, seed: int | None) -> Any:
+        """Return an estimator for the same model that writes below ``model_dir``, with ``seed`` if not None."""
         estimator = self.estimator
         changes: dict[str, Any] = {
             "model_dir": str(model_dir),
@@ -96,28 +95,28 @@ class EstimatorParts:
         )
 
     def training_hooks(self, context: EstimatorContext, spec: Any) -> list[Any]:
-        """Return the training hooks of the trial and of its ``model_fn``."""
+        """Return the training hooks of the trial and of the ``model_fn``."""
         own = [*self.train_spec.hooks, *spec.training_hooks]
         if context.distributed.rank == 0:
             own += spec.training_chief_hooks
-        return [StopForwarder(hook, _stopper(context)) for hook in own]
+        return [StopForwarder(hook, context.run) for hook in own]
 
     def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
-        """Return the evaluation hooks."""
-        return [StopForwarder(hook, _stopper(context)) for hook in self.eval_spec.hooks]
+        """Return the evaluation hooks of the trial."""
+        return [StopForwarder(hook, context.run) for hook in self.eval_spec.hooks]
 
     def run_hooks(self) -> list[RunHook]:
-        """Return the trial's hooks that receive the events of :class:`RunHook`."""
+        """Return the trial's hooks with the events of :class:`RunHook`."""
         return [hook for hook in self.train_spec.hooks if isinstance(hook, RunHook)]
 
 
 def require_wrapped_dataset(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has either wrapped or cached its training dataset, not both."""
+    """Raise an InvalidEstimatorTrial unless the trial has either wrapped or cached the training dataset."""
     caches = context.experimental.cache.caches_training
     if caches and context.wrapped_dataset:
         raise InvalidEstimatorTrial(
-            "The trial caches its training dataset with context.experimental.cache_train_dataset(), and passes it to "
-            "context.wrap_dataset() too, which would share it out twice. Leave out one of them."
+            "The trial passes the training dataset to context.experimental.cache_train_dataset() and to "
+            "context.wrap_dataset(), so that each rank would get a share of a share. Leave out one call."
         )
     if not caches and not context.wrapped_dataset:
         raise InvalidEstimatorTrial(
@@ -127,18 +126,14 @@ def require_wrapped_dataset(context: EstimatorContext) -> None:
 
 
 def require_wrapped_optimizer(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has wrapped its optimizer."""
+    """Raise an InvalidEstimatorTrial unless the trial has wrapped the optimizer."""
     if not context.wrapped_optimizer:
         raise InvalidEstimatorTrial(
             "The optimizer was not wrapped: pass it through context.wrap_optimizer(optimizer) right after it is made."
         )
 
 
-def _stopper(context: EstimatorContext) -> Callable[[], None]:
-    return lambda: context.run.set_stop_requested(True)
-
-
-def _mistakes_of_config(config: Any, has_config: bool) -> list[str]:
+def _check_config(config: Any, has_config: bool) -> list[str]:
     mistakes = []
     if not has_config:
         mistakes.append(
@@ -156,8 +151,8 @@ def _mistakes_of_config(config: Any, has_config: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def _noticing_default_config() -> Iterator[list[bool]]:
-    """Yield a list that is no longer empty once an estimator was made without a ``RunConfig`` in the ``with`` block."""
+def _watch_default_config() -> Iterator[list[bool]]:
+    """Yield a list, empty until the ``with`` block makes an estimator without a ``RunConfig``."""
     found: list[bool] = []
     tensorflow = logging.getLogger("tensorflow")
     level = tensorflow.level

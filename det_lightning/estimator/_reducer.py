@@ -1,4 +1,4 @@
-"""Validation metrics computed in Python, over the batches of all ranks."""
+"""``MetricReducer`` and ``make_metric``: validation metrics computed in Python, over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MetricReducer:
 
     @abc.abstractmethod
     def accumulate(self, metric: Any) -> Any:
-        """Add the value of a batch; return everything accumulated so far.
+        """Add the value of a batch; return the accumulated value of all batches so far.
 
         Args:
             metric: an array, or a list or dict of arrays, shaped like the tensors given to ``make_metric``.
@@ -28,12 +28,12 @@ class MetricReducer:
         """Return the metric.
 
         Args:
-            per_slot_metrics: what the last :meth:`accumulate` returned on each rank.
+            per_slot_metrics: the result of the last :meth:`accumulate` of each rank.
         """
 
 
 class _FunctionReducer(MetricReducer):
-    """Collects the values of all batches for a function that takes them as a list."""
+    """Collects the values of all batches for a function of the list of values."""
 
     def __init__(self, reduce: Callable[[list[Any]], Any]) -> None:
         self._reduce = reduce
@@ -48,7 +48,7 @@ class _FunctionReducer(MetricReducer):
 
 
 class ReducedMetrics:
-    """The metrics of the current evaluation graph, whose exchanges between ranks run in a fixed order."""
+    """The metrics of the current evaluation graph, with exchanges between ranks in a fixed order."""
 
     def __init__(self, allgather: Callable[[Any], list[Any]]) -> None:
         self._allgather = allgather
@@ -61,15 +61,15 @@ class ReducedMetrics:
     def make_metric(
         self, metric: Any, reducer: Callable[[list[Any]], Any] | MetricReducer, numpy_dtype: Any
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Return a metric for ``eval_metric_ops``: a pair of its value and its update operation.
+        """Return a metric for ``eval_metric_ops``: the pair of value and update operation.
 
         Args:
             metric: a tensor, or a flat list or dict of tensors.
-            reducer: a ``MetricReducer``, or a function that takes the list of values of all batches and ranks.
-            numpy_dtype: the type of the metric; anything that ``numpy.dtype`` accepts.
+            reducer: a ``MetricReducer``, or a function of the list of values of all batches and ranks.
+            numpy_dtype: the type of the metric, as accepted by ``numpy.dtype``.
 
         Raises:
-            TypeError: ``metric`` is nested, or is none of these.
+            TypeError: ``metric`` is nested, or has another type.
         """
         from det_lightning.estimator._tensorflow import tf
 
@@ -92,7 +92,7 @@ class ReducedMetrics:
 
 
 def _flatten(metric: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """Return the tensors of a metric, and a function that arranges their values like the metric."""
+    """Return the tensors of a metric, and a function that arranges values of the tensors like the metric."""
     from det_lightning.estimator._tensorflow import tf
 
     if isinstance(metric, dict):

@@ -1,4 +1,4 @@
-"""The monitored training session, which lasts as long as the run."""
+"""``TrainingSession``, the monitored session of a run, with saving and restoring; and the session's hooks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,39 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.estimator._graph import TrainingGraph
 from det_lightning.estimator._tensorflow import tf
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 
 #: File name prefix of the model.
 MODEL = "model.ckpt"
-# File name prefixes of a rank's position in its data, and of its partially aggregated gradients.
+# File name prefixes of a rank's position in the data, and of partially aggregated gradients.
 _INPUT = "input.ckpt"
 _AGGREGATION = "aggregation.ckpt"
-# A replay that takes longer is announced.
+# A longer replay is announced.
 _LONG_REPLAY_S = 5.0
 
 
-class StopForwarder(tf.estimator.SessionRunHook):
-    """Wraps a hook of the trial and turns its stop request into the trial's, which takes effect at a boundary."""
+class RunHook(tf.estimator.SessionRunHook):
+    """A ``tf.estimator.SessionRunHook`` with more events, for ``tf.estimator.TrainSpec(hooks=...)``."""
 
-    def __init__(self, hook: Any, request_stop: Callable[[], None]) -> None:
+    def on_checkpoint_load(self, checkpoint_dir: str) -> None:
+        """Run on every rank before a run resumes from the checkpoint in the directory ``checkpoint_dir``."""
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Run on the chief after each checkpoint. Files written to ``checkpoint_dir`` become part of the checkpoint."""
+
+    def on_trial_close(self) -> None:
+        """Run when a run of the trial ends, even after an error."""
+
+
+class StopForwarder(tf.estimator.SessionRunHook):
+    """Wraps a hook of the trial, and turns a stop request of the hook into the run's, effective at a boundary."""
+
+    def __init__(self, hook: Any, run: PyTorchTrialContext) -> None:
         self._hook = hook
-        self._request_stop = request_stop
+        self._run = run
 
     def begin(self) -> None:
         self._hook.begin()
@@ -38,17 +52,17 @@ class StopForwarder(tf.estimator.SessionRunHook):
         self._hook.after_create_session(session, coord)
 
     def before_run(self, run_context: Any) -> Any:
-        return self._watched(run_context, self._hook.before_run)
+        return self._call(run_context, self._hook.before_run)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._watched(run_context, self._hook.after_run, run_values)
+        self._call(run_context, self._hook.after_run, run_values)
 
-    def _watched(self, run_context: Any, method: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, run_context: Any, method: Callable[..., Any], *args: Any) -> Any:
         # A stop requested through the session's own context would end the session before the boundary.
         own = tf.estimator.SessionRunContext(run_context.original_args, run_context.session)
         result = method(own, *args)
         if own.stop_requested:
-            self._request_stop()
+            self._run.set_stop_requested(True)
         return result
 
     def end(self, session: Any) -> None:
@@ -68,8 +82,8 @@ class RunCount(tf.estimator.SessionRunHook):
 class TrainingSession:
     """Trains batch by batch, and saves and restores the state.
 
-    ``restore_from`` is the path of a TensorFlow checkpoint, without the suffixes of its files; None to start from
-    scratch. All ranks start with the weights of the chief.
+    ``restore_from`` is the path of a TensorFlow checkpoint, without suffixes of files, or None to start from scratch.
+    All ranks start with the weights of the chief.
     """
 
     def __init__(
@@ -92,19 +106,15 @@ class TrainingSession:
             self._share_weights(distributed)
 
     def train(self) -> dict[str, Any]:
-        """Train on the next batch; return its loss and its scalar summaries, by tag."""
+        """Train on the next batch; return ``loss`` and the scalar summaries by tag."""
         training = self._training
         fetched = self._session.run(
             {"train_op": training.spec.train_op, "loss": training.spec.loss, "scalars": training.scalars}
         )
-        return {**_values_in(fetched["scalars"]), "loss": fetched["loss"]}
-
-    def global_step(self) -> int:
-        """Return the value of ``global_step``."""
-        return int(self._run(self._training.global_step))
+        return {**_parse_summary(fetched["scalars"]), "loss": fetched["loss"]}
 
     def save_model(self, directory: pathlib.Path, with_graph: bool) -> str:
-        """Write the model; return its path, without the suffixes of its files."""
+        """Write the model; return the path without suffixes of files."""
 
         def save(step_context: Any) -> str:
             path: str = self._training.saver.save(
@@ -125,7 +135,7 @@ class TrainingSession:
         return path
 
     def save_rank(self, directory: pathlib.Path) -> None:
-        """Write the state of this rank: its aggregated gradients and, if possible, its position in the data."""
+        """Write the state of this rank: aggregated gradients and, if possible, the position in the data."""
         training = self._training
 
         def save(saver: Any, name: str) -> None:
@@ -136,15 +146,13 @@ class TrainingSession:
         try:
             save(training.input_saver, _INPUT)
         except (tf.errors.OpError, ValueError) as e:
-            # The dataset comes from a Python function, so a resumed run reads the batches again.
+            # A Python function makes the dataset, so a resumed run reads the batches again.
             logger.debug("The position in the dataset cannot be written: %s", e)
 
     def restore_rank(self, directory: pathlib.Path | None, batches_trained: int) -> None:
-        """Bring the data and random operations back to where they were after ``batches_trained`` batches.
+        """Restore the data and random operations to the position after ``batches_trained`` batches.
 
-        Args:
-            directory: where :meth:`save_rank` wrote its files; None if there are none for this rank.
-            batches_trained: number of batches.
+        Without files of :meth:`save_rank` in ``directory`` (None: no files), the batches are read again.
         """
         training = self._training
         has_input = directory is not None and (directory / f"{_INPUT}.index").is_file()
@@ -161,29 +169,29 @@ class TrainingSession:
         self._session.run_step_fn(lambda step_context: saver.restore(step_context.session, str(path)))
 
     def _replay(self, batches: int) -> None:
-        """Read batches and draw their random numbers, without training on them."""
+        """Read batches and run random operations, without training."""
         fetches = [*tf.nest.flatten(self._training.next_batch), *self._training.random_tensors]
         since = time.monotonic()
         announced = False
         for batch in range(batches):
-            self._run(fetches)
+            self._fetch(fetches)
             if not announced and time.monotonic() - since > _LONG_REPLAY_S:
                 announced = True
                 logger.warning(
-                    "The run goes through the %d batches before its checkpoint again, without training on them, "
-                    "because their data or random operations cannot be restored; %d are done.",
+                    "The run reads the %d batches before the checkpoint again, without training, because data or "
+                    "random operations cannot be restored; %d are done.",
                     batches,
                     batch + 1,
                 )
 
-    def _run(self, fetches: Any) -> Any:
+    def _fetch(self, fetches: Any) -> Any:
         """Fetch values without running the hooks."""
         return self._session.run_step_fn(lambda step_context: step_context.session.run(fetches))
 
     def _share_weights(self, distributed: DistributedContext) -> None:
         with self._training.graph.as_default():
             variables = tf.compat.v1.global_variables()
-        values = distributed.broadcast(self._run(variables) if distributed.rank == 0 else None)
+        values = distributed.broadcast(self._fetch(variables) if distributed.rank == 0 else None)
         if distributed.rank == 0:
             return
 
@@ -194,7 +202,7 @@ class TrainingSession:
         self._session.run_step_fn(load)
 
     def close(self) -> None:
-        """End the session, which notifies the trial's hooks."""
+        """End the session, and notify the trial's hooks."""
         self._session.close()
 
 
@@ -215,7 +223,7 @@ def _save(saver: Any, session: Any, path: str) -> None:
     saver.save(session, path, write_meta_graph=False, write_state=False)
 
 
-def _values_in(serialized: bytes) -> dict[str, Any]:
+def _parse_summary(serialized: bytes) -> dict[str, Any]:
     summary = tf.compat.v1.Summary()
     summary.ParseFromString(serialized)
     return {

@@ -1,4 +1,4 @@
-"""``init`` and ``Trainer``, as for other trials."""
+"""``init`` and ``Trainer`` for Estimator trials, around those of PyTorch trials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from det_lightning.arguments import require
 from det_lightning.core._with_statement import for_with_statement
-from det_lightning.estimator._adapter import adapter_of
+from det_lightning.estimator._adapter import adapt_class
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch import _trainer
@@ -19,8 +19,8 @@ def init(**options: Any) -> Iterator[EstimatorTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 
     Args:
-        **options: those of ``det_lightning.pytorch.init``, which documents the errors. ``trial_seed`` also seeds the
-            graphs; without it they use the seed of the trial's ``RunConfig``.
+        **options: the arguments of ``det_lightning.pytorch.init``, with the same errors. ``trial_seed`` also seeds the
+            graphs, in place of the seed of the trial's ``RunConfig``.
     """
     with _trainer.init(**options) as run:
         yield EstimatorTrialContext(run)
@@ -39,11 +39,11 @@ class Trainer(_trainer.Trainer):
         call = "Trainer(trial, context)"
         require(isinstance(trial, EstimatorTrial), call, "an EstimatorTrial", trial)
         require(isinstance(context, EstimatorTrialContext), call, "an EstimatorTrialContext", context)
-        self.adapter = adapter_of(type(trial))(context.run, trial, context)
+        self.adapter = adapt_class(type(trial))(context.run, trial, context)
         super().__init__(self.adapter, context.run, **lightning)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """Train, validate and checkpoint; see ``det_lightning.pytorch.Trainer.fit``, which takes the same arguments."""
+        """Train, validate and checkpoint, with the arguments of ``det_lightning.pytorch.Trainer.fit``."""
         given = inspect.signature(_trainer.Trainer.fit).bind(self, *args, **kwargs).arguments
         self.adapter.single_batch = bool(given.get("test_mode"))
         super().fit(*args, **kwargs)

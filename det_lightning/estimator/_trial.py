@@ -1,4 +1,4 @@
-"""The interface that a trial implements. Does not need TensorFlow."""
+"""``EstimatorTrial``, the interface of a trial. Does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EstimatorTrial(abc.ABC):
     """A trial that trains a TensorFlow Estimator, with TensorFlow's version 1 behaviour.
 
     Args:
-        context: hyperparameters, rank and size; its methods wrap optimizers and datasets.
+        context: hyperparameters, rank and size, and the methods that wrap optimizers and datasets.
 
     Attributes:
         trial_context_class: the class of the context.
@@ -31,21 +31,21 @@ class EstimatorTrial(abc.ABC):
     def build_estimator(self) -> Any:
         """Return a ``tf.estimator.Estimator``, premade or custom, with ``config=tf.estimator.RunConfig(...)``.
 
-        Its optimizer must come from ``context.wrap_optimizer``. The model directory, seed and save settings of the
-        configuration are replaced; ``train_distribute`` and ``eval_distribute`` must not be set.
+        Pass the optimizer through ``context.wrap_optimizer``. The model directory, seed and save settings of the
+        ``RunConfig`` are replaced; ``train_distribute`` and ``eval_distribute`` must not be set.
         """
 
     @abc.abstractmethod
     def build_train_spec(self) -> Any:
-        """Return a ``tf.estimator.TrainSpec``, whose ``input_fn`` returns a ``tf.data.Dataset``.
+        """Return a ``tf.estimator.TrainSpec`` with an ``input_fn`` that returns a ``tf.data.Dataset``.
 
-        The dataset must come from ``context.wrap_dataset``, and is repeated endlessly. ``max_steps`` is not used.
+        Pass the dataset through ``context.wrap_dataset``; training repeats the dataset. ``max_steps`` is not used.
         """
 
     @abc.abstractmethod
     def build_validation_spec(self) -> Any:
-        """Return a ``tf.estimator.EvalSpec``; validations evaluate ``steps`` batches, or all if it is None."""
+        """Return a ``tf.estimator.EvalSpec``; validations evaluate ``steps`` batches, or all batches for None."""
 
     def build_serving_input_receiver_fns(self) -> dict[str, ServingInputReceiverFn]:
-        """Return functions by name; each adds a SavedModel to checkpoints, in a subdirectory of that name."""
+        """Return functions by name; each function adds a SavedModel to checkpoints, in a subdirectory of the name."""
         return {}

@@ -1,4 +1,4 @@
-"""Functions that the trials of model-hub's examples share."""
+"""Functions for model-hub trials: ``AttrDict``, arrays of several lengths, downloads, the number of batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AttrDict", "compute_num_training_steps", "download_url", "expand_lik
 
 
 class AttrDict(dict[str, Any]):
-    """A dict whose items are also attributes, as are those of dicts in it.
+    """A dict with items as attributes; nested dicts become ``AttrDict`` too.
 
     Methods of dicts keep their names: an item called ``items`` is ``d["items"]`` only.
     """
@@ -48,18 +48,17 @@ class AttrDict(dict[str, Any]):
 
 
 def expand_like(arrays: Sequence[npt.NDArray[Any]], fill: float = -100) -> npt.NDArray[Any]:
-    """Return arrays one below the other, the shorter ones filled up.
+    """Return the records of all arrays in one array, with short records filled up.
 
     Args:
-        arrays: of shape (records, length, ...); records and length may differ. Those of shape (records,) are joined.
-        fill: the value at the end of records that are shorter than the longest.
+        arrays: of shape (records, length, ...); records and length may differ. Arrays of shape (records,) are joined.
+        fill: the value at the end of short records.
 
     Returns:
-        An array of shape (all records, longest length, ...), of a type that holds the values of all arrays and
-        ``fill``.
+        An array of shape (all records, longest length, ...), of a type for the values of all arrays and ``fill``.
 
     Raises:
-        ValueError: there are no arrays, or their other dimensions differ.
+        ValueError: there are no arrays, or further dimensions differ.
     """
     if not arrays:
         raise ValueError("expand_like() needs at least one array; got none.")
@@ -79,11 +78,7 @@ def expand_like(arrays: Sequence[npt.NDArray[Any]], fill: float = -100) -> npt.N
 
 
 def numpify(x: list[Any] | npt.NDArray[Any] | torch.Tensor) -> npt.NDArray[Any]:
-    """Return a list, an array or a tensor of any device as an array.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Return a list, an array or a tensor of any device as an array; raise a TypeError for other types."""
     if isinstance(x, torch.Tensor):
         array: npt.NDArray[Any] = x.detach().cpu().numpy()
         return array
@@ -93,18 +88,18 @@ def numpify(x: list[Any] | npt.NDArray[Any] | torch.Tensor) -> npt.NDArray[Any]:
 
 
 def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
-    """Download a file, unless the directory has one of its name; ranks of one machine download it once.
+    """Download a file, unless the directory has a file of the name; ranks of one machine download once.
 
     Args:
-        download_directory: is made where there is none.
-        url: the name of the file is the last part of its path.
+        download_directory: created if missing.
+        url: the last part of the path is the name of the file.
 
     Returns:
         The path of the file.
 
     Raises:
         ValueError: the URL names no file.
-        OSError: it cannot be downloaded; nothing is left of it.
+        OSError: the download failed; no file is left.
     """
     import filelock  # here, because it is rarely needed
 
@@ -124,7 +119,7 @@ def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
 
 
 def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batch_size: int) -> int:
-    """Return how many batches a trial trains, by its configuration.
+    """Return the number of batches that a trial trains according to the configuration.
 
     Args:
         experiment_config: with ``searcher.max_length``, or ``max_time`` and ``time_metric``; a length in epochs needs
@@ -132,9 +127,9 @@ def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batc
         global_batch_size: records in a batch of all slots.
 
     Raises:
-        ValueError: the configuration does not say it.
+        ValueError: the configuration has no such length.
     """
-    unit, length = _length_in(experiment_config.get("searcher") or {})
+    unit, length = _find_length(experiment_config.get("searcher") or {})
     if unit == "batches":
         return length
     if unit == "records":
@@ -144,13 +139,13 @@ def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batc
         return length * (int(records) // global_batch_size)
     missing = f"searcher.max_length is {length} epochs, and there is no records_per_epoch" if unit == "epochs" else ""
     raise ValueError(
-        "The number of batches, which the learning rate follows, is not known: "
-        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Give it as the hyperparameter "
+        "The number of batches, needed for the learning rate, is not known: "
+        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Give the hyperparameter "
         "num_training_steps."
     )
 
 
-def _length_in(searcher: Mapping[str, Any]) -> tuple[str | None, int]:
+def _find_length(searcher: Mapping[str, Any]) -> tuple[str | None, int]:
     max_length = searcher.get("max_length")
     if isinstance(max_length, Mapping):
         ((unit, length),) = max_length.items()

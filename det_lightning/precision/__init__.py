@@ -1,4 +1,4 @@
-"""The precision that a trial trains in: float32, torch.amp, apex's levels, and half precision for whole models."""
+"""The precision of a trial: float32, torch.amp, apex's levels, and half or double precision for whole models."""
 
 from det_lightning.precision.casting import WholeModelPrecision
 from det_lightning.precision.choice import ChosenPrecision

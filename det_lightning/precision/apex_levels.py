@@ -1,4 +1,4 @@
-"""apex's levels: on torch.amp, or by a build of NVIDIA's apex that still has ``apex.amp``, if that is asked for."""
+"""apex's levels: on torch.amp, or with ``DET_LIGHTNING_AMP=apex`` by a build of NVIDIA's apex that has ``apex.amp``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from det_lightning.precision.scaling import LossScaling, StepUnless
 
 logger = logging.getLogger(__name__)
 
-#: The environment variable that chooses what implements ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
+#: The environment variable for the implementation of ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
 VARIABLE = "DET_LIGHTNING_AMP"
 
 
 class LossScaler:
-    """apex's loss scaler: one number on the device, which an overflow halves.
+    """apex's loss scaler: one number on the device, halved by an overflow.
 
-    ``growth_interval`` passes without an overflow double it. Only :meth:`state_dict` waits for the device. Scale,
-    inverse and overflow have the shape ``()``.
+    ``growth_interval`` passes without an overflow double the scale. Only :meth:`state_dict` waits for the device.
+    Scale, inverse and overflow have the shape ``()``.
     """
 
     def __init__(self, device: torch.device, level: Level, growth_interval: int) -> None:
@@ -63,13 +63,13 @@ class LossScaler:
         return {"loss_scale": float(self._scale), "unskipped": int(self._unskipped)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; a KeyError if an entry is missing."""
+        """Load the result of :meth:`state_dict`; raise a KeyError if an entry is missing."""
         self._scale.fill_(float(state["loss_scale"]))
         self._unskipped.fill_(int(state["unskipped"]))
 
 
 class ApexScaling(LossScaling):
-    """What both kinds have in common: the losses of a batch are numbered, and there is no scaler of torch.
+    """The base of both implementations: numbers the losses of a batch, and refuses a scaler of torch.
 
     With ``after_each_pass``, gradients are exchanged after every backward pass.
     """
@@ -84,8 +84,8 @@ class ApexScaling(LossScaling):
         self._losses.clear()
         super().begin_batch(communicate or self._after_each_pass)
 
-    def number_of(self, loss: torch.Tensor) -> int:
-        """Return the number of a loss, which may run backward more than once, among those of the batch."""
+    def number(self, loss: torch.Tensor) -> int:
+        """Return the number of a loss in the batch; a loss that runs backward again keeps the number."""
         for number, earlier in enumerate(self._losses):
             if earlier() is loss:
                 return number
@@ -93,26 +93,25 @@ class ApexScaling(LossScaling):
         return len(self._losses) - 1
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        """Run one step of ``optimizer``, unless it is to be skipped; raise if there is a scaler of torch."""
+        """Run one step of ``optimizer``, or skip the step after an overflow; raise if ``scaler`` is given."""
         if scaler is not None:
             raise errors.InvalidExperimentException(
                 f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales "
                 "losses itself: use either torch.amp or apex levels, not both."
             )
-        super().step(optimizer, self._skipping(optimizer))
+        super().step(optimizer, self._take_overflow(optimizer))
 
-    def _skipping(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
-        """Return what skips the next step of ``optimizer`` after an overflow."""
-        return None  # apex patches the optimizer itself
+    def _take_overflow(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
+        return None  # apex patches the optimizer
 
 
 class ApexLevels(ApexScaling):
     """Trains with the loss scaling of apex.
 
-    The n-th loss of a batch is scaled by the n-th scaler, or every loss by the only one. Each backward pass unscales
-    the gradients that it adds and adapts its scaler. If one of them is not finite, the next step of every optimizer
-    that got gradients from the pass is skipped. ``masters`` maps parameters in half precision to the float32 ones that
-    optimizers have instead.
+    The n-th scaler scales the n-th loss of a batch; a single scaler scales every loss. Each backward pass unscales the
+    new gradients and adapts the scaler. After a gradient that is not finite, the next step of every optimizer with
+    gradients of the pass is skipped. ``masters`` maps parameters in half precision to the float32 parameters in the
+    optimizers.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class ApexLevels(ApexScaling):
         masters: dict[torch.nn.Parameter, torch.nn.Parameter],
         growth_interval: int = 2000,
     ) -> None:
-        super().__init__(backend.gradients, after_each_pass=level.scales)  # they are unscaled then
+        super().__init__(backend.gradients, after_each_pass=level.scales)
         self.level = level
         self._device = backend.device
         self._optimizers = optimizers
@@ -135,11 +134,11 @@ class ApexLevels(ApexScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward`` on the scaled loss; afterwards the gradients are unscaled again."""
+        """Run ``loss.backward`` on the scaled loss, and unscale the gradients."""
         if not self.level.scales:
             super().backward(loss.float(), gradient, retain_graph, create_graph)
             return
-        scaler = self._scaler_of(loss)
+        scaler = self._choose_scaler(loss)
         self._gradients.begin_pass()
         super().backward(scaler.scale(loss), gradient, retain_graph, create_graph)
         touched, overflow = self._gradients.end_pass(scaler.inverse())
@@ -149,32 +148,32 @@ class ApexLevels(ApexScaling):
                 earlier = self._overflows.get(optimizer)
                 self._overflows[optimizer] = overflow if earlier is None else torch.maximum(earlier, overflow)
 
-    def _scaler_of(self, loss: torch.Tensor) -> LossScaler:
+    def _choose_scaler(self, loss: torch.Tensor) -> LossScaler:
         if len(self.scalers) == 1:
             return self.scalers[0]
-        number = self.number_of(loss)
+        number = self.number(loss)
         if number >= len(self.scalers):
             raise errors.InvalidExperimentException(
-                f"A batch called context.backward() with more than {len(self.scalers)} losses, and "
-                f"configure_apex_amp(num_losses={len(self.scalers)}) has made that number of scalers. Raise it, "
-                "or leave it at 1 to scale all losses alike."
+                f"A batch called context.backward() with more than {len(self.scalers)} losses after "
+                f"configure_apex_amp(num_losses={len(self.scalers)}). Raise num_losses, or leave 1 to scale all losses "
+                "alike."
             )
         return self.scalers[number]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.level.scales:  # otherwise each backward pass has done so
+        if not self.level.scales:  # otherwise each backward pass has synchronized
             super().synchronize(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         super().step(optimizer, scaler)
         self._gradients.copy_to_halves(optimizer)
 
-    def _skipping(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
+    def _take_overflow(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
         overflow = self._overflows.pop(optimizer, None)
         return None if overflow is None else StepUnless(overflow)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return apex's own state, under Determined's key."""
+        """Return the state in apex's format, under Determined's key."""
         return {"amp_state": {f"loss_scaler{index}": s.state_dict() for index, s in enumerate(self.scalers)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -195,16 +194,16 @@ class ApexLevels(ApexScaling):
             if (entry := saved.get(f"loss_scaler{index}")) is not None:
                 scaler.load_state_dict(entry)
 
-    def unfinished(self) -> dict[str, Any]:
-        """Return the gradients of masters, and which optimizers are to skip a step."""
+    def collect_partial(self) -> dict[str, Any]:
+        """Return the gradients of masters, and the overflow of each optimizer that must skip a step."""
         overflows = [self._overflows.get(optimizer) for optimizer in self._optimizers]
         return {
             "overflows": [None if overflow is None else float(overflow) for overflow in overflows],
-            "masters": self._gradients.of_masters(),
+            "masters": self._gradients.collect_masters(),
         }
 
-    def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`unfinished` returned."""
+    def load_partial(self, saved: dict[str, Any]) -> None:
+        """Load the result of :meth:`collect_partial`."""
         self._overflows.clear()
         for optimizer, overflow in zip(self._optimizers, saved.get("overflows", []), strict=False):
             if overflow is not None:
@@ -212,8 +211,8 @@ class ApexLevels(ApexScaling):
         self._gradients.load_masters(saved.get("masters", []))
 
 
-def apex_is_wanted() -> bool:
-    """Return whether the environment asks for NVIDIA's apex; raise a ValueError if it asks for something unknown."""
+def wants_apex() -> bool:
+    """Return whether the environment asks for NVIDIA's apex; raise a ValueError for an unknown choice."""
     choice = os.environ.get(VARIABLE) or "torch"
     if choice not in ("torch", "apex"):
         raise ValueError(f"{VARIABLE}={choice!r} in the environment: it may be 'torch' (the default) or 'apex'.")
@@ -221,27 +220,20 @@ def apex_is_wanted() -> bool:
 
 
 def _import_amp() -> Any:
-    advice = f"Unset {VARIABLE} to have the levels on torch.amp, or install a build of NVIDIA's apex from before 2025."
     try:
-        apex = importlib.import_module("apex")
-    except ImportError as e:
-        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex cannot be imported: {e}. {advice}") from e
-    try:
-        amp = importlib.import_module("apex.amp")
+        return importlib.import_module("apex.amp")
     except ImportError as e:
         raise errors.InvalidExperimentException(
-            f"{VARIABLE}=apex, but the apex that is installed ({apex.__file__}) has no apex.amp: it is the unrelated "
-            f"package of that name on PyPI, or a newer build of NVIDIA's. {advice}"
+            f"{VARIABLE}=apex, but apex.amp cannot be imported: {e}. The package apex on PyPI is unrelated, and "
+            f"NVIDIA's has no apex.amp since 2025. Unset {VARIABLE} to have the levels on torch.amp, or install an "
+            "older build of NVIDIA's apex."
         ) from e
-    if not hasattr(amp, "scale_loss"):
-        raise errors.InvalidExperimentException(f"{VARIABLE}=apex, but apex.amp has no scale_loss(). {advice}")
-    return amp
 
 
 class InstalledApex(ApexScaling):
-    """Leaves loss scaling and casts to ``apex.amp``, which unscales gradients at the end of each backward pass.
+    """Leaves loss scaling and casts to ``apex.amp``; gradients are unscaled at the end of each backward pass.
 
-    It works in one process only, because apex patches models that are not wrapped yet.
+    Works in one process only, because apex patches models that are not wrapped yet.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -251,7 +243,7 @@ class InstalledApex(ApexScaling):
         self._count = 1
 
     def initialize(self, models: Any, optimizers: Any, num_losses: int | None, **arguments: Any) -> tuple[Any, Any]:
-        """Run ``apex.amp.initialize`` and keep its optimizers for :meth:`backward`."""
+        """Run ``apex.amp.initialize``, and keep the returned optimizers for :meth:`backward`."""
         self._count = num_losses or 1
         models, optimizers = self._amp.initialize(models, optimizers, num_losses=self._count, **arguments)
         self._optimizers = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
@@ -260,7 +252,7 @@ class InstalledApex(ApexScaling):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        loss_id = 0 if self._count == 1 else self.number_of(loss)
+        loss_id = 0 if self._count == 1 else self.number(loss)
         with self._amp.scale_loss(loss, self._optimizers, loss_id=loss_id) as scaled:
             super().backward(scaled, gradient, retain_graph, create_graph)
 

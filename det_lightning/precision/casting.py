@@ -1,4 +1,4 @@
-"""Casting models, and their inputs and outputs in any nesting: for a whole trial, or as an apex level requires."""
+"""Casts models, inputs and outputs in any nesting: for a whole trial, or for an apex level."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def halves_to_float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in HALF_TYPES else tensor
 
 
-def floats_of(dtype: torch.dtype) -> TensorCast:
+def make_cast(dtype: torch.dtype) -> TensorCast:
     """Return a function that casts floating-point tensors to ``dtype``."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,11 +40,11 @@ def floats_of(dtype: torch.dtype) -> TensorCast:
 
 
 def cast_floats(value: Any, cast: TensorCast) -> Any:
-    """Return ``value`` with its tensors, of any shapes, cast.
+    """Return ``value`` with all tensors, of any shapes, cast.
 
-    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (such as Hugging Face's outputs)
-    and dataclasses, even frozen ones; Lightning's ``apply_to_collection`` skips those, and sets. Tensors in anything
-    else are not cast, with a warning.
+    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (Hugging Face's outputs, for
+    example) and dataclasses, even frozen dataclasses; Lightning's ``apply_to_collection`` skips frozen dataclasses and
+    sets. Tensors in objects of other types are not cast, with a warning.
     """
     if isinstance(value, torch.Tensor):
         return cast(value)
@@ -74,18 +74,18 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
 
 @dataclasses.dataclass(eq=False)
 class CastingForward:
-    """The forward pass of a model, with casts around it; set as the model's ``forward``.
+    """The forward pass of a model between casts; set as the model's ``forward``.
 
-    It is an object, not a closure, so that a deep copy of the model runs its own forward pass.
+    An object, not a closure, so that a deep copy of the model runs the copy's forward pass.
     """
 
     forward: Callable[..., Any]
     inputs: TensorCast | None = None
     outputs: TensorCast | None = None
-    autocast: tuple[str, torch.dtype] | None = None  # the device type, and the type for operations where that is safe
+    autocast: tuple[str, torch.dtype] | None = None  # the device type, and the type of safe operations
 
     def __post_init__(self) -> None:
-        functools.update_wrapper(self, self.forward, updated=())  # its signature is read by others
+        functools.update_wrapper(self, self.forward, updated=())  # other libraries read the signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.inputs is not None:
@@ -98,11 +98,11 @@ class CastingForward:
 
 @dataclasses.dataclass(frozen=True)
 class WholeModelPrecision:
-    """The precision of every wrapped model if the trial does not choose one.
+    """The precision of every wrapped model if the trial chooses no precision.
 
-    ``name`` is for messages, such as ``"pl.Trainer(precision='bf16-mixed')"``. With ``casts_weights``, weights are also
-    cast to ``dtype``; otherwise models compute in it under autocast. float16 needs loss scaling for that: ``scales``,
-    with the settings of ``scaler`` or torch's defaults. float32 changes nothing.
+    ``name`` is for messages, for example ``"pl.Trainer(precision='bf16-mixed')"``. With ``casts_weights``, weights are
+    cast to ``dtype``; otherwise models compute in ``dtype`` under autocast. Autocast to float16 needs loss scaling:
+    ``scales``, with the settings of ``scaler`` or torch's defaults. float32 changes nothing.
     """
 
     name: str
@@ -116,7 +116,7 @@ class WholeModelPrecision:
 
         In double precision losses and targets must be doubles too. In half precision losses are computed in float32.
         """
-        return functools.partial(cast_floats, cast=floats_of(self.dtype)) if self.dtype is torch.float64 else None
+        return functools.partial(cast_floats, cast=make_cast(self.dtype)) if self.dtype is torch.float64 else None
 
     def cast(self, model: torch.nn.Module) -> None:
         """Cast the weights of ``model`` in place, if ``casts_weights``."""
@@ -127,7 +127,7 @@ class WholeModelPrecision:
         """Make the forward pass of ``model`` compute in this precision, and return float32, or doubles."""
         if self.dtype is torch.float32:
             return
-        inputs = floats_of(self.dtype) if self.casts_weights else None
+        inputs = make_cast(self.dtype) if self.casts_weights else None
         autocast = None if self.casts_weights else (device.type, self.dtype)
         model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)
 
@@ -138,9 +138,9 @@ FLOAT32 = WholeModelPrecision("float32", torch.float32)
 def apply_level(
     level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
 ) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
-    """Cast models, and their inputs and outputs.
+    """Cast models, inputs and outputs.
 
-    Return for each model the one to train in its place, and the float32 master of each parameter in half precision.
+    Return for each model the replacement to train, and the float32 master of each parameter in half precision.
     """
     changed = models
     halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -164,8 +164,8 @@ def apply_level(
 def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
     """Make ``model`` return a float32 state with the values of the masters, so that a checkpoint loses nothing.
 
-    Loading such a state, or that of a model in any precision, sets masters and weights. ``masters`` maps parameters in
-    half precision to float32 ones of the same shapes.
+    Loading a state of any precision sets masters and weights. ``masters`` maps parameters in half precision to float32
+    parameters of the same shapes.
     """
 
     def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
@@ -186,10 +186,10 @@ def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torc
 
 
 def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
-    inputs = None if level.weights_type is None else floats_of(level.weights_type)
+    inputs = None if level.weights_type is None else make_cast(level.weights_type)
     outputs: TensorCast | None = halves_to_float if level.uses_half_precision else None
     if level.cast_model_outputs is not None:
-        outputs = floats_of(level.cast_model_outputs)
+        outputs = make_cast(level.cast_model_outputs)
     half = torch.bfloat16 if device.type == "cpu" else torch.float16
     autocast = (device.type, half) if level.patch_torch_functions else None
     if inputs or outputs or autocast:

@@ -1,28 +1,28 @@
-"""Choosing a precision, in a trial or outside of it, and applying it."""
+"""``ChosenPrecision``: chooses and applies the precision of a trial, from within the trial or from outside."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
-from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, apex_is_wanted
+from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, wants_apex
 from det_lightning.precision.casting import FLOAT32, CastingForward, WholeModelPrecision, apply_level, halves_to_float
-from det_lightning.precision.levels import check_parts, listed, put_back, resolve_level, wrapped_ones
+from det_lightning.precision.levels import check_parts, find_wrapped, list_parts, put_back, resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
 logger = logging.getLogger(__name__)
 
 
 class ChosenPrecision:
-    """The precision that a trial trains in: float32 until something else is chosen, which can be done once.
+    """The precision of a trial: float32 until another precision is chosen, once.
 
-    ``models`` and ``optimizers`` hold everything that is wrapped. ``path`` leads from a loss to updated parameters: it
-    is ``scaling`` if this ``scales_losses``, and otherwise the backend's exchange of gradients.
+    ``models`` and ``optimizers`` hold all wrapped parts. ``path`` leads from a loss to updated parameters: ``scaling``
+    if ``scales_losses``, else the backend's exchange of gradients. ``whole_models`` is the precision chosen outside of
+    the trial.
     """
 
     def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
@@ -32,7 +32,7 @@ class ChosenPrecision:
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._stop_scaling()
-        self._whole_models = FLOAT32
+        self.whole_models = FLOAT32
         self._chosen_by: str | None = None
         self._autocasts = False
 
@@ -54,10 +54,10 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler so that checkpoints hold its state; the trial itself scales and updates.
+        """Register a gradient scaler, so that checkpoints hold the state; the trial does the scaling and the updates.
 
         Args:
-            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``. Pass it to ``step_optimizer`` too.
+            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``, to pass to ``step_optimizer`` too.
 
         Raises:
             InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
@@ -85,8 +85,8 @@ class ChosenPrecision:
     def use_amp(self) -> None:
         """Run forward passes under autocast and let the context scale losses and steps.
 
-        Call it before any ``wrap_model``; otherwise, or after another choice, an InvalidExperimentException is raised.
-        Without a CUDA device the scaler is disabled.
+        Raise an InvalidExperimentException if called after ``wrap_model`` or another choice of precision. Without a
+        CUDA device the scaler is disabled.
         """
         scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
@@ -95,7 +95,7 @@ class ChosenPrecision:
 
     @property
     def scaler(self) -> Any:
-        """The gradient scaler of ``wrap_scaler`` or ``use_amp``, which can be replaced; None if there is none."""
+        """The gradient scaler of ``wrap_scaler`` or ``use_amp``, or None. Can be replaced."""
         return self._scaler
 
     @scaler.setter
@@ -107,8 +107,8 @@ class ChosenPrecision:
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
         """Make a model's forward pass run under autocast, and return float32 in place of half precision.
 
-        The model itself is changed and returned, so parameters, hooks and attributes stay where they are. Without a
-        CUDA device there is no autocast, as in Determined.
+        The same model is changed and returned, with the same parameters, hooks and attributes. Without a CUDA device
+        there is no autocast, as in Determined.
         """
         self._refuse_two_precisions("autocast_forward_pass()")
         self._chosen_by = self._chosen_by or "autocast_forward_pass()"
@@ -120,34 +120,30 @@ class ChosenPrecision:
     # Wrapped models
 
     def require_no_levels(self, method: str) -> None:
-        """Raise an error that names ``method`` if an apex level was configured: nothing can be wrapped after that."""
+        """Raise an error that names ``method`` if an apex level was configured: wrap everything before."""
         if self._has_levels:
             raise errors.InvalidExperimentException(f"Call {method}() before configure_apex_amp(), not after it.")
-
-    def cast(self, model: torch.nn.Module) -> None:
-        """Cast the weights of a model that is about to be wrapped, if the precision asks for it."""
-        self._whole_models.cast(model)
 
     def surround(self, model: torch.nn.Module) -> torch.nn.Module:
         """Make the forward pass of a wrapped model compute in the precision; return the model."""
         if self._autocasts:
             return self.autocast_forward_pass(model)
-        self._whole_models.surround(model, self._backend.device)
+        self.whole_models.surround(model, self._backend.device)
         return model
 
     # Chosen outside of the trial
 
     def use_whole_model_precision(self, precision: WholeModelPrecision | None) -> None:
-        """Make all models compute in a precision, including those that are already wrapped; None means float32.
+        """Make all models, wrapped before or later, compute in a precision; None means float32.
 
-        Raise an InvalidExperimentException if the trial has chosen a precision itself, was cast to another one before,
-        or has wrapped models that can no longer be cast.
+        Raise an InvalidExperimentException if the trial has chosen a precision, was cast to another precision, or has
+        wrapped models that can no longer be cast.
         """
         precision = precision or FLOAT32
-        if self._whole_models == precision:
+        if self.whole_models == precision:
             return
-        if self._whole_models != FLOAT32:
-            self._leave(self._whole_models, precision.name)
+        if self.whole_models != FLOAT32:
+            self._leave(self.whole_models, precision.name)
         if precision == FLOAT32:
             return
         if chosen_by := "configure_apex_amp()" if self._has_levels else self._chosen_by:
@@ -157,21 +153,13 @@ class ChosenPrecision:
                 f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
                 "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
             )
-        self._whole_models = precision
+        self.whole_models = precision
         for model in self.models:
             precision.cast(model)
             precision.surround(model, self._backend.device)
         if precision.scales:
             self.scaler = make_scaler(precision.scaler)
             self.use_scaling(TorchAmp(self.scaler, self._backend.gradients))
-
-    @property
-    def has_cast_weights(self) -> bool:
-        return self._whole_models.casts_weights
-
-    def batch_cast(self) -> Callable[[Any], Any] | None:
-        """Return a function that casts the floats of a batch on the device, or None if batches stay as they are."""
-        return self._whole_models.batch_cast()
 
     def _leave(self, before: WholeModelPrecision, wanted: str) -> None:
         """Let models compute in float32 again."""
@@ -185,11 +173,11 @@ class ChosenPrecision:
             model.forward = surrounding.forward
         if before.scales:
             self._stop_scaling()
-        self._whole_models = FLOAT32
+        self.whole_models = FLOAT32
 
     def _refuse_two_precisions(self, call: str) -> None:
-        if self._whole_models != FLOAT32:
-            raise _two_precisions(call, self._whole_models)
+        if self.whole_models != FLOAT32:
+            raise _two_precisions(call, self.whole_models)
 
     # apex
 
@@ -210,26 +198,25 @@ class ChosenPrecision:
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Configure the precision of models and optimizers by apex's levels, which docs/precision.md describes.
+        """Configure the precision of models and optimizers by apex's levels; see docs/precision.md.
 
-        Use what is returned. On the CPU bfloat16 is used instead of float16, with a warning.
+        Use the returned models and optimizers from then on. On the CPU bfloat16 replaces float16, with a warning.
 
         Args:
-            models: what ``wrap_model`` returned, one or a list.
-            optimizers: what ``wrap_optimizer`` returned, one or a list.
+            models: a model that ``wrap_model`` returned, or a list.
+            optimizers: an optimizer that ``wrap_optimizer`` returned, or a list.
             enabled: if False, nothing is changed.
             opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
                 norms), ``"O3"`` (half precision).
-            cast_model_type: the type that weights and inputs are cast to.
+            cast_model_type: the type of weights and inputs.
             patch_torch_functions: run forward passes under autocast.
             keep_batchnorm_fp32: leave batch norms in float32; may be a string.
             master_weights: make optimizers update float32 copies.
-            loss_scale: a number, which may be a string, or ``"dynamic"``.
-            cast_model_outputs: the type that outputs are cast to; float32 by default.
-            num_losses: number of losses in a batch that each have their own scaler; 1 scales all losses alike.
+            loss_scale: a number, maybe as a string, or ``"dynamic"``.
+            cast_model_outputs: the type of outputs; float32 by default.
+            num_losses: number of losses in a batch, with a scaler each; 1 scales all losses alike.
             verbosity: 0 logs nothing.
-            min_loss_scale: a dynamic scale is never halved below this.
-            max_loss_scale: a dynamic scale is never doubled above this.
+            min_loss_scale, max_loss_scale: the bounds of a dynamic scale.
 
         Returns:
             Models and optimizers, each alone or as a list, as given.
@@ -240,7 +227,7 @@ class ChosenPrecision:
         """
         if not enabled or self._loading_only:
             return models, optimizers
-        # None stands for an argument that was left out, as in apex; the property then keeps the level's value.
+        # As in apex, None stands for the level's value.
         overrides = {
             "cast_model_type": cast_model_type,
             "patch_torch_functions": patch_torch_functions,
@@ -254,13 +241,13 @@ class ChosenPrecision:
         }
         self._require_no_other_amp()
         level = resolve_level(opt_level, overrides)
-        chosen_models = listed("models", models, torch.nn.Module)
-        chosen_optimizers = listed("optimizers", optimizers, torch.optim.Optimizer)
+        chosen_models = list_parts("models", models, torch.nn.Module)
+        chosen_optimizers = list_parts("optimizers", optimizers, torch.optim.Optimizer)
         check_parts(chosen_models, chosen_optimizers, self.models, self.optimizers)
-        if apex_is_wanted():
+        if wants_apex():
             return self._initialize_apex((models, optimizers), opt_level=opt_level, verbosity=verbosity, **overrides)
         level = level.on_device(self._backend.device)
-        inner = wrapped_ones(chosen_models, self.models)
+        inner = find_wrapped(chosen_models, self.models)
         changed, masters = apply_level(level, self._backend, inner, chosen_optimizers)
         self.use_scaling(ApexLevels(level, self._backend, self.optimizers, masters))
         self.models[:] = [changed.get(model, model) for model in self.models]
@@ -284,8 +271,8 @@ class ChosenPrecision:
     def _initialize_apex(self, given: tuple[Any, Any], **arguments: Any) -> tuple[Any, Any]:
         if self._processes > 1:
             raise errors.InvalidExperimentException(
-                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex must "
-                "cast models before they are wrapped. Unset it to have the levels on torch.amp."
+                f"DET_LIGHTNING_AMP=apex trains in one process, and this run has {self._processes}: apex must cast "
+                "models before wrapping. Unset the variable to have the levels on torch.amp."
             )
         apex = InstalledApex(self._backend.gradients)
         configured = apex.initialize(*given, **arguments)

@@ -1,11 +1,10 @@
-"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3``, their properties, models and optimizers."""
+"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3`` with properties, models and optimizers."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 DYNAMIC = "dynamic"
 
-#: The properties of each level, as apex documents them.
+#: The properties of each level, from apex's documentation.
 _LEVELS: dict[str, dict[str, Any]] = {
     "O0": {"cast_model_type": torch.float32, "loss_scale": 1.0},
     "O1": {"patch_torch_functions": True, "loss_scale": DYNAMIC},
@@ -35,9 +34,24 @@ _LEVELS: dict[str, dict[str, Any]] = {
 }
 
 
+_A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
+# The valid values of each property, for messages.
+_EXPECTED = {
+    "cast_model_type": _A_TYPE,
+    "patch_torch_functions": "True, False or None",
+    "keep_batchnorm_fp32": "True, False, 'True', 'False' or None",
+    "master_weights": "True, False or None",
+    "loss_scale": "a number above 0, such a number as a string, or 'dynamic'",
+    "cast_model_outputs": _A_TYPE,
+    "num_losses": "an int of at least 1",
+    "min_loss_scale": "a number above 0",
+    "max_loss_scale": "a number above 0",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A level with all of its properties resolved; they are arguments of ``configure_apex_amp``.
+    """A level with all properties resolved; the properties are arguments of ``configure_apex_amp``.
 
     ``cast_model_type=None`` leaves weights and inputs unchanged. ``cast_model_outputs=None`` casts outputs in half
     precision to float32.
@@ -56,7 +70,7 @@ class Level:
 
     @property
     def weights_type(self) -> torch.dtype | None:
-        """The type that weights are cast to, or None if they stay in float32."""
+        """The type to cast weights to; None for float32."""
         return None if self.cast_model_type is torch.float32 else self.cast_model_type
 
     @property
@@ -66,7 +80,7 @@ class Level:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled or gradients go to master weights, so that each backward pass needs extra work."""
+        """Whether losses are scaled or gradients go to master weights, with extra work in each backward pass."""
         return self.loss_scale != 1.0 or self.master_weights
 
     def on_device(self, device: torch.device) -> Level:
@@ -95,7 +109,12 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
         mistakes += _clashes_with_autocast(given)
     elif given.get("patch_torch_functions"):
         mistakes.append("patch_torch_functions=True goes with opt_level='O1' only; leave it out, or use 'O1'")
-    values: dict[str, Any] = {name: _parse(name, value, mistakes) for name, value in given.items()}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            values[name] = _parse_property(name, value)
+        except (TypeError, ValueError):
+            mistakes.append(f"{name}={value!r}, which should be {_EXPECTED[name]}")
     lowest = values.get("min_loss_scale")
     highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
@@ -120,65 +139,35 @@ def _clashes_with_autocast(given: dict[str, Any]) -> list[str]:
     return clashes
 
 
-def _parse(name: str, value: Any, mistakes: list[str]) -> Any:
-    parse, expected = _PROPERTIES[name]
-    try:
-        return parse(value)
-    except (TypeError, ValueError, KeyError):
-        mistakes.append(f"{name}={value!r}, which should be {expected}")
+def _parse_property(name: str, value: Any) -> Any:
+    """Return the value of a property; raise a TypeError or ValueError for a wrong value."""
+    if name == "cast_model_type" and value is False:
         return None
-
-
-def _only_if(is_right: bool, value: Any) -> Any:
+    if isinstance(value, str) and name == "loss_scale" and value == DYNAMIC:
+        return DYNAMIC
+    if isinstance(value, str) and name == "keep_batchnorm_fp32" and value in ("True", "False"):
+        return value == "True"
+    if name.endswith("loss_scale"):
+        value = math.nan if isinstance(value, bool) else float(value)
+        is_right = 0 < value < math.inf
+    elif name == "num_losses":
+        is_right = type(value) is int and value >= 1
+    elif name.startswith("cast_model"):
+        is_right = isinstance(value, torch.dtype) and value.is_floating_point
+    else:
+        is_right = isinstance(value, bool)
     if not is_right:
-        raise ValueError
+        raise ValueError(value)
     return value
 
 
-def _flag(value: Any) -> Any:
-    return _only_if(isinstance(value, bool), value)
-
-
-def _floating_type(value: Any) -> Any:
-    return _only_if(isinstance(value, torch.dtype) and value.is_floating_point, value)
-
-
-def _positive(value: Any) -> Any:
-    number = float(value)
-    return _only_if(not isinstance(value, bool) and number > 0 and math.isfinite(number), number)
-
-
-_A_TYPE = "a floating-point torch.dtype, such as torch.float16, or None"
-# How each property is parsed, and what a message says it should be.
-_PROPERTIES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "cast_model_type": (lambda value: None if value is False else _floating_type(value), _A_TYPE),
-    "patch_torch_functions": (_flag, "True, False or None"),
-    "keep_batchnorm_fp32": (
-        lambda value: {"True": True, "False": False}[value] if isinstance(value, str) else _flag(value),
-        "True, False, 'True', 'False' or None",
-    ),
-    "master_weights": (_flag, "True, False or None"),
-    "loss_scale": (
-        lambda value: DYNAMIC if value == DYNAMIC else _positive(value),
-        "a number above 0, such a number as a string, or 'dynamic'",
-    ),
-    "cast_model_outputs": (_floating_type, _A_TYPE),
-    "num_losses": (
-        lambda value: _only_if(isinstance(value, int) and not isinstance(value, bool) and value >= 1, value),
-        "an int of at least 1",
-    ),
-    "min_loss_scale": (_positive, "a number above 0"),
-    "max_loss_scale": (_positive, "a number above 0"),
-}
-
-
-def listed(name: str, given: Any, kind: type[_T]) -> list[_T]:
-    """Return as a list what was given as the argument ``name``, alone or in a list or tuple."""
+def list_parts(name: str, given: Any, kind: type[_T]) -> list[_T]:
+    """Return the argument ``name``, a single object or a list or tuple of objects, as a list."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [describe(item) for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(
-            f"configure_apex_amp({name}=...) takes what wrap_{name[:-1]}() returned, one {kind.__name__} or a list of "
-            f"them; got {', '.join(wrong)}."
+            f"configure_apex_amp({name}=...) takes the {kind.__name__} that wrap_{name[:-1]}() returned, or a list; "
+            f"got {', '.join(wrong)}."
         )
     return found
 
@@ -191,12 +180,12 @@ def check_parts(
 ) -> None:
     """Raise if models and optimizers cannot be configured; the message names all reasons.
 
-    One of them is not wrapped, an optimizer has no parameters of the models, or a model is already in half precision.
+    Reasons: a part is not wrapped, an optimizer has no parameters of the models, a model is in half precision already.
     """
     mistakes = [
         f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
         for index, model in enumerate(models)
-        if uncompiled(model) not in map(uncompiled, wrapped_models)
+        if unwrap_compiled(model) not in map(unwrap_compiled, wrapped_models)
     ]
     own = {parameter for model in models for parameter in model.parameters()}
     for index, optimizer in enumerate(optimizers):
@@ -205,8 +194,8 @@ def check_parts(
             mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
         elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
             mistakes.append(
-                f"{name} has no parameters of the {len(own)} that the given models have: give the models that it "
-                "trains too, and make it from the parameters of what wrap_model() returned"
+                f"{name} has no parameters of the given models ({len(own)} in all): give all models of the optimizer, "
+                "and build the optimizer from the parameters of wrapped models"
             )
     mistakes += [
         f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "
@@ -218,20 +207,20 @@ def check_parts(
         raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
 
 
-def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that ``torch.compile`` was given, or ``model`` itself."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name for it
+def unwrap_compiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model given to ``torch.compile``, or ``model`` if not compiled."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name
     return inner
 
 
-def wrapped_ones(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the models that were wrapped; the given ones may have been compiled since."""
-    by_inner = {uncompiled(model): model for model in wrapped}
-    return [by_inner[uncompiled(model)] for model in models]
+def find_wrapped(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the wrapped models for models that may have been compiled after wrapping."""
+    by_inner = {unwrap_compiled(model): model for model in wrapped}
+    return [by_inner[unwrap_compiled(model)] for model in models]
 
 
 def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, a model or a container of models, with each ``wrapped`` one replaced as ``changed`` says."""
+    """Return ``given``, a model or a container of models, with each ``wrapped`` model replaced by ``changed``."""
     alone = isinstance(given, torch.nn.Module)
     results = []
     for model, inner in zip([given] if alone else given, wrapped, strict=True):

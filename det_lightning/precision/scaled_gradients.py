@@ -1,4 +1,4 @@
-"""The gradients that a scaled backward pass adds: kept apart from earlier ones, exchanged, unscaled, checked."""
+"""The new gradients of a scaled backward pass: kept apart from earlier gradients, exchanged, unscaled, checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class ScaledGradients:
-    """Unscales what each backward pass adds, so that passes with different scales can add to the same gradients.
+    """Unscales the new gradients of each backward pass, so that passes with different scales can add up.
 
-    ``masters`` maps parameters in half precision to the float32 ones that optimizers have instead.
+    ``masters`` maps parameters in half precision to the float32 parameters in the optimizers.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class ScaledGradients:
 
     @torch.no_grad()
     def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
-        """Exchange and unscale what the pass added, and add the earlier gradients back.
+        """Exchange and unscale the new gradients, and add the earlier gradients back.
 
-        Return the optimizers whose parameters got gradients, and a tensor of shape ``()`` that is not 0 if a gradient
-        on any rank is not finite.
+        Return the optimizers with new gradients, and a tensor of shape ``()``, not 0 if a gradient on any rank is not
+        finite.
         """
         self._take_from_halves()
         touched = [o for o in self._optimizers if any(p.grad is not None for p in list_parameters(o))]
@@ -65,19 +65,19 @@ class ScaledGradients:
         return touched, overflow
 
     def copy_to_halves(self, optimizer: torch.optim.Optimizer) -> None:
-        """Round the masters that ``optimizer`` has updated into the weights that the models compute with."""
+        """Round the masters updated by ``optimizer`` into the weights of the models."""
         if self._pairs_of[optimizer]:
             with torch.no_grad():
                 _copy(self._pairs_of[optimizer])
 
-    def of_masters(self) -> list[torch.Tensor | None]:
+    def collect_masters(self) -> list[torch.Tensor | None]:
         """Return the whole gradient of each master; see ``ModelStates.is_sharded``."""
         present = {index: master.grad for index, (_, master) in enumerate(self._pairs) if master.grad is not None}
         whole = self._states.gather(present)
         return [whole.get(index) for index in range(len(self._pairs))]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
-        """Restore what :meth:`of_masters` returned; any further masters get no gradients."""
+        """Restore the result of :meth:`collect_masters`; any further masters get no gradients."""
         for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
             master.grad = None if gradient is None else self._states.place_like(master, gradient)
 
@@ -122,7 +122,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that is on this rank."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return tensor
-    # Slow to import; if parameters are sharded, it is already imported.
+    # Slow to import, but imported already if parameters are sharded.
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

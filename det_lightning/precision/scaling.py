@@ -1,4 +1,4 @@
-"""Loss scaling: the common base, scaling by ``torch.amp``, and steps that are skipped when gradients overflow."""
+"""Loss scaling: the common base, scaling by ``torch.amp``, and steps skipped when gradients overflow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from det_lightning.distributed.backend import GradientExchange
 
 logger = logging.getLogger(__name__)
 
-# Their fused implementations check a flag on the device themselves.
+# The fused implementations check a flag on the device.
 _WITH_FUSED = (Adam, AdamW, SGD, Adagrad)
 _warned: set[type] = set()
 
 
 class LossScaling:
-    """Scales losses between a context and a :class:`GradientExchange`, whose methods it has too, and forwards to."""
+    """Scales losses between a context and a :class:`GradientExchange`; the base class only forwards to the exchange."""
 
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
         self.exchanges = exchange.exchanges
-        #: The float32 parameters that optimizers update in place of those of the models.
+        #: The float32 parameters that optimizers update in place of the models' parameters.
         self.masters: list[torch.nn.Parameter] = []
 
     def begin_batch(self, communicate: bool) -> None:
@@ -40,7 +40,7 @@ class LossScaling:
         self._exchange.synchronize(optimizer)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Undo the scaling of the gradients of ``optimizer``, before anything looks at them."""
+        """Undo the scaling of the gradients of ``optimizer``, before gradients are clipped or read."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run one step of ``optimizer``, through ``scaler`` if given, unless scaled gradients overflowed."""
@@ -50,24 +50,24 @@ class LossScaling:
         """End a training batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what belongs in ``state_dict.pth`` in addition to the state of ``context.scaler``, by key."""
+        """Return the entries for ``state_dict.pth`` besides the state of ``context.scaler``, by key."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, from the content of a ``state_dict.pth``; warn of anything left."""
+        """Load the entries of :meth:`state_dict` from the content of a ``state_dict.pth``; warn of unused entries."""
         if "amp_state" in state:
             logger.warning("The checkpoint has the state of apex's loss scalers, which the trial does not configure.")
 
-    def unfinished(self) -> dict[str, Any]:
-        """Return what an unfinished aggregation has collected besides the gradients of the models' parameters."""
+    def collect_partial(self) -> dict[str, Any]:
+        """Return the state of an unfinished aggregation besides the gradients of the models' parameters."""
         return {}
 
-    def load_unfinished(self, saved: dict[str, Any]) -> None:
-        """Load what :meth:`unfinished` returned, which may be empty."""
+    def load_partial(self, saved: dict[str, Any]) -> None:
+        """Load the result of :meth:`collect_partial`, maybe an empty dict."""
 
 
 class TorchAmp(LossScaling):
-    """Scales each loss and steps through one scaler, which is updated once per batch if any optimizer has stepped."""
+    """Scales each loss and steps through one scaler, updated once per batch if any optimizer has stepped."""
 
     def __init__(self, scaler: Any, exchange: GradientExchange) -> None:
         super().__init__(exchange)
@@ -93,7 +93,7 @@ class TorchAmp(LossScaling):
 
 
 class _Scaler(torch.amp.GradScaler):
-    """torch's scaler, but it leaves skipping a step to the device if the optimizer supports that."""
+    """torch's scaler, except that optimizers with such support skip steps on the device."""
 
     def _maybe_opt_step(
         self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
@@ -107,7 +107,7 @@ class _Scaler(torch.amp.GradScaler):
 
 
 def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:
-    """Return a scaler with the settings of another one; it is disabled if the GPU is not available."""
+    """Return a scaler with the settings of ``like``, or torch's defaults; disabled without a GPU."""
     settings: dict[str, Any] = {}
     if like is not None and like.is_enabled():
         settings = {
@@ -130,8 +130,8 @@ class StepUnless:
     def step(self, optimizer: Any) -> None:
         """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state unchanged.
 
-        A fused optimizer decides on the device. On a GPU, torch optimizers with a fused implementation are switched to
-        it, unless the trial chose one with ``foreach=`` or ``fused=``. For any other the host waits for the flag.
+        A fused optimizer decides on the device. On a GPU, torch's optimizers switch to the fused implementation, if
+        any, unless the trial chose with ``foreach=`` or ``fused=``. For other optimizers the host waits for the flag.
         """
         if not _decides_on_device(optimizer):
             if self._overflow.is_cuda and type(optimizer) not in _warned:
@@ -145,7 +145,7 @@ class StepUnless:
                 optimizer.step()
             return
         _begin_momentum(optimizer)
-        # This is how torch's GradScaler passes it to a fused optimizer.
+        # torch's GradScaler passes the flag to a fused optimizer in the same way.
         optimizer.found_inf = self._overflow
         try:
             optimizer.step()
@@ -184,7 +184,7 @@ def _fuse(optimizer: Any, group: dict[str, Any]) -> None:
 
 
 def _begin_momentum(optimizer: Any) -> None:
-    """Create SGD's momentum before the first step, which would leave it undefined if skipped."""
+    """Create SGD's momentum before the first step; a skipped first step would leave the momentum undefined."""
     for parameter in (p for group in optimizer.param_groups if group.get("momentum") for p in group["params"]):
         state = optimizer.state[parameter]
         if parameter.grad is not None and state.get("momentum_buffer") is None:

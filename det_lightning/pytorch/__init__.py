@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The trainer imports Lightning, which is slow to import and itself needs modules of this package.
+    # The trainer imports Lightning, which is slow to import and needs modules of this package.
     if name in ("Trainer", "init"):
         collects = gc.isenabled()
         gc.disable()  # collecting would take a sixth of the time of this import

@@ -1,4 +1,4 @@
-"""The callback interface of a trial, and the callbacks and functions of older releases of Determined."""
+"""``PyTorchCallback``, the callback interface of a trial, and the callbacks and functions of older releases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from det_lightning.arguments import require
 
 
 class PyTorchCallback:
-    """Code that runs at the events of a run. Override the methods you need, and return it from ``build_callbacks``.
+    """Code that runs at the events of a run. Override methods, and return the callback from ``build_callbacks``.
 
-    A callback that changes its own attributes must also override :meth:`state_dict` and :meth:`load_state_dict`, or
-    those attributes do not survive a checkpoint. Each rank has its own copy; the methods that run only on the chief
-    (rank 0) say so.
+    A callback that changes attributes must also override :meth:`state_dict` and :meth:`load_state_dict`, so that the
+    attributes survive a checkpoint. Each rank has a copy. A method runs on all ranks unless documented to run on the
+    chief (rank 0).
 
     Example:
         >>> from det_lightning.pytorch import PyTorchCallback
@@ -36,15 +36,15 @@ class PyTorchCallback:
         """Run before the data loaders are built.
 
         Args:
-            first_batch_idx: index of the first batch that this run will train on.
-            checkpoint_uuid: the checkpoint that the run resumes from, or None.
+            first_batch_idx: index of the first batch of this run.
+            checkpoint_uuid: the checkpoint to resume from, or None.
         """
 
     def on_trial_shutdown(self) -> None:
         """Run last, even after an exception."""
 
     def on_training_start(self) -> None:
-        """Run after a checkpoint, if there is one, is loaded and before the first batch."""
+        """Run before the first batch, after a checkpoint, if any, is loaded."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         """Run before the first batch of epoch ``epoch_idx`` (counted from 0)."""
@@ -53,7 +53,7 @@ class PyTorchCallback:
         """Run after the last batch of epoch ``epoch_idx`` (counted from 0)."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        """Run at each boundary (report, validation, checkpoint, end) with the metrics since the previous one.
+        """Run at each boundary (report, validation, checkpoint, end) with the metrics since the previous boundary.
 
         Args:
             avg_metrics: mean of each metric over the batches of the workload, plus ``batches`` and ``epochs``.
@@ -70,22 +70,22 @@ class PyTorchCallback:
         """Run after the last validation batch, with this rank's metrics of every batch."""
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """Run after a validation with its reduced metrics; changes to ``metrics`` are reported."""
+        """Run after a validation with the reduced metrics; changes to ``metrics`` are reported."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Run before a checkpoint is applied; ``checkpoint`` is the content of its file and may be changed."""
+        """Run before a checkpoint is applied; ``checkpoint`` is the content of ``state_dict.pth``, and mutable."""
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Run before a checkpoint is written; ``checkpoint`` is what will be written and may be changed."""
+        """Run before a checkpoint is written; ``checkpoint`` is the content of ``state_dict.pth``, and mutable."""
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
         """Run on the chief when a checkpoint's files are written. Deprecated: use :meth:`on_checkpoint_write_end`."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Run on the chief when a checkpoint's files are written; files added here become part of it."""
+        """Run on the chief when a checkpoint's files are written; files added here become part of the checkpoint."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Run on all ranks when checkpoint ``uuid`` is complete in its storage."""
+        """Run on all ranks when checkpoint ``uuid`` is complete in the storage."""
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
         """Run before each optimizer step. From Determined 0.13; prefer ``step_optimizer(clip_grads=...)``."""
@@ -97,7 +97,7 @@ class PyTorchCallback:
         """Run after a validation. From Determined 0.13; prefer :meth:`on_validation_end`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whatever must survive a checkpoint; it must be picklable."""
+        """Return the picklable values that must survive a checkpoint."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -105,9 +105,9 @@ class PyTorchCallback:
 
 
 class ClipGradsL2Norm(PyTorchCallback):
-    """Scales an optimizer's gradients before each of its steps to limit their norm.
+    """Scales an optimizer's gradients before each step to limit the norm.
 
-    For trials of old releases; today's pass ``clip_grads`` to ``context.step_optimizer()``.
+    For trials of old releases; today's trials pass ``clip_grads`` to ``context.step_optimizer()``.
 
     Args:
         clip_value: the largest L2 norm of all gradients of the optimizer together.
@@ -126,13 +126,14 @@ class ClipGradsL2Norm(PyTorchCallback):
         self._clip_value = clip_value
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
+        """Scale the gradients of ``parameters`` in place."""
         torch.nn.utils.clip_grad_norm_(parameters, self._clip_value)
 
 
 class ClipGradsL2Value(PyTorchCallback):
-    """Limits every element of an optimizer's gradients before each of its steps.
+    """Limits every element of an optimizer's gradients before each step.
 
-    For trials of old releases; today's pass ``clip_grads`` to ``context.step_optimizer()``.
+    For trials of old releases; today's trials pass ``clip_grads`` to ``context.step_optimizer()``.
 
     Args:
         clip_value: the largest absolute value of an element.
@@ -151,11 +152,12 @@ class ClipGradsL2Value(PyTorchCallback):
         self._clip_value = clip_value
 
     def on_before_optimizer_step(self, parameters: Iterable[Any]) -> None:
+        """Limit the gradients of ``parameters`` in place."""
         torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
 
 
 def reset_parameters(model: torch.nn.Module) -> None:
-    """Draw new weights for a model by calling the ``reset_parameters()`` of each module that has one, inner ones first.
+    """Draw new weights for a model: call ``reset_parameters()`` of each module with such a method, inner modules first.
 
     For trials of old releases: torch already draws a module's weights when the module is created.
 
@@ -169,10 +171,9 @@ def reset_parameters(model: torch.nn.Module) -> None:
         False
     """
     require(isinstance(model, torch.nn.Module), "reset_parameters()", "a torch.nn.Module", model)
-    model.apply(_reset)
 
+    def reset(module: Any) -> None:
+        if callable(getattr(module, "reset_parameters", None)):
+            module.reset_parameters()
 
-def _reset(module: torch.nn.Module) -> None:
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()
+    model.apply(reset)

@@ -1,4 +1,4 @@
-"""Data loaders and batches."""
+"""``DataLoader``, which shards, repeats and skips; the length of batches, and moving batches to a device."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 
-# The kinds of numpy dtype that torch has tensors for: float, complex, int, unsigned int, bool.
+# The kinds of numpy dtype with tensors in torch: float, complex, int, unsigned int, bool.
 _TENSOR_KINDS = "fciub"
 
-# The types that batches are made of.
+# The types of batches and their parts.
 _BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
 
 
 class DataLoader:
-    """Takes the arguments of ``torch.utils.data.DataLoader``, and builds the real loader once the run is known.
+    """Takes the arguments of ``torch.utils.data.DataLoader``, and builds torch's loader once the run is known.
 
-    The real loader also repeats the data, shards them over ranks and skips what a resumed run has already seen. Use
-    :meth:`get_data_loader`, or iterate over this object, to try it out on its own.
+    Torch's loader then also repeats the data, shards batches over ranks and skips batches seen before a resume. To try
+    out the loader alone, call :meth:`get_data_loader` or iterate.
 
-    The arguments are also attributes, which may be changed until the real loader is built.
+    The arguments are also attributes, and can be changed until torch's loader is built.
 
     Args:
         dataset: a map-style dataset.
@@ -42,14 +42,14 @@ class DataLoader:
         shuffle: draw a new order for every epoch, from the global random state or ``generator``.
         sampler: determines the order instead of ``shuffle``.
         batch_sampler: determines the batches instead of ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        prefetch: when training on a GPU with workers, copy each batch to the GPU while it is still busy with the
-            previous one. Batches are put in pinned memory for this. ``False`` turns both off.
+        prefetch: when training on a GPU with workers, copy each batch from pinned memory while the GPU works on the
+            previous batch. ``False`` turns off the copies and the pinned memory.
         **torch_kwargs: further arguments of torch's DataLoader (``in_order``, ``pin_memory_device``, ...).
 
-    The others are as in torch.
+    All arguments not listed are as in torch.
 
     Raises:
-        ValueError: ``dataset`` is iterable-style, there is neither ``batch_size`` nor ``batch_sampler``, or torch
+        ValueError: ``dataset`` is iterable-style, ``batch_size`` and ``batch_sampler`` are both missing, or torch
             does not take the combination of arguments.
 
     Example:
@@ -60,7 +60,7 @@ class DataLoader:
         [[2, 3]]
     """
 
-    # Of the run that is building its loader.
+    # Set while a run builds its loader.
     _journal: PassJournal | None = None
     _pins = False
 
@@ -87,10 +87,9 @@ class DataLoader:
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
             raise ValueError(
-                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped "
-                "from outside. Return a torch.utils.data.DataLoader instead, call "
-                "context.experimental.disable_dataset_reproducibility_checks(), and shard, repeat and skip in the "
-                "dataset."
+                f"DataLoader got the IterableDataset {type(dataset).__name__}, which cannot be sharded or skipped from "
+                "outside. Return a torch.utils.data.DataLoader, call context.experimental."
+                "disable_dataset_reproducibility_checks(), and shard, repeat and skip in the dataset."
             )
         if batch_sampler is None and batch_size is None:
             raise ValueError(
@@ -127,24 +126,24 @@ class DataLoader:
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
     ) -> data.DataLoader[Any]:
-        """Build torch's loader.
+        """Build torch's loader over the share of one rank: batches ``rank``, ``rank + num_replicas``, ...
 
         Args:
             repeat: repeat the data endlessly.
             skip: number of this rank's batches to skip at the beginning.
             num_replicas: number of ranks that share the batches.
-            rank: the rank whose share is loaded: batches ``rank``, ``rank + num_replicas``, ...
+            rank: the rank.
         """
         if self._journal is None or not repeat:
             return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
-        # Prefetching workers may be this many batches ahead of training, and each may begin a new pass.
+        # Prefetching workers may be this many batches ahead of training, and each batch may begin a new pass.
         self._journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
         endless = ResumableBatchSampler(self.batch_sampler, self._journal, skip * num_replicas)
         sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
         return self._build(self._pins, batch_sampler=sampler)
 
     def copies_aside(self, device: torch.device) -> bool:
-        """Return whether training batches are copied to ``device`` while it works on earlier ones."""
+        """Return whether training batches are copied to ``device`` while the device works on earlier batches."""
         return self.prefetch and self.num_workers > 0 and device.type == "cuda"
 
     def get_resumable_loader(
@@ -152,8 +151,8 @@ class DataLoader:
     ) -> data.DataLoader[Any]:
         """Build torch's loader for training: endless, from this rank's batch ``first_batch`` on.
 
-        With ``pins``, batches are in pinned memory, whatever ``pin_memory`` says. A subclass may override
-        :meth:`get_data_loader`: what it gets from ``super()`` with ``repeat`` is this loader.
+        ``pins`` overrules ``pin_memory``. If a subclass overrides :meth:`get_data_loader`, ``super()`` with ``repeat``
+        returns the resumable loader.
         """
         self._journal = journal
         self._pins = pins
@@ -186,8 +185,8 @@ class DataLoader:
 
 
 def _begin_worker(init: Callable[[int], None] | None, worker_id: int) -> None:
-    """Start a worker process that loads batches, in a process group of its own."""
-    # Schedulers signal whole groups, and a worker killed that way would end the run before it is saved.
+    """Start a worker process that loads batches, in a separate process group."""
+    # Schedulers signal whole groups, and a killed worker would end the run before the run is saved.
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if init is not None:
@@ -218,7 +217,7 @@ def data_length(data: Any) -> int:
 
     Raises:
         ValueError: ``data`` is an empty mapping, list or tuple.
-        TypeError: ``data`` is something else; override ``PyTorchTrial.get_batch_length`` for such batches.
+        TypeError: ``data`` has another type; override ``PyTorchTrial.get_batch_length`` to support the type.
 
     Example:
         >>> import torch
@@ -236,20 +235,19 @@ def data_length(data: Any) -> int:
             f"The number of records in a batch of type {type(data).__name__} is not known; override "
             "get_batch_length() in the trial."
         )
-    # len() of a tensor is one in Python.
+    # len() of a tensor is a function in Python, and slower.
     return data.shape[0] if type(data) is torch.Tensor and data.ndim else len(data)
 
 
 def to_device(data: Any, device: torch.device | str, warned_types: set[type] | None = None) -> Any:
     """Move a batch, with any nesting of mappings, lists and tuples, to ``device``; the structure is kept.
 
-    numpy arrays of numbers become tensors, and any other object with a ``to`` method is moved by it. Anything else is
-    returned unchanged, with one warning for each type.
+    numpy arrays of numbers become tensors. Other objects are moved by their ``to`` method, or returned unchanged if
+    there is no such method, with one warning for each type.
 
     Args:
-        data: what to move.
-        device: where to move it.
-        warned_types: the types that a warning was already given for; new ones are added.
+        data, device: the batch, or a part, and the target.
+        warned_types: the types warned about so far; the function adds to the set.
 
     Example:
         >>> import numpy as np
@@ -257,17 +255,15 @@ def to_device(data: Any, device: torch.device | str, warned_types: set[type] | N
         >>> to_device({"numbers": [np.arange(3)]}, "cpu")
         {'numbers': [tensor([0, 1, 2])]}
     """
-    if not isinstance(device, torch.device):
-        device = torch.device(device)
-    return move(device, set() if warned_types is None else warned_types, data)
+    return move(torch.device(device), set() if warned_types is None else warned_types, data)
 
 
 def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     """Move a batch to ``device``; see :func:`to_device`."""
-    # Most batches are containers of tensors, which often are on the device already; those are not moved one by one.
+    # Most batches are containers of tensors that are on the device already: such tensors cost no call.
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
     if kind is dict and not isinstance(data, dict) and callable(getattr(data, "to", None)):
-        return _move_other(device, warned_types, data, kind)  # such as a BatchEncoding, which keeps its attributes
+        return data.to(device)  # a BatchEncoding, for example, keeps its attributes
     if kind is list or kind is tuple:
         parts = [*data]
         for index, value in enumerate(parts):
@@ -282,21 +278,8 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
                 entries[key] = move(device, warned_types, value)
         return entries
     if type(data) is torch.Tensor:
-        # A copy to a device need not be waited for, since work on the device follows it anyway; one to the CPU must be.
+        # Work on a device waits for copies to the device; work on the CPU would not wait.
         return data if data.device == device else data.to(device, non_blocking=device.type != "cpu")
-    return _move_other(device, warned_types, data, kind)
-
-
-def _batch_type(data: Any) -> type:
-    """Return which type of batches, or of their parts, ``data`` is an instance of; ``object`` if of none."""
-    for known in _BATCH_TYPES:
-        if isinstance(data, known):
-            return known
-    return dict if isinstance(data, Mapping) else object
-
-
-def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: type) -> Any:
-    """Move an object that is neither a plain tensor nor a container."""
     if kind is np.ndarray:
         if data.dtype.kind in _TENSOR_KINDS:
             return torch.from_numpy(data).to(device, non_blocking=device.type != "cpu")
@@ -307,3 +290,11 @@ def _move_other(device: torch.device, warned_types: set[type], data: Any, kind: 
         name = type(data).__name__
         logger.warning("to_device() was not able to move data of type %s to %s; it is passed on.", name, device)
     return data
+
+
+def _batch_type(data: Any) -> type:
+    """Return the member of ``_BATCH_TYPES`` that ``data`` is an instance of, else ``object``."""
+    for known in _BATCH_TYPES:
+        if isinstance(data, known):
+            return known
+    return dict if isinstance(data, Mapping) else object

@@ -1,4 +1,4 @@
-"""The parts of the context that Determined called experimental."""
+"""``context.experimental``: methods of the context that Determined calls experimental."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class PyTorchExperimentalContext:
         self.reproducibility_checks = True
 
     use_amp = forward("_precision", ChosenPrecision.use_amp)
-    wrap_reducer = forward("_reducers", ReducerRegistry.wrap_reducer)  # where older releases have it
+    wrap_reducer = forward("_reducers", ReducerRegistry.wrap_reducer)  # for trials of older releases
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Allow loaders other than ``det_lightning.pytorch.DataLoader``, which shard, repeat and skip by themselves."""
+        """Allow loaders other than ``det_lightning.pytorch.DataLoader``, without sharding, repeating and skipping."""
         self.reproducibility_checks = False
         logger.info("Dataset reproducibility checks are disabled.")
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader put them; move them yourself with ``context.to_device``."""
+        """Leave batches on the loader's device; move batches in the trial with ``context.to_device``."""
         self.auto_to_device = False
         logger.info("Batches are not moved to the device automatically.")

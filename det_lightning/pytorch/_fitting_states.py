@@ -1,7 +1,8 @@
-"""Whether the values in the state of an optimizer or a scheduler of torch are of the kinds that it computes with."""
+"""Checks of the saved states of optimizers, schedulers and scalers: kinds of values, shapes, finite numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Number
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from det_lightning.masking import short_text
 
-# Only of these classes is it known what they compute with.
+# The checks know the computations of torch's classes only.
 _KNOWN = "torch.optim."
 # torch's optimizers keep these for each parameter, with its shape; the buffer of SGD may also be None.
 _OF_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta")
@@ -19,16 +20,47 @@ _FLAG = "true or false"
 
 
 def require_fitting_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` that names what the state of one of torch's schedulers has of another kind."""
+    """Raise a ``ValueError`` that names the values in a scheduler's saved state that are of another kind than its own.
+
+    Of schedulers other than torch's only ``last_epoch`` is checked.
+    """
+    _require_finite("'last_epoch'", saved.get("last_epoch", 0))
     if type(scheduler).__module__.startswith(_KNOWN):
         _require_same_kinds(scheduler.state_dict(), saved)
 
 
-def _require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: str = "") -> None:
-    """Raise a ``ValueError`` that names each value of another kind than the object's own: a text for a number, say.
+def require_fitting_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` that names values in an optimizer's saved state that the optimizer cannot compute with.
 
-    A value may be left out. A function or None may be anything.
+    Of optimizers other than torch's only the numbers that most optimizers have are checked.
     """
+    groups = saved.get("param_groups") or []
+    for index, group in enumerate(groups):
+        if not isinstance(group, dict):
+            raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
+        for name in ("lr", "initial_lr", "weight_decay", "momentum"):
+            if group.get(name) is not None:
+                _require_finite(f"{name!r} of group {index}", group[name])
+    states = saved.get("state", {})
+    if not isinstance(states, dict):
+        raise ValueError(f"its state should be a dict; got a {type(states).__name__}")
+    if not type(optimizer).__module__.startswith(_KNOWN):
+        return
+    for index, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
+        options = {name: value for name, value in own.items() if name != "params"}
+        _require_same_kinds(options, group, f" of group {index}")
+        for parameter, key in zip(own["params"], group.get("params", ()), strict=False):
+            _require_fitting_tensors(states.get(key, {}), parameter, short_text(key))
+
+
+def require_fitting_scale(saved: Any) -> None:
+    """Raise a ``ValueError`` unless the saved state of a gradient scaler is empty, or has a scale above 0."""
+    if saved and not (_is_finite(saved["scale"]) and saved["scale"] > 0):
+        raise ValueError(f"'scale' should be a number above 0; got {_show(saved['scale'])}")
+
+
+def _require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: str = "") -> None:
+    """Raise unless each saved value, if present, is of the kind of the object's own; functions may be anything."""
     wrong = [
         f"{name!r}{where} should be {kind}; got {_show(saved[name])}"
         for name, value in own.items()
@@ -46,36 +78,21 @@ def _is_of_kind(saved: Any, own: Any, kind: str) -> bool:
     return (found == kind or is_list) and (not isinstance(own, tuple) or len(saved) == len(own))
 
 
-def require_fitting_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` that names what the state of one of torch's optimizers has of another kind."""
-    if not type(optimizer).__module__.startswith(_KNOWN):
-        return
-    groups = saved.get("param_groups") or []
-    for index, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
-        options = {name: value for name, value in own.items() if name != "params"}
-        _require_same_kinds(options, group, f" of group {index}")
-        for parameter, key in zip(own["params"], group.get("params", ()), strict=False):
-            values = saved.get("state", {}).get(key, {})
-            if not isinstance(values, Mapping):
-                raise ValueError(f"the state of parameter {short_text(key)} should be a dict; got {_show(values)}")
-            _require_fitting_tensors(values, parameter, key)
-
-
-def _require_fitting_tensors(values: Mapping[str, Any], parameter: torch.Tensor, key: Any) -> None:
-    of = f" of parameter {short_text(key)}"
+def _require_fitting_tensors(values: Any, parameter: torch.Tensor, key: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"the state of parameter {key} should be a dict; got {_show(values)}")
     if "step" in values and _find_kind(values["step"]) != "a number":
-        raise ValueError(f"'step'{of} should be a number; got {_show(values['step'])}")
+        raise ValueError(f"'step' of parameter {key} should be a number; got {_show(values['step'])}")
     names = [name for name in _OF_SHAPE if name in values]
     for name in [*names, *([_BUFFER] if values.get(_BUFFER) is not None else [])]:
-        value = values[name]
         # Parts of sharded tensors have the shape of the whole.
-        if getattr(value, "shape", None) != parameter.shape:
-            shape = list(parameter.shape)
-            raise ValueError(f"{name!r}{of} should be a tensor of the shape {shape}; got {_show(value)}")
+        if getattr(values[name], "shape", None) != parameter.shape:
+            expected = f"a tensor of the shape {list(parameter.shape)}"
+            raise ValueError(f"{name!r} of parameter {key} should be {expected}; got {_show(values[name])}")
 
 
 def _find_kind(value: Any) -> str | None:
-    """Return what a value is, as far as a scheduler or optimizer computes with it; None if it may be anything."""
+    """Return the kind of a value in computations; None for a value that may be anything."""
     if isinstance(value, Mapping):
         return "a dict"
     if isinstance(value, list | tuple):
@@ -88,6 +105,21 @@ def _find_kind(value: Any) -> str | None:
     if isinstance(value, Number) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return "a number"
     return None
+
+
+def _require_finite(name: str, value: Any) -> None:
+    if not _is_finite(value):
+        raise ValueError(f"{name} should be a finite number; got {_show(value)}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether a value is a finite number, or a tensor with one."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Methods and attributes that an object has from one of its parts."""
+"""Methods and attributes of an object that forward to a part of the object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def forward(part: str, method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Return a method that calls ``method`` of the object in the attribute ``part``, and has its documentation."""
+    """Return a method that calls ``method`` of the object in the attribute ``part``, with the same documentation."""
     find_part = operator.attrgetter(part)
 
     @functools.wraps(method)

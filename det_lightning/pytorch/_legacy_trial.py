@@ -1,8 +1,8 @@
-"""Running trials that have the interface before Determined 0.12.13 through today's.
+"""Adapts legacy trials, with the interface before Determined 0.12.13, to today's interface.
 
-Such a trial wraps nothing. It builds one model and one optimizer, and ``train_batch`` and the evaluation methods get
-the model as an argument. The backward pass and the optimizer step are not up to the trial: they follow from the loss
-that ``train_batch`` returns.
+A legacy trial wraps nothing. The trial builds one model and one optimizer, and ``train_batch`` and the evaluation
+methods get the model as an argument. ``train_batch`` returns the loss, and the adapter does the backward pass and the
+optimizer step.
 """
 
 from __future__ import annotations
@@ -15,103 +15,82 @@ from typing import Any
 
 import torch
 
-from det_lightning import errors
-from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._data import DataLoader, TorchData
+from det_lightning.pytorch._data import TorchData
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
-from det_lightning.pytorch._reducer import Reducer
 
 logger = logging.getLogger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
 
-# In a second run a context holds what the first run wrapped, which must not count as wrapped by the trial itself.
+# In a second run a context holds the parts wrapped by the first run, which must not count as wrapped by the trial.
 _adapted: weakref.WeakKeyDictionary[PyTorchTrialContext, weakref.ref[PyTorchTrial]] = weakref.WeakKeyDictionary()
 
 
 class LegacyTrialAdapter(PyTorchTrial):
-    """Gives the legacy trial ``trial`` today's interface; what it builds is already wrapped."""
+    """Gives the legacy trial ``trial`` today's interface; ``context`` has wrapped the model and the optimizer."""
 
     def __init__(self, context: PyTorchTrialContext, trial: PyTorchTrial) -> None:
-        self.trial = trial
-        self._legacy: Any = trial
+        self.trial: Any = trial
         self._context = context
         self._model = context.get_model()
         self._optimizer = context.get_optimizer()
 
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Let the trial compute the loss, then do the backward pass and the optimizer step."""
-        metrics: torch.Tensor | dict[str, Any] = self._legacy.train_batch(
-            batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx
-        )
-        self._context.backward(self._loss_of(metrics, batch_idx))
+        metrics = self.trial.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        self._context.backward(self._find_loss(metrics, batch_idx))
         self._context.step_optimizer(self._optimizer)
-        return metrics
+        return metrics  # type: ignore[no-any-return]
 
-    def _loss_of(self, metrics: Any, batch_idx: int) -> torch.Tensor:
-        if isinstance(metrics, torch.Tensor):
-            return metrics
-        method = f"{type(self.trial).__name__}.train_batch()"
-        if not isinstance(metrics, dict):
-            raise TypeError(
-                f"{method} must return the loss as a tensor, or a dict of metrics with the loss under 'loss'; it "
-                f"returned {metrics!r} for batch {batch_idx}."
-            )
-        if "loss" not in metrics:
-            raise ValueError(
-                f"{method} must return the loss under 'loss', for the backward pass; the dict that it returned for "
-                f"batch {batch_idx} has {sorted(map(str, metrics))}."
-            )
-        loss = metrics["loss"]
+    def _find_loss(self, metrics: Any, batch_idx: int) -> torch.Tensor:
+        loss = metrics.get("loss") if isinstance(metrics, dict) else metrics
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
-                f"{method} must return the loss as a tensor with its graph, for the backward pass; 'loss' is "
-                f"{loss!r} for batch {batch_idx}."
+                f"{type(self.trial).__name__}.train_batch() must return the loss as a tensor with its graph, alone or "
+                f"in a dict under 'loss', for the backward pass; it returned {metrics!r:.500} for batch {batch_idx}."
             )
         return loss
 
-    def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        metrics: dict[str, Any] = self._legacy.evaluate_batch(batch=batch, model=self._model)
-        return metrics
+    def evaluate_batch(self, batch: TorchData, batch_idx: int) -> Any:
+        return self.trial.evaluate_batch(batch=batch, model=self._model)
 
-    def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-        metrics: dict[str, Any] = self._legacy.evaluate_full_dataset(data_loader=data_loader, model=self._model)
-        return metrics
+    def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> Any:
+        return self.trial.evaluate_full_dataset(data_loader=data_loader, model=self._model)
 
-    def build_training_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+    def build_training_data_loader(self) -> Any:
         return self.trial.build_training_data_loader()
 
-    def build_validation_data_loader(self) -> DataLoader | torch.utils.data.DataLoader[Any]:
+    def build_validation_data_loader(self) -> Any:
         return self.trial.build_validation_data_loader()
 
-    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+    def build_callbacks(self) -> Any:
         return self.trial.build_callbacks()
 
-    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+    def evaluation_reducer(self) -> Any:
         return self.trial.evaluation_reducer()
 
-    def get_batch_length(self, batch: Any) -> int:
+    def get_batch_length(self, batch: Any) -> Any:
         return self.trial.get_batch_length(batch)
 
 
 def is_legacy_trial(trial: type[PyTorchTrial] | PyTorchTrial) -> bool:
-    """Return whether a trial, or its class, has the interface before Determined 0.12.13.
+    """Return whether a trial, or a class of trials, has the interface before Determined 0.12.13.
 
-    Such a trial has ``build_model`` and ``optimizer``, as any trial may, and its ``train_batch`` takes a ``model``.
+    A legacy trial has ``build_model`` and ``optimizer``, as any trial may, and a ``train_batch`` with a ``model``.
     """
     trial_class = trial if isinstance(trial, type) else type(trial)
-    if _missing_builders(trial_class):
+    if _find_missing_builders(trial_class):
         return False
-    parameters = _parameters_of_train_batch(trial_class)
+    parameters = _get_parameters(trial_class)
     return "model" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyTorchTrial:
-    """Wrap what a legacy trial builds, and give the trial today's interface; return any other trial unchanged.
+    """Return an adapter for a legacy trial, with its model and optimizer wrapped; return any other trial unchanged.
 
-    A trial that wrapped something itself is not a legacy one. A second run uses the model and optimizer of the first.
+    A trial that wraps something is no legacy trial. A second run uses the model and optimizer of the first run.
     """
     if not is_legacy_trial(trial):
         return trial
@@ -120,25 +99,25 @@ def adapt_legacy_trial(trial: PyTorchTrial, context: PyTorchTrialContext) -> PyT
         if context.models or context.optimizers:
             return trial
         logger.info("%s has the interface before Determined 0.12.13; it runs adapted.", type(trial).__name__)
-        _wrap(trial, context)
+        _wrap_parts(trial, context)
         _adapted[context] = weakref.ref(trial)
     return LegacyTrialAdapter(context, trial)
 
 
 def original_trial(trial: PyTorchTrial) -> PyTorchTrial:
-    """Return the trial that the user wrote: the one inside an adapter, or the given one."""
+    """Return the user's trial: the trial inside an adapter, or ``trial``."""
     return trial.trial if isinstance(trial, LegacyTrialAdapter) else trial
 
 
 def interface_mistakes(trial: PyTorchTrial) -> list[str]:
-    """Return why a trial whose ``train_batch`` needs a ``model`` fits neither interface."""
+    """Return a list with the mistake of a trial that takes a ``model`` but fits neither interface; else empty."""
     if isinstance(trial, LegacyTrialAdapter):
         return []
-    parameter = _parameters_of_train_batch(type(trial)).get("model")
+    parameter = _get_parameters(type(trial)).get("model")
     if parameter is None or parameter.default is not parameter.empty:
         return []
     name = type(trial).__name__
-    missing = [f"{builder}()" for builder in _missing_builders(type(trial))]
+    missing = [f"{builder}()" for builder in _find_missing_builders(type(trial))]
     found = f"{name} does not define {' and '.join(missing)}" if missing else "something is wrapped already"
     return [
         f"{name}.train_batch() takes a model, as before Determined 0.12.13; such a trial defines build_model() and "
@@ -147,18 +126,18 @@ def interface_mistakes(trial: PyTorchTrial) -> list[str]:
     ]
 
 
-def _missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
+def _find_missing_builders(trial_class: type[PyTorchTrial]) -> list[str]:
     return [name for name in _BUILDERS if not callable(getattr(trial_class, name, None))]
 
 
-def _parameters_of_train_batch(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Parameter]:
+def _get_parameters(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(trial_class.train_batch).parameters
     except ValueError:  # compiled code may have no signature
         return {}
 
 
-def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
+def _wrap_parts(trial: Any, context: PyTorchTrialContext) -> None:
     name = type(trial).__name__
     model = trial.build_model()
     if not isinstance(model, torch.nn.Module):
@@ -179,19 +158,6 @@ def _wrap(trial: Any, context: PyTorchTrialContext) -> None:
                 f"step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); the modes are {modes}."
             )
         context.wrap_lr_scheduler(scheduler.scheduler, scheduler.step_mode, scheduler.frequency)
-    _configure_precision(context, model, optimizer)
-
-
-def _configure_precision(
-    context: PyTorchTrialContext, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Apply the configuration field that ``configure_apex_amp`` replaced, as the training loop did."""
     level = context.settings.section("optimizations").get("mixed_precision") or "O0"
-    if level == "O0":
-        return
-    try:
+    if level != "O0":
         context.configure_apex_amp(model, optimizer, opt_level=level)
-    except errors.InvalidExperimentException as e:
-        raise errors.InvalidExperimentException(
-            f"The experiment configuration has optimizations.mixed_precision={level!r}, which needs {e}"
-        ) from e

@@ -1,4 +1,4 @@
-"""What a ``Trainer.fit`` needs: a ``pl.Trainer``, and the checkpoint that it resumes from."""
+"""Makes the parts of a ``Trainer.fit``: the ``pl.Trainer``, its callbacks, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 # More damaged checkpoints in a row would be no accident.
 _MOST_FALLBACKS = 10
-# Each time another run deletes the newest checkpoint, it has written a newer one.
+# A run that deletes the newest checkpoint has written a newer checkpoint before.
 _MOST_TRIES = 10
 
 
 def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise a TypeError that names the argument of ``Trainer`` that is of the wrong kind."""
+    """Raise a TypeError that names an argument of ``Trainer`` of the wrong kind."""
     call = "Trainer(trial, context)"
     if isinstance(trial, PyTorchTrialContext) and isinstance(context, PyTorchTrial):
         raise TypeError(f"{call} got the context first. Give the trial first: Trainer(trial, context).")
@@ -45,7 +45,7 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
     require(isinstance(trial, PyTorchTrial), call, "a PyTorchTrial", trial, advice)
     advice = "Give the context that the trial was built with, of `with init(...) as context`."
     require(isinstance(context, PyTorchTrialContext), call, "a PyTorchTrialContext", context, advice)
-    for callback in callbacks_in(arguments):
+    for callback in list_callbacks(arguments):
         is_callback = hasattr(callback, "state_key") and not isinstance(callback, type)
         advice = "Callbacks of a trial are returned by its build_callbacks()."
         require(is_callback, "Trainer(callbacks=...)", "callbacks of Lightning", callback, advice)
@@ -54,36 +54,32 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
         require(not is_writer, "Trainer(callbacks=...)", "other callbacks", callback, advice)
 
 
-def callbacks_in(arguments: Mapping[str, Any]) -> list[pl.Callback]:
-    """Return the callbacks among the arguments of a ``pl.Trainer``, which takes a list or a single callback."""
+def list_callbacks(arguments: Mapping[str, Any]) -> list[pl.Callback]:
+    """Return the callbacks among the arguments of a ``pl.Trainer``, given as a list or a single callback."""
     given = arguments.get("callbacks") or []
     return list(given) if isinstance(given, list) else [given]
 
 
 def choose_preemption(callbacks: list[pl.Callback]) -> PreemptionHandler:
-    """Return the handler of signals among the callbacks, or a new one."""
-    given = [callback for callback in callbacks if isinstance(callback, PreemptionHandler)]
-    return given[0] if given else PreemptionHandler()
+    """Return the first handler of signals among the callbacks, or a new handler."""
+    given = (callback for callback in callbacks if isinstance(callback, PreemptionHandler))
+    return next(given, None) or PreemptionHandler()
 
 
 def choose_callback(
     context: PyTorchTrialContext, given: DeterminedCheckpoint | None, names: Mapping[str, Any], **call: Any
 ) -> DeterminedCheckpoint:
-    """Return the callback that writes the checkpoints: ``given``, or a new one by the call and the configuration.
+    """Return the callback that writes the checkpoints: ``given``, or a new callback by the call and the configuration.
 
-    The configuration's storage and ``names``, those of the experiment and the job, complete what was given.
+    The configuration's storage, and the ``names`` of the experiment and the job, fill gaps of ``given``.
     """
     arguments = context.settings.configuration.complete(**call)
-    if given is None:
-        given = _make_callback(context, arguments)
-    else:
+    storage = arguments.get("checkpoint_storage")
+    if given is not None:
         require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
         given.require_agreement(**call)
-    given.fill_in(arguments.get("checkpoint_storage"), **names)
-    return given
-
-
-def _make_callback(context: PyTorchTrialContext, arguments: Mapping[str, Any]) -> DeterminedCheckpoint:
+        given.fill_in(storage, **names)
+        return given
     policy = arguments.get("checkpoint_policy", "best")
     searcher = context.settings.section("searcher")
     metric = searcher.get("metric")
@@ -94,13 +90,13 @@ def _make_callback(context: PyTorchTrialContext, arguments: Mapping[str, Any]) -
                 'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
             )
         policy = "all"
-    return DeterminedCheckpoint(
-        arguments.get("checkpoint_storage"),
-        policy=policy,
-        period=arguments.get("checkpoint_period"),
-        metric=metric,
-        smaller_is_better=searcher.get("smaller_is_better", True),
+    period = arguments.get("checkpoint_period")
+    smaller_is_better = searcher.get("smaller_is_better", True)
+    made = DeterminedCheckpoint(
+        storage, policy=policy, period=period, metric=metric, smaller_is_better=smaller_is_better
     )
+    made.fill_in(storage, **names)
+    return made
 
 
 def make_lightning_trainer(
@@ -110,9 +106,9 @@ def make_lightning_trainer(
     checkpoint: DeterminedCheckpoint,
     preemption: PreemptionHandler,
 ) -> pl.Trainer:
-    """Return the trainer of a run, with the ``arguments`` of ``Trainer``, its callbacks, and defaults for the rest.
+    """Return the trainer of a run, with the ``arguments`` of ``Trainer``, callbacks, and defaults.
 
-    Raise an ``UnsupportedTrainerFlags`` that names any arguments that ``fit`` decides on.
+    Raise an ``UnsupportedTrainerFlags`` that names the arguments reserved to ``fit``.
     """
     given = dict(arguments)
     device = context.device
@@ -128,8 +124,8 @@ def make_lightning_trainer(
     clashing = sorted(decided.keys() & given.keys())
     if clashing:
         raise errors.UnsupportedTrainerFlags(
-            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. Use pl.Trainer with "
-            "det_lightning.adapters.TrialModule to choose them."
+            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. To choose, use pl.Trainer with "
+            "det_lightning.adapters.TrialModule."
         )
     callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
     if experiment is not None:
@@ -139,11 +135,12 @@ def make_lightning_trainer(
     if context.profiler is not None:
         callbacks.append(TorchProfiler(context.profiler))
     given.pop("callbacks", None)
-    callbacks += callbacks_in(arguments)
+    callbacks += list_callbacks(arguments)
     if preemption not in callbacks:
         callbacks.append(preemption)
     has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in callbacks)
-    shows_bar = given.get("enable_progress_bar", has_bar or _is_watched())
+    # Somebody can see a bar move in a terminal, and in an interactive session such as a notebook.
+    shows_bar = given.get("enable_progress_bar", has_bar or sys.stderr.isatty() or hasattr(sys, "ps1"))
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())
     defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
@@ -151,17 +148,12 @@ def make_lightning_trainer(
     return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
 
 
-def _is_watched() -> bool:
-    """Return whether somebody can see a bar move: stderr is a terminal, or the session is interactive (a notebook)."""
-    return sys.stderr.isatty() or hasattr(sys, "ps1")
-
-
 def choose_checkpoints(
     distributed: DistributedContext,
     checkpoints: DeterminedCheckpoint,
     latest: str | os.PathLike[str] | None,
 ) -> list[str]:
-    """Return on every rank the checkpoint to resume from, now protected from other runs, and those before it."""
+    """Return on every rank the checkpoint to resume from, now protected from other runs, and earlier checkpoints."""
     if not (latest is None or isinstance(latest, str | os.PathLike)):
         raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
@@ -171,7 +163,7 @@ def choose_checkpoints(
         find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
         for _ in range(_MOST_TRIES):
             found = storage.retry.call("looking for a checkpoint in", find, where=storage)
-            # Another run may have found a newer one in the meantime, and be deleting this one.
+            # Another run may have found a newer checkpoint in the meantime, and be deleting this one.
             if not found or checkpoints.protect(found[0]):
                 break
     chosen: list[str] = distributed.broadcast(found)
@@ -181,12 +173,12 @@ def choose_checkpoints(
 def _find_latest(
     storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
 ) -> list[str]:
-    """Return the checkpoint to resume from and, if that is the newest, those before it, at most ``most`` in all."""
+    """Return the checkpoint to resume from; if the newest, followed by earlier ones, at most ``most`` in all."""
     if restarts():
         if job is None:
             logger.warning(
-                "The script was restarted, but its job has no id, so its checkpoints are not known from others. Give "
-                "torchrun an --rdzv-id, or pass latest_checkpoint='last'."
+                "The script was restarted, but the job has no id to find checkpoints by. Give torchrun an --rdzv-id, "
+                "or pass latest_checkpoint='last'."
             )
         elif newest := [*itertools.islice(storage.newest_first(job), most)]:
             shown = escape(mask_url(newest[0]))

@@ -1,4 +1,4 @@
-"""Loading a trial with the weights of a checkpoint."""
+"""``load_trial_from_checkpoint_path``: builds a trial with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class CheckpointLoadContext(PyTorchTrialContext):
     """A context for building a trial that only holds weights, outside of training.
 
-    Models stay where the trial creates them; ``hparams`` and ``exp_conf`` are what the trial asks for.
+    Models stay on the device where the trial creates them. The trial reads ``hparams`` and ``exp_conf``.
 
     Example:
         >>> import det_lightning as det
@@ -57,29 +57,29 @@ def load_trial_from_checkpoint_path(
     trusted: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Build the trial of a checkpoint of any release since 0.12 and load its weights.
+    """Build the trial of a checkpoint of any release since 0.12, and load the weights.
 
-    Without ``trial_class=`` this runs the code of the checkpoint: the trial's class is imported from the copy in it.
-    Give ``trial_class=`` for a checkpoint whose code you do not trust; then none of its code is run.
+    Without ``trial_class=``, the trial's class is imported from the code in the checkpoint, and the code runs. If you
+    do not trust the code, give ``trial_class=``; then no code of the checkpoint runs.
 
-    If the checkpoint has a manifest, its code is first compared with it, and files that are not listed there are not
-    imported. Links are never followed.
+    Code is compared with the checkpoint's manifest, if present, and unlisted files are not imported. Links are never
+    followed.
 
     Args:
         path: path or URL of the checkpoint's directory.
-        trial_class: the trial's class; by default it is imported from the copy of the code in the checkpoint, with
-            ``import determined`` answered by det_lightning.
+        trial_class: the trial's class. Defaults to the class in the checkpoint's copy of the code, imported with
+            det_lightning as ``determined``.
         trial_kwargs: arguments of the trial in addition to the context.
         torch_load_kwargs: arguments of ``torch.load``; tensors go to the CPU by default.
-        hparams: hyperparameters for the trial; by default those in the checkpoint.
-        exp_conf: experiment configuration for the trial; by default the one in the checkpoint.
+        hparams: hyperparameters for the trial. Defaults to the hyperparameters in the checkpoint.
+        exp_conf: experiment configuration for the trial. Defaults to the configuration in the checkpoint.
         storage_options: options for the file system if ``path`` is a URL; see ``CheckpointStorage``.
-        trusted: unpickle anything in the checkpoint, running whatever code it contains.
+        trusted: unpickle anything in the checkpoint, running whatever code the checkpoint contains.
         **kwargs: deprecated spelling of ``torch_load_kwargs``.
 
     Returns:
-        The trial. For a trial with the interface before 0.12.13, whose checkpoint has no ``load_data.json``, its model,
-        as in Determined.
+        The trial. For a checkpoint without ``load_data.json`` and a trial with the interface before 0.12.13, the
+        model, as in Determined.
 
     Raises:
         CheckpointNotFound, IncompleteCheckpointError, UnsafeCheckpointError: see ``read_checkpoint``;
@@ -147,8 +147,8 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
     spec = load_data["trial_cls_spec"]
     if spec is None:
         raise ValueError(
-            f"{directory} does not name the trial's class: up to 0.17.7 only Determined's platform knew it, and added "
-            "it to what it downloaded. Pass trial_class=, and hparams= if the trial asks for any."
+            f"{directory} does not name the trial's class: up to 0.17.7, only downloads from Determined's platform had "
+            "the name. Pass trial_class=, and hparams= if the trial has hyperparameters."
         )
     files, others = split_code(directory, trusted=trusted)
     unused = name_some([ascii(name) for name in others])

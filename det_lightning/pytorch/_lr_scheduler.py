@@ -1,4 +1,4 @@
-"""Learning rate schedulers, and when they step."""
+"""``LRScheduler``: a learning rate scheduler with the rule for stepping it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 
 
 class LRScheduler:
-    """A learning rate scheduler together with the rule for stepping it.
+    """A learning rate scheduler together with the rule for stepping.
 
-    ``context.wrap_lr_scheduler`` creates these; a trial rarely needs to.
+    Created by ``context.wrap_lr_scheduler``; a trial rarely needs to create an object.
 
     Args:
         scheduler: any scheduler of ``torch.optim.lr_scheduler``, or an object with the same methods.
@@ -37,7 +37,7 @@ class LRScheduler:
     """
 
     class StepMode(enum.Enum):
-        """When a scheduler steps; with aggregation, never on a batch without an optimizer update."""
+        """When a scheduler steps. With aggregation, only on batches with an optimizer update."""
 
         STEP_EVERY_EPOCH = 1
         STEP_EVERY_BATCH = 2
@@ -58,10 +58,10 @@ class LRScheduler:
         self.frequency = frequency
 
     def steps_after(self, batch_idx: int, epoch_len: int, aggregation_frequency: int) -> int:
-        """Return how many steps are due once the optimizers were updated on ``batch_idx``.
+        """Return the number of steps due after an update of the optimizers on batch ``batch_idx``.
 
-        Follows Determined 0.38.1 to the letter: STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch, not at the
-        number of updates. If frequency and aggregation share a divisor, it steps more often than that number suggests.
+        As in Determined 0.38.1, STEP_EVERY_OPTIMIZER_STEP compares the index of the batch with the frequency, not the
+        number of updates: if frequency and aggregation share a divisor, the scheduler steps more often.
         """
         frequency = self.frequency
         if self.step_mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
@@ -86,7 +86,7 @@ class LRScheduler:
         self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rates that the scheduler set last, one per parameter group."""
+        """Return the current learning rates, one per parameter group."""
         return [float(lr) for lr in self.scheduler.get_last_lr()]
 
     def state_dict(self) -> dict[str, Any]:

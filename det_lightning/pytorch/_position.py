@@ -1,4 +1,4 @@
-"""The position of a run in its training data, and their order, which a resumed run repeats."""
+"""The position of a run in the training data, and a batch sampler that repeats the order of an interrupted run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils.data import BatchSampler
 from det_lightning import errors
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates, isolated_rng, restore_rng
 
-# What the workers of all ranks can be ahead of training; a sampler of the trial's own may never end.
+# The most batches that workers of all ranks can be ahead of training; a sampler of the trial may never end.
 _MOST_AHEAD = 10**6
 
 
 @dataclasses.dataclass
 class TrainingPosition:
-    """The batch that is being trained on; indices count from 0 over the whole run.
+    """The current training batch; indices count from 0 over the whole run.
 
     ``batch_idx`` is None before the first batch, and ``epoch_len`` before the training loader is built.
     """
@@ -33,7 +33,7 @@ class TrainingPosition:
         return self.initial_batch if self.batch_idx is None else self.batch_idx + 1
 
     def epoch_length(self) -> int:
-        """Return the number of batches in an epoch; raise an InternalException if it is not known yet."""
+        """Return the number of batches in an epoch; raise an InternalException before the loader is built."""
         if self.epoch_len is None:
             raise errors.InternalException("The length of an epoch is not known: the training loader is not built.")
         return self.epoch_len
@@ -49,25 +49,25 @@ class TrainingPosition:
         return self.current_train_batch() // self.epoch_length()
 
     def is_epoch_start(self) -> bool:
-        """Return whether the current batch is the first of its epoch."""
+        """Return whether the current batch is the first of an epoch."""
         return self.current_train_batch() % self.epoch_length() == 0
 
     def is_epoch_end(self) -> bool:
-        """Return whether the current batch is the last of its epoch."""
+        """Return whether the current batch is the last of an epoch."""
         return (self.current_train_batch() + 1) % self.epoch_length() == 0
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch of this run: 0, or where the checkpoint that it resumes from stopped."""
+        """Return the index of the first batch of this run: 0, or the position of the checkpoint resumed from."""
         return self.initial_batch
 
 
 class ResumableBatchSampler(BatchSampler):
     """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order recorded in ``journal``.
 
-    Recorded passes begin in their random state, up to the batch that the interrupted run had drawn last; samplers then
-    get the states that they had by then, and the global generators are as before. A new pass draws from them and is
-    recorded. The length is that of one pass. The order is not repeated if a sampler changes a list of its own, or if
-    workers prefetch while it draws from a generator for every sample that something else draws from too.
+    Recorded passes begin in the recorded random states, and end with the batch last drawn by the interrupted run.
+    Samplers then get the states at that batch, and the global generators are restored. New passes draw from the
+    generators and are recorded. The length is the length of one pass. The order is not repeated if a sampler changes
+    a list, or if workers prefetch while a sampler shares a generator with other code and draws for every sample.
     """
 
     def __init__(self, batch_sampler: Any, journal: PassJournal, first_batch: int = 0) -> None:
@@ -76,7 +76,7 @@ class ResumableBatchSampler(BatchSampler):
         self.first_batch = first_batch
         journal.samplers = SamplerStates(batch_sampler)
         if journal.recorded and not journal.resumed_at:
-            # The first releases noted no position. A pass is recorded once its first batch is asked for.
+            # The first releases noted no position, and recorded a pass when the first batch was requested.
             drawn = max(first_batch, journal.recorded[-1]["first_batch"] + 1)
             journal.resumed_at = {"drawn": drawn, "samplers": []}
 
@@ -87,7 +87,7 @@ class ResumableBatchSampler(BatchSampler):
         return itertools.chain.from_iterable(self._passes())
 
     def _passes(self) -> Iterator[Iterator[Any]]:
-        """Yield the batches of each pass, as an iterator that runs no Python code of its own per batch."""
+        """Yield the batches of each pass, as an iterator that runs no Python code per batch."""
         ready, batches, begun_at, index = self._repeat()
         while True:
             numbers = self.journal.count_from(index)
@@ -100,24 +100,22 @@ class ResumableBatchSampler(BatchSampler):
                     f"{type(self.batch_sampler).__name__} of the training data yields no batches at all: the dataset "
                     "is empty, or smaller than one batch with drop_last=True."
                 )
+            self.journal.begin_pass(index)
             ready = []
-            batches = self._begin(index)
+            batches = iter(self.batch_sampler)
             begun_at = index
 
-    def _begin(self, index: int) -> Iterator[Any]:
-        self.journal.begin_pass(index)
-        return iter(self.batch_sampler)
-
     def _repeat(self) -> tuple[list[Any], Iterator[Any], int, int]:
-        """Draw again what the interrupted run had drawn.
+        """Draw the batches of the interrupted run again; trained batches are neither kept nor loaded.
 
-        Return the batches that were drawn but not trained, the rest of their pass, where that begins, and the number of
-        the next batch. Batches that were trained are drawn, but neither kept nor loaded.
+        Return the batches drawn but not trained, the rest of the current pass, the first batch of the pass, and the
+        number of the next batch.
         """
         recorded = self.journal.recorded
         samplers = self.journal.samplers
         if not recorded:
-            return [], self._begin(0), 0, 0
+            self.journal.begin_pass(0)
+            return [], iter(self.batch_sampler), 0, 0
         until = self.journal.resumed_at["drawn"]
         if until - self.first_batch > _MOST_AHEAD:
             raise errors.InvalidCheckpointException(

@@ -1,4 +1,4 @@
-"""The context of a trial: what it wraps its models in, and what it trains through."""
+"""The context of a trial: wraps models, optimizers and schedulers, runs backward passes and optimizer steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]  # no public name
 
 from det_lightning import errors
 from det_lightning.arguments import is_path, refuse_texts, require, wrong_argument
@@ -24,36 +25,33 @@ from det_lightning.pytorch._forwarding import forward, forward_attribute
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
-from det_lightning.pytorch._unprofiled import TORCHS_ZERO_GRAD, profiler_enabled
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 
+# Labels each call for a profiler, even if none runs; the labels take longer than removing the gradients.
+_TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
+
 
 class PyTorchTrialContext:
     """Passed to a trial's ``__init__``; created by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
-    Most of its arguments are those of ``init()``. With ``loading_only`` the trial is built to hold the weights of a
-    checkpoint, or to be tried out by hand: nothing is placed on a device. ``configuration`` holds what ``exp_conf``
-    supplies for arguments that calls leave out.
+    Most arguments are documented by ``init()``. With ``loading_only``, for weights of a checkpoint or for trying out a
+    trial by hand, nothing is placed on a device. ``configuration`` supplies defaults for arguments left out of calls.
 
     Attributes:
-        models, optimizers, lr_schedulers: what the trial wrapped, in the order of wrapping.
-        device: where batches and models go.
+        models, optimizers, lr_schedulers: the wrapped objects, in the order of wrapping.
+        device: the device of batches and models.
         distributed: rank and size.
-        settings, wrapped, reducers, precision, backend, position, tensorboard, experimental: the parts of the context,
-            which its methods forward to.
-        update_hooks: what is called around backward passes and optimizer steps.
 
     Example:
         >>> import torch
         >>> import det_lightning as det
         >>> with det.pytorch.init(hparams={"lr": 0.5, "global_batch_size": 8}) as context:
         ...     model = context.wrap_model(torch.nn.Linear(1, 1))
-        ...     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=context.get_hparam("lr")))
-        ...     context.distributed.get_rank(), context.distributed.get_size()
-        (0, 1)
+        ...     context.get_hparam("lr"), context.distributed.get_rank(), context.distributed.get_size()
+        (0.5, 0, 1)
     """
 
     def __init__(
@@ -73,8 +71,8 @@ class PyTorchTrialContext:
     ) -> None:
         if not loading_only:
             require_usable(hparams, exp_conf)
-        for name, given in {"hparams": hparams, "exp_conf": exp_conf}.items():
-            require(given is None or isinstance(given, Mapping), f"{name}=", "a dict", given)
+        require(hparams is None or isinstance(hparams, Mapping), "hparams=", "a dict", hparams)
+        require(exp_conf is None or isinstance(exp_conf, Mapping), "exp_conf=", "a dict", exp_conf)
         refuse_texts("init()", enable_tensorboard_logging=enable_tensorboard_logging)
         self.distributed = distributed or DistributedContext()
         size = self.distributed.size
@@ -84,8 +82,8 @@ class PyTorchTrialContext:
         self.backend = backend or LocalBackend()
         self.device = self.backend.device
         self.precision = ChosenPrecision(self.backend, size, loading_only)
-        backend = None if loading_only else self.backend
-        self.wrapped = WrappedParts(self.distributed, backend, self.precision, self.settings)
+        placing = None if loading_only else self.backend
+        self.wrapped = WrappedParts(self.distributed, placing, self.precision, self.settings)
         self.models = self.wrapped.models
         self.optimizers = self.wrapped.optimizers
         self.lr_schedulers = self.wrapped.lr_schedulers
@@ -110,18 +108,14 @@ class PyTorchTrialContext:
     def from_config(config: Mapping[str, Any]) -> PyTorchTrialContext:
         """Return a context for trying out a trial by hand, as up to Determined 0.19.
 
-        Its trial can be built, and ``train_batch`` and ``evaluate_batch`` called, without a run: models stay where the
-        trial creates them, and each batch updates them.
-
-        A range among the ``hyperparameters`` of ``config`` gives its middle, a ``categorical`` its first value; a
-        ValueError is raised if a hyperparameter is of an unknown type, or lacks its values.
+        Build the trial and call ``train_batch`` and ``evaluate_batch`` without a run: models stay on the device where
+        the trial creates them, and each batch updates the weights. Of a range among the ``hyperparameters`` of
+        ``config`` the middle is taken, of a ``categorical`` the first value; others without a value raise a ValueError.
         """
         require(isinstance(config, Mapping), "from_config()", "an experiment configuration as a dict", config)
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
         hparams = chosen_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
-
-    # Methods and attributes of its parts
 
     get_hparams = forward("settings", TrialSettings.get_hparams)
     get_hparam = forward("settings", TrialSettings.get_hparam)
@@ -130,7 +124,6 @@ class PyTorchTrialContext:
     get_global_batch_size = forward("settings", TrialSettings.get_global_batch_size)
     get_per_slot_batch_size = forward("settings", TrialSettings.get_per_slot_batch_size)
     get_trial_seed = forward("settings", TrialSettings.get_trial_seed)
-
     wrap_model = forward("wrapped", WrappedParts.wrap_model)
     wrap_optimizer = forward("wrapped", WrappedParts.wrap_optimizer)
     wrap_lr_scheduler = forward("wrapped", WrappedParts.wrap_lr_scheduler)
@@ -140,14 +133,12 @@ class PyTorchTrialContext:
     wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
     reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
     reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
-
     wrap_scaler = forward("precision", ChosenPrecision.wrap_scaler)
     autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
     configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
     scaler = forward_attribute("precision", "scaler")
     # Setting this was the only way to give use_amp() a scaler with other arguments.
     _scaler = scaler
-
     is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
     is_epoch_end = forward("position", TrainingPosition.is_epoch_end)
     current_train_epoch = forward("position", TrainingPosition.current_train_epoch)
@@ -156,11 +147,8 @@ class PyTorchTrialContext:
     # Trials read these in their evaluation, and tests that run a trial by hand set them.
     _current_batch_idx = forward_attribute("position", "batch_idx")
     _epoch_len = forward_attribute("position", "epoch_len")
-
     set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
     get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
-
-    # Training
 
     def backward(
         self,
@@ -169,9 +157,9 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute the gradients of ``loss``, like ``torch.Tensor.backward``; its shape is ``()`` or ``gradient``'s.
+        """Compute the gradients of ``loss``, of shape ``()`` or the shape of ``gradient``, like ``Tensor.backward``.
 
-        With several ranks, gradients are exchanged only on batches that update.
+        Several ranks exchange gradients only on batches with an optimizer update.
         """
         if not isinstance(loss, torch.Tensor):
             raise TypeError(wrong_argument("context.backward()", "the loss as a tensor with its graph", loss))
@@ -191,19 +179,18 @@ class PyTorchTrialContext:
         *,
         backward_passes_per_step: int = 1,
     ) -> None:
-        """Update the parameters, on batches that complete an aggregation; do nothing on the others.
+        """Update the parameters, on batches that complete an aggregation; do nothing on any other batch.
 
         Args:
-            optimizer: what ``wrap_optimizer`` returned.
-            clip_grads: called with the list of the optimizer's parameters once their gradients are exchanged and
-                averaged; by default ``gradient_clip_val`` of ``pl.Trainer`` clips them.
+            optimizer: the optimizer that ``wrap_optimizer`` returned.
+            clip_grads: a function of the list of the optimizer's parameters, called after gradients are exchanged and
+                averaged. Defaults to clipping by ``gradient_clip_val`` of ``pl.Trainer``.
             auto_zero_grads: zero the gradients after the step.
             scaler: step through this gradient scaler.
-            backward_passes_per_step: accepted as in Determined 0.13, but ignored; pass it to ``wrap_optimizer``.
+            backward_passes_per_step: accepted as in Determined 0.13, but ignored; see ``wrap_optimizer``.
 
         Raises:
-            InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false while
-                gradients are aggregated over batches.
+            InvalidExperimentException: the optimizer was not wrapped, or ``auto_zero_grads`` is false with aggregation.
             TypeError: ``clip_grads`` is not a function.
         """
         if clip_grads is not None and (not callable(clip_grads) or isinstance(clip_grads, type)):
@@ -230,7 +217,8 @@ class PyTorchTrialContext:
         if path.exchanges:
             path.synchronize(optimizer)
         if frequency > 1 and average:
-            _divide_gradients(optimizer, frequency)
+            for gradient in [p.grad for p in list_parameters(optimizer) if p.grad is not None]:
+                gradient.data.div_(float(frequency))
         hooks = self.update_hooks
         if clip_grads is not None or hooks.before_step or hooks.clip:
             self.precision.scaling.unscale(optimizer)
@@ -251,10 +239,8 @@ class PyTorchTrialContext:
             return
         for before_zero in hooks.before_zero_grad:
             before_zero(optimizer)
-        is_torchs = getattr(type(optimizer), "zero_grad", None) is TORCHS_ZERO_GRAD and "zero_grad" not in vars(
-            optimizer
-        )
-        if not is_torchs or profiler_enabled():
+        of_class = getattr(type(optimizer), "zero_grad", None)
+        if of_class is not _TORCHS_ZERO_GRAD or "zero_grad" in vars(optimizer) or profiler_enabled():
             optimizer.zero_grad()
             return
         for group in optimizer.param_groups:
@@ -262,27 +248,23 @@ class PyTorchTrialContext:
                 parameter.grad = None
 
     def is_update_batch(self) -> bool:
-        """Return whether the current batch completes an aggregation, so that optimizers step on it."""
+        """Return whether the current batch completes an aggregation, so that optimizers step."""
         frequency = self.settings.aggregation_frequency
         return self._loading_only or (self.position.current_train_batch() + 1) % frequency == 0
 
     _should_communicate_and_update = is_update_batch
-
-    @property
-    def aggregation_frequency(self) -> int:
-        """Number of batches whose gradients make one optimizer update."""
-        return self.settings.aggregation_frequency
-
+    aggregation_frequency = property(lambda self: self.settings.aggregation_frequency, doc="Batches in one update.")
     _aggregation_frequency = aggregation_frequency
 
     def to_device(self, data: Any) -> Any:
-        """Move data that the trial created itself to the device; batches of the loader are already moved."""
+        """Move data created by the trial to the device; batches of the loader are moved already."""
         return move(self.device, self._warned_types, data)
 
     def batch_mover(self) -> Callable[[Any], Any]:
-        """Return the function that moves each batch of a run: :meth:`to_device` if replaced, else what that calls."""
-        is_replaced = getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device
-        return self.to_device if is_replaced else functools.partial(move, self.device, self._warned_types)
+        """Return the function that moves each batch of a run: an overridden :meth:`to_device`, or a faster equal."""
+        if getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device:
+            return self.to_device
+        return functools.partial(move, self.device, self._warned_types)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
@@ -308,19 +290,10 @@ class PyTorchTrialContext:
         return self._tensorboard_path
 
     def get_tensorboard_writer(self) -> Any:
-        """Return the ``SummaryWriter`` of this run, which is created on the first call."""
+        """Return the ``SummaryWriter`` of this run, created on the first call."""
         return self.tensorboard.writer
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile training with ``torch.profiler.profile(*args, **kwargs)``, stepped once per batch.
-
-        Traces go to the directory of the TensorBoard files.
-        """
+        """Profile training with ``torch.profiler.profile``, stepped once per batch; traces are TensorBoard files."""
         handler = torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = torch.profiler.profile(*args, on_trace_ready=handler, **kwargs)
-
-
-def _divide_gradients(optimizer: torch.optim.Optimizer, divisor: int) -> None:
-    for parameter in list_parameters(optimizer):
-        if parameter.grad is not None:
-            parameter.grad.data.div_(float(divisor))

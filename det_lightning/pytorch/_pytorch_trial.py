@@ -1,4 +1,4 @@
-"""The interface that a trial implements."""
+"""``PyTorchTrial``, the interface of a trial, and building an object of a trial's class."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from det_lightning.pytorch._reducer import Reducer
 
 
 class PyTorchTrial(abc.ABC):
-    """Models, optimizers, data and what to do with one batch; the training loop is not part of the trial.
+    """Models, optimizers, data, and the training and evaluation of one batch, without a training loop.
 
-    A subclass wraps its models, optimizers and learning rate schedulers in ``__init__`` and implements
-    :meth:`train_batch`, the two loaders, and one of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset`.
-    The interface is that of Determined 0.38 (``determined.pytorch.PyTorchTrial``).
+    In a subclass, wrap models, optimizers and learning rate schedulers in ``__init__``, and implement
+    :meth:`train_batch`, the two loaders, and either :meth:`evaluate_batch` or :meth:`evaluate_full_dataset`.
+    The interface is the same as in Determined 0.38 (``determined.pytorch.PyTorchTrial``).
 
     Example:
         >>> import torch
@@ -49,11 +49,11 @@ class PyTorchTrial(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None:
-        """Build and wrap what is trained.
+        """Build and wrap models, optimizers and schedulers.
 
-        Wrap models first (``context.wrap_model``), then the optimizers over their parameters
-        (``context.wrap_optimizer``), then the schedulers of those optimizers (``context.wrap_lr_scheduler``).
-        Whatever is not wrapped is not in the checkpoints.
+        Wrap models first (``context.wrap_model``), then optimizers over the models' parameters
+        (``context.wrap_optimizer``), then the optimizers' schedulers (``context.wrap_lr_scheduler``). Checkpoints hold
+        wrapped objects only.
         """
 
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class PyTorchTrial(abc.ABC):
             batch_idx: index of the batch over the whole run, from 0.
 
         Returns:
-            The metrics of the batch by name, or one tensor, which is taken as ``{"loss": tensor}``.
+            The metrics of the batch by name, or one tensor in place of ``{"loss": tensor}``.
         """
 
     @abc.abstractmethod
@@ -74,7 +74,7 @@ class PyTorchTrial(abc.ABC):
         """Return the loader of the training data.
 
         A ``torch.utils.data.DataLoader`` needs ``context.experimental.disable_dataset_reproducibility_checks()``, and
-        must repeat its data and shard them over the ranks itself.
+        must repeat the data and shard over the ranks.
         """
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class PyTorchTrial(abc.ABC):
         return {}
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        """Return the validation metrics of one batch; they are reduced over batches and ranks.
+        """Return the validation metrics of one batch, to be reduced over batches and ranks.
 
         An override may omit the parameter ``batch_idx``, the index of the batch in this validation.
         """
@@ -101,16 +101,16 @@ class PyTorchTrial(abc.ABC):
         raise NotImplementedError
 
     def get_batch_length(self, batch: Any) -> int:
-        """Return the number of records in a batch; override it for batches of unusual types."""
+        """Return the number of records in a batch. Override for batches of unusual types."""
         return data_length(batch)
 
 
 class SelfSavingTrial(PyTorchTrial):
-    """A trial that uses another library: it wraps nothing, and its weights are files in its checkpoints.
+    """A trial that trains with another library, wraps nothing, and keeps the weights as files in checkpoints.
 
     Attributes:
-        trial_type: its entry in ``load_data.json``.
-        config_fields: the fields of an experiment configuration that it reads but PyTorch trials do not.
+        trial_type: the entry in ``load_data.json``.
+        config_fields: the fields of an experiment configuration that the trial reads and PyTorch trials do not.
     """
 
     trial_type: ClassVar[str]
@@ -118,15 +118,15 @@ class SelfSavingTrial(PyTorchTrial):
 
     @abc.abstractmethod
     def begin_run(self, files: pathlib.Path | None, batches_trained: int, exact: bool) -> None:
-        """Prepare a run; every rank calls it, before the loaders are built.
+        """Prepare a run, on every rank, before the loaders are built.
 
-        ``files`` is the directory of the checkpoint that it resumes from, if any; an ``exact`` one was written by
-        det_lightning, and has the position in the data.
+        The run resumes from the checkpoint in the directory ``files``, if given. An ``exact`` checkpoint was written
+        by det_lightning, and has the position in the data.
         """
 
     @abc.abstractmethod
     def collect_files(self) -> pathlib.Path | None:
-        """Return a new directory whose files are moved into a checkpoint; every rank calls it, others return None."""
+        """Return a new directory on the chief, of files to move into a checkpoint; None on other ranks."""
 
     @abc.abstractmethod
     def describe_files(self) -> dict[str, str]:
@@ -134,7 +134,7 @@ class SelfSavingTrial(PyTorchTrial):
 
 
 def require_trial_class(call: str, trial_class: Any) -> None:
-    """Raise a TypeError unless ``trial_class`` is a class of trials, or a function that builds one."""
+    """Raise a TypeError unless ``trial_class`` is a subclass of ``PyTorchTrial``, or a function that builds a trial."""
     is_trial = isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)
     if not is_trial and (isinstance(trial_class, type | torch.nn.Module | PyTorchTrial) or not callable(trial_class)):
         raise TypeError(
@@ -146,29 +146,28 @@ def require_trial_class(call: str, trial_class: Any) -> None:
 def build_trial(
     trial_class: Callable[..., Any], context: PyTorchTrialContext, trial_kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return a trial; a TypeError says which arguments of its class are missing, or which hyperparameters are texts."""
+    """Return a trial; a TypeError names the missing arguments of the class, or the hyperparameters that are texts."""
     arguments = {} if trial_kwargs is None else trial_kwargs
     require(isinstance(arguments, Mapping), "trial_kwargs=", "a dict of arguments after the context", arguments)
     try:
         return trial_class(context, **arguments)
     except TypeError as error:
-        if mismatch := _find_mismatch(trial_class, context, arguments):
-            raise TypeError(mismatch) from error
+        _require_arguments(trial_class, context, arguments)
         explain_texts(error, context.settings.hparams)
         raise
 
 
-def _find_mismatch(trial_class: Callable[..., Any], context: PyTorchTrialContext, arguments: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments of a trial's class; empty if nothing is."""
+def _require_arguments(
+    trial_class: Callable[..., Any], context: PyTorchTrialContext, arguments: Mapping[str, Any]
+) -> None:
     signature = inspect.signature(trial_class)
     try:
         signature.bind(context, **arguments)
     except TypeError as error:
         name = getattr(trial_class, "__name__", repr(trial_class))
         given = f"trial_kwargs={short_text(dict(arguments))}" if arguments else "without trial_kwargs="
-        return (
+        raise TypeError(
             f"{name}{signature} was called with the context, {given}: {error}. A trial takes the context first; pass "
             "others in trial_kwargs={...} of TrialModule or load_trial_from_checkpoint_path, or give them "
             "defaults."
-        )
-    return ""
+        ) from error

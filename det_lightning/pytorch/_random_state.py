@@ -1,6 +1,6 @@
-"""The random state of the process and of samplers, and a journal of how the passes over the training data began.
+"""The random state of the process and of samplers, and a journal of the passes over the training data.
 
-A *pass* is one iteration over the training sampler, from the draw of its first index to its end.
+A *pass* is one iteration over the training sampler, from the draw of the first index to the end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils.data import Sampler
 from det_lightning import errors
 from det_lightning.arguments import wrong_argument
 
-# The types of generators whose states are saved.
+# Checkpoints hold the states of generators of these types.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
-# What else of a sampler is saved.
+# The types of other attributes of a sampler in checkpoints.
 _PLAIN = (bool, int, float, str, type(None))
 # The size of the Mersenne Twister's state.
 _WORDS = 624
-# What generators raise for a state that does not fit them.
+# Errors of generators for a state that does not fit.
 UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all of them take the seed."""
+    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all generators take the seed."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(wrong_argument("trial_seed", "an integer from 0 to 2**32 - 1", seed))
     random.seed(seed)
@@ -40,9 +40,9 @@ def seed_everything(seed: int) -> None:
 
 
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the state of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
+    """Return the states of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
 
-    The generator of a CUDA device is also captured, as ``gpu_rng_state``.
+    For a CUDA device, ``gpu_rng_state`` has the state of the device's generator.
     """
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
@@ -55,7 +55,7 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> None:
-    """Restore what :func:`capture_rng` returned; all of it, or nothing if the CUDA generator refuses its state."""
+    """Restore the states that :func:`capture_rng` returned: all, or none if the CUDA generator refuses a state."""
     if device is not None and device.type == "cuda" and "gpu_rng_state" in state:
         try:
             torch.cuda.set_rng_state(state["gpu_rng_state"], device)
@@ -69,9 +69,9 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 
 def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None:
-    """Raise, naming all mistakes, unless :func:`restore_rng` can use a state; the global generators are not changed.
+    """Raise an error with all mistakes unless :func:`restore_rng` can use a state; no global generator is changed.
 
-    With ``without_torch`` only the other generators are checked. The state of a GPU is left to :func:`restore_rng`.
+    With ``without_torch``, torch's generator is not checked. :func:`restore_rng` checks the state of a GPU.
     """
     generators = {
         "cpu_rng_state": torch.Generator(),
@@ -124,7 +124,7 @@ def _require_position(position: Any) -> None:
 
 @contextlib.contextmanager
 def isolated_rng() -> Iterator[None]:
-    """Undo, on leaving, every draw from the global generators that was made inside."""
+    """Undo, on leaving, every draw from the global generators inside the block."""
     before = capture_rng()
     try:
         yield
@@ -132,29 +132,28 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(before)
 
 
-def _attributes_of(sampler: Any) -> dict[str, Any]:
-    """Return the attributes of a sampler. torch accepts any iterable as one, even a list, which has none."""
-    attributes: dict[str, Any] = getattr(sampler, "__dict__", {})
-    return attributes
+def _get_attributes(sampler: Any) -> dict[str, Any]:
+    """Return the attributes of a sampler; none for a list, since torch accepts any iterable."""
+    return getattr(sampler, "__dict__", {})
 
 
-def _samplers_of(sampler: Any) -> Iterator[Any]:
-    """Yield ``sampler`` and every sampler that it wraps, outermost first."""
+def _walk_samplers(sampler: Any) -> Iterator[Any]:
+    """Yield ``sampler`` and every wrapped sampler, outermost first."""
     yield sampler
-    for name, value in _attributes_of(sampler).items():
+    for name, value in _get_attributes(sampler).items():
         if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
-            yield from _samplers_of(value)
+            yield from _walk_samplers(value)
 
 
 class SamplerStates:
-    """The states of samplers and of those that they wrap: generators, and values that have changed by now.
+    """The states of samplers, outer and wrapped: generators, and values changed since the sampler was built.
 
-    A value that is as it was built, such as a batch size, is a setting of the trial: a resumed run has its own.
+    An unchanged value, for example a batch size, is a setting of the trial, and a resumed run builds the setting anew.
     """
 
     def __init__(self, *samplers: Any) -> None:
-        self._samplers = [one for sampler in samplers for one in _samplers_of(sampler)]
-        self._built = [dict(_attributes_of(sampler)) for sampler in self._samplers]
+        self._samplers = [one for sampler in samplers for one in _walk_samplers(sampler)]
+        self._built = [dict(_get_attributes(sampler)) for sampler in self._samplers]
 
     def capture(self) -> list[dict[str, Any]]:
         """Return the state of each sampler, outermost first."""
@@ -170,7 +169,7 @@ class SamplerStates:
         return states
 
     def restore(self, states: list[dict[str, Any]]) -> None:
-        """Give each sampler what :meth:`capture` returned, unless there are others now."""
+        """Restore the states that :meth:`capture` returned, unless the number of samplers has changed."""
         if len(self._samplers) == len(states):
             for sampler, built, state in zip(self._samplers, self._built, states, strict=True):
                 settings = {name: value for name, value in built.items() if isinstance(value, _PLAIN)}
@@ -188,7 +187,7 @@ def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
 
 
 def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
-    present = _attributes_of(sampler).get(name)
+    present = _get_attributes(sampler).get(name)
     if isinstance(present, GENERATORS):
         set_state(present, value)
         return
@@ -203,12 +202,12 @@ def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
 
 
 class PassJournal:
-    """Remembers how the latest passes over the training data began, so that a resumed run can repeat their order.
+    """Remembers the beginnings of the latest passes over the training data, so that a resumed run repeats the order.
 
     An entry has the number of the pass's ``first_batch``, counted over the whole run and all ranks, and the states
-    before it was drawn: ``rng`` of the global generators, and those of the ``samplers``. ``recorded`` is what
-    :meth:`state_dict` returned for the checkpoint, and ``resumed_at`` the position in the training data that
-    :meth:`positions` did. ``keep`` passes are remembered, because workers may be passes ahead of training.
+    before the first draw: ``rng`` of the global generators, and ``samplers``. From a checkpoint come ``recorded``, the
+    result of :meth:`state_dict`, and ``resumed_at``, the training position of :meth:`positions`. ``keep`` passes are
+    remembered, because workers may be passes ahead of training.
     """
 
     def __init__(
@@ -223,27 +222,23 @@ class PassJournal:
         self._numbers: Iterator[int] | None = None
 
     def count_from(self, batch: int) -> Iterator[int]:
-        """Return the numbers of the batches that are drawn from the sampler from now on, of which ``batch`` is next."""
+        """Return the numbers of the batches to draw from the sampler, beginning with ``batch``."""
         self._numbers = numbers = iter(range(batch, sys.maxsize))
         return numbers
 
     def begin_pass(self, first_batch: int) -> None:
-        """Remember the current states of the global generators and the samplers as those in which a pass begins."""
+        """Remember the current states of the global generators and the samplers as the beginning of a pass."""
         self._starts = [start for start in self._starts if start["first_batch"] < first_batch]
         self._starts.append({"first_batch": first_batch, "rng": capture_rng(), "samplers": self.samplers.capture()})
         del self._starts[: -self.keep]
 
     def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
-        """Return the passes that are needed to continue with batch ``next_batch`` (over all ranks)."""
+        """Return the passes needed to continue with batch ``next_batch`` (over all ranks)."""
         following = bisect.bisect_right(self._starts, next_batch, key=operator.itemgetter("first_batch"))
         return [*map(dict, self._starts[max(following - 1, 0) :])]
 
     def positions(self) -> dict[str, Any]:
-        """Return how far the loaders have come, beyond the passes.
-
-        In training that is the number of batches ``drawn`` from the sampler in the whole run, and the states of its
-        samplers; in validation these states only.
-        """
+        """Return the positions of the loaders: states of samplers, and in training the number of ``drawn`` batches."""
         training = self.resumed_at
         if self._numbers is not None or not training:  # otherwise nothing was drawn again yet
             drawn = 0 if self._numbers is None else sys.maxsize - operator.length_hint(self._numbers)

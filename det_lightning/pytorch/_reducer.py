@@ -1,4 +1,4 @@
-"""Reducers combine the metrics of many batches, on many ranks, into one value."""
+"""Reducers, which combine the metrics of many batches, on many ranks, into one value; and the registry of a trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from det_lightning import errors
-from det_lightning.arguments import describe
+from det_lightning.arguments import describe, require
 
 if TYPE_CHECKING:
     import torchmetrics
@@ -23,7 +23,7 @@ AllGather = Callable[[Any], list[Any]]
 
 
 class Reducer(enum.Enum):
-    """How the values of a validation metric are combined, over batches and then over ranks.
+    """How the values of a validation metric are combined: over batches, then over ranks.
 
     Example:
         >>> from det_lightning.pytorch import PyTorchTrial, Reducer
@@ -39,9 +39,9 @@ class Reducer(enum.Enum):
 
 
 def simple_reduce(reducer: Reducer, metrics: Any, num_batches: list[int] | None = None) -> Any:
-    """Reduce an array or sequence of shape ``(n, ...)``, with one entry per batch or one per rank, to one value.
+    """Reduce an array or sequence of shape ``(n, ...)``, with one entry per batch or rank, to one value.
 
-    ``num_batches``, of shape ``(n,)``, holds the number of batches of each rank; AVG weights by it.
+    AVG weights the entries by ``num_batches``, the number of batches of each rank, of shape ``(n,)``.
     """
     if reducer is Reducer.AVG:
         return np.average(metrics, weights=num_batches)
@@ -50,10 +50,10 @@ def simple_reduce(reducer: Reducer, metrics: Any, num_batches: list[int] | None 
 
 
 class MetricReducer(abc.ABC):
-    """A metric that is not a mean of per-batch values: each rank collects values, and all ranks reduce them together.
+    """A metric other than a mean over batches: each rank collects values, and all ranks reduce the values together.
 
-    A subclass adds a collecting method, which ``train_batch`` or ``evaluate_batch`` calls, and is registered with
-    ``context.wrap_reducer``.
+    Register an object of a subclass with ``context.wrap_reducer``. Give the subclass a method that collects values,
+    and call the method in ``train_batch`` or ``evaluate_batch``.
 
     Example:
         >>> from det_lightning.pytorch import MetricReducer
@@ -66,29 +66,28 @@ class MetricReducer(abc.ABC):
         ...         return self.right, self.all
         ...     def cross_slot_reduce(self, per_slot_metrics):
         ...         return sum(right for right, _ in per_slot_metrics) / sum(of for _, of in per_slot_metrics)
-        >>> share = Share()
-        >>> share.cross_slot_reduce([(3, 4), (1, 4)])  # of two ranks
+        >>> Share().cross_slot_reduce([(3, 4), (1, 4)])  # of two ranks
         0.5
     """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget what was collected. Called before every training and every validation workload."""
+        """Forget all collected values. Called before every training and every validation workload."""
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Return what this rank contributes, as any picklable value."""
+        """Return the contribution of this rank, as any picklable value."""
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, given the contributions of all ranks in rank order.
 
-        Return a dict of metrics if the reducer was wrapped without a name, and anything but a dict if it has one.
+        A reducer wrapped without a name returns a dict of metrics; with a name, anything but a dict.
         """
 
 
 class FunctionReducer(MetricReducer):
-    """Collects values and passes all of them to one function; ``wrap_reducer(fn)`` returns one of these."""
+    """Collects values and passes all values to one function; returned by ``wrap_reducer(fn)``."""
 
     def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
         self.fn = fn
@@ -98,7 +97,7 @@ class FunctionReducer(MetricReducer):
         self.values = []
 
     def update(self, value: Any) -> None:
-        """Add a value, which the function will get as one element of its list."""
+        """Add a value: one element of the function's list."""
         self.values.append(value)
 
     def per_slot_reduce(self) -> Any:
@@ -121,23 +120,24 @@ def _is_torchmetrics(reducer: Any) -> bool:
 
 
 class TorchMetricReducer(MetricReducer):
-    """A torchmetrics metric, or a collection: it synchronizes over ranks itself, and ``compute`` runs on every rank."""
+    """A torchmetrics metric or collection: ``compute`` runs on every rank, and synchronizes through ``allgather``.
 
-    def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection) -> None:
+    Without ``allgather``, torchmetrics uses ``torch.distributed``.
+    """
+
+    def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection, allgather: AllGather | None):
         self.metric = metric
-
-    def exchange_through(self, allgather: AllGather) -> None:
-        """Make the metric synchronize through ``allgather``: by default it can use only ``torch.distributed``."""
+        if allgather is None:
+            return
 
         def gather(values: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
             return [found.to(values.device) for found in allgather(values.detach().cpu())]
 
-        from torchmetrics import Metric
-
-        for metric in self.metric.modules():
-            if isinstance(metric, Metric):
-                metric.dist_sync_fn = gather
-                metric.distributed_available_fn = lambda: True
+        module: Any
+        for module in metric.modules():
+            if hasattr(module, "dist_sync_fn"):  # a collection has none
+                module.dist_sync_fn = gather
+                module.distributed_available_fn = lambda: True
 
     def reset(self) -> None:
         self.metric.reset()
@@ -152,7 +152,7 @@ class TorchMetricReducer(MetricReducer):
 
 @dataclasses.dataclass
 class _Registration:
-    """A reducer, what the trial updates in its place, and the name and the workloads that it was registered for."""
+    """A reducer, the object that the trial updates, and the name and the workloads of the metric."""
 
     wrapped: object
     reducer: MetricReducer
@@ -191,7 +191,7 @@ class _Registration:
 class ReducerRegistry:
     """The reducers of one trial.
 
-    ``allgather_fn`` returns, on each of ``size`` ranks, a list of what all ranks pass to it, in rank order. The states
+    ``allgather_fn`` returns on each of ``size`` ranks a list of the arguments of all ranks, in rank order. The states
     of torchmetrics metrics are moved to ``device``.
     """
 
@@ -206,23 +206,21 @@ class ReducerRegistry:
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """Register a metric that is computed over all batches and ranks together.
+        """Register a metric computed over all batches and ranks together.
 
         Args:
             reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
                 torchmetrics ``Metric`` or ``MetricCollection``.
             name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training: reduce at the end of training workloads.
-            for_validation: reduce at the end of validations.
+            for_training, for_validation: reduce at the end of training workloads, and at the end of validations.
 
         Returns:
-            The object to update: ``reducer`` itself, or for a function an object with the method ``update(value)``.
+            The object to update: ``reducer``, or for a function an object with the method ``update(value)``.
 
         Raises:
-            AssertionError: the object was wrapped before, or is none of these.
+            AssertionError: the object was wrapped before, or has the wrong type.
         """
-        if not isinstance(name, str | None):
-            raise TypeError(f"wrap_reducer(reducer, name) takes a name as a text; got {describe(name)}.")
+        require(isinstance(name, str | None), "wrap_reducer(reducer, name)", "a name as a text", name)
         if isinstance(reducer, type) and hasattr(reducer, "reset"):
             raise AssertionError(
                 f"wrap_reducer() takes an object; got {describe(reducer)} (name={name!r}). Create one first: "
@@ -238,13 +236,12 @@ class ReducerRegistry:
         wrapped: Any = reducer
         registered: MetricReducer
         if _is_torchmetrics(reducer):
-            registered = of_torch = TorchMetricReducer(reducer)
-            if self._size > 1 and not dist.is_initialized():
-                of_torch.exchange_through(self._allgather)
+            needs_allgather = self._size > 1 and not dist.is_initialized()
+            registered = TorchMetricReducer(reducer, self._allgather if needs_allgather else None)
         elif isinstance(reducer, MetricReducer):
             registered = reducer
         elif callable(reducer) and reducer is not Reducer:
-            wrapped = registered = FunctionReducer(reducer)  # a new one each time: a function may serve several metrics
+            wrapped = registered = FunctionReducer(reducer)  # a new object: one function may serve several metrics
         else:
             raise AssertionError(
                 "wrap_reducer() takes a function, a MetricReducer or a torchmetrics metric; got "
@@ -254,7 +251,7 @@ class ReducerRegistry:
         return wrapped
 
     def reset_reducers(self) -> None:
-        """Reset every wrapped reducer; the training loop does so before each workload."""
+        """Reset every wrapped reducer. Called by the training loop before each workload."""
         for registration in self._registrations:
             registration.run("reset")
 
@@ -264,24 +261,21 @@ class ReducerRegistry:
         return any(registration.training for registration in self._registrations)
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
-        """Return the metrics of the wrapped reducers, over all ranks; the training loop reports them.
+        """Return the metrics of the wrapped reducers over all ranks, for the training loop to report.
 
         Args:
             for_training: whether to reduce the metrics of a training workload, or of a validation.
-            allgather_fn: used instead of the registry's own.
+            allgather_fn: replaces the registry's ``allgather_fn``.
 
         Raises:
-            ValueError: a reducer failed. The message names it, the method and what it was given.
-            AssertionError: a reducer with a name returned a dict, or one without a name something else.
+            ValueError: a reducer failed. The message names the reducer, the method and the arguments.
+            AssertionError: a reducer with a name returned a dict, or a reducer without a name anything else.
         """
         due = [r for r in self._registrations if (r.training if for_training else r.validation)]
         return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
 
     def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
-        """Return the metrics of all wrapped reducers on the chief; None elsewhere, or if there are none.
-
-        So does ``gather``: on the chief it returns what all ranks pass to it, in rank order.
-        """
+        """Return the metrics of all reducers where ``gather`` returns a list of all ranks' values; else None."""
         if not self._registrations:
             return None
         per_rank = gather(_contributions(self._registrations))
@@ -299,7 +293,7 @@ def _combine(registrations: list[_Registration], per_rank: list[Any]) -> dict[st
     return metrics
 
 
-# Their names in Determined, for code that imports this module rather than the package.
+# Determined's names, for code that imports this module rather than the package.
 _PyTorchReducerContext = ReducerRegistry
 _SimpleReducer = FunctionReducer
 _simple_reduce_metrics = simple_reduce

@@ -1,4 +1,4 @@
-"""The settings of a run: its experiment configuration, hyperparameters, batch sizes, aggregation."""
+"""The settings of a run: experiment configuration, hyperparameters, batch sizes, aggregation."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A configuration as calls take it: a dict, which may be partial, or a file.
+#: The type of ``exp_conf`` in calls: a dict, which may be partial, or a file.
 ExpConf = Mapping[str, Any] | str | os.PathLike[str]
 
 
 @dataclasses.dataclass(repr=False, eq=False)  # it may contain secrets
 class RunConfiguration:
-    """The configuration that a run was given, if any, and what follows from it."""
+    """The configuration of a run, if any, with the hyperparameters and settings derived from the configuration."""
 
-    exp_conf: dict[str, Any] | None = None  # what context.get_experiment_config() returns
-    hparams: dict[str, Any] | None = None  # what context.get_hparams() returns
+    exp_conf: dict[str, Any] | None = None  # for context.get_experiment_config()
+    hparams: dict[str, Any] | None = None  # for context.get_hparams()
     settings: TrainingSettings | None = None
     given: ExperimentConfig | None = None  # until it is reported
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
-        """Return the configuration that a call was given, if any.
+        """Return the configuration given to a call, maybe none.
 
-        By default ``hparams`` are those of the configuration, with the middle of each range.
+        ``hparams`` default to the configuration's, with the middle of each range.
 
         Raises:
             ConfigError, InvalidExperimentException: an argument cannot be used; all mistakes are named.
@@ -75,23 +75,23 @@ class RunConfiguration:
         return cls(task.config, hparams, settings)
 
     def complete(self, **said: Any) -> dict[str, Any]:
-        """Return the arguments of a call that have a value, which comes from the configuration if the call gives None.
+        """Return the arguments of a call, with values of the configuration for None, without those that stay None.
 
         Raise a ValueError if the configuration gives a length in records, and there is no ``global_batch_size``.
         """
-        return {**{name: value for name, value in said.items() if value is not None}, **self.missing_in(said)}
+        return {**{name: value for name, value in said.items() if value is not None}, **self.find_missing(said)}
 
-    def missing_in(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the configuration has for the arguments that are None; see :meth:`complete`."""
+    def find_missing(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration's values for the arguments that are None; see :meth:`complete`."""
         if self.settings is None:
             return {}
         found = {name: getattr(self.settings, name) for name, value in said.items() if value is None}
         return {name: value for name, value in found.items() if value is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
-        """Log, once, the notes from reading a call's configuration, and which of its fields have no effect.
+        """Log, once, the notes from reading a call's configuration, and the fields without effect.
 
-        ``idle`` sections are ignored by this call in addition to others, and ``read`` fields the trial itself reads.
+        The call ignores the ``idle`` sections too; the trial reads the fields ``read``.
         """
         if self.given is None:
             return
@@ -107,7 +107,7 @@ class RunConfiguration:
 
 
 def require_usable(hparams: Any, exp_conf: Any) -> None:
-    """Raise an InvalidExperimentException that names everything that keeps settings from being used for training."""
+    """Raise an InvalidExperimentException that names every mistake in settings for training."""
     given = {"hparams": hparams, "exp_conf": exp_conf}
     mistakes = [
         f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"
@@ -116,8 +116,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
     ]
     if isinstance(hparams, Mapping):
         mistakes += [
-            f"{where} describes values of a search, and is not one of them: give one, or search with "
-            "`det-lightning run CONFIG`"
+            f"{where} describes values of a search: give a value, or search with `det-lightning run CONFIG`"
             for where in ranges_in(hparams)
         ]
         if hparams.get("global_batch_size") == 0:
@@ -127,11 +126,11 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
 
 
 class TrialSettings:
-    """Hyperparameters and configuration of a trial, and the lookups that a context offers.
+    """Hyperparameters and configuration of a trial, and the lookups of a context.
 
-    A secret that is masked in either is left out, and an error names it if the trial looks it up. ``slots`` processes
-    share ``global_batch_size``. ``configuration`` supplies what calls leave out. ``hparams`` and ``exp_conf`` are the
-    trial's own dicts, which it may change, or None.
+    Masked secrets are left out; looking up a masked secret is an error with the name. ``slots`` processes share
+    ``global_batch_size``. ``configuration`` supplies defaults for arguments left out of calls. ``hparams`` and
+    ``exp_conf`` are dicts that the trial may change, or None.
     """
 
     def __init__(
@@ -167,13 +166,13 @@ class TrialSettings:
         self.aggregation_frequency = batches
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters; raise a ValueError if none were given."""
+        """Return all hyperparameters; raise a ValueError if the run has none."""
         if self.hparams is None:
             raise ValueError("This trial has no hparams; pass hparams={...} to init() or to TrialModule.")
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if there is none, or it was masked or left out."""
+        """Return the hyperparameter ``name``; raise a ValueError if the value is missing, masked or left out."""
         hparams = self.get_hparams()
         if isinstance(hparams, MaskedSettings) and hparams.lacks(name):
             raise ValueError(hparams.explain(name))
@@ -184,7 +183,7 @@ class TrialSettings:
         return hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration; raise a ValueError if none was given."""
+        """Return the experiment configuration; raise a ValueError if the run has none."""
         if self.exp_conf is None:
             raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
         return self.exp_conf
@@ -210,9 +209,9 @@ class TrialSettings:
         return self._per_slot_batch_size
 
     def to_plain(self, losses: Losses | None = None) -> dict[str, Any]:
-        """Return ``hparams`` and ``experiment_config`` as JSON has them, without secrets; None for those not given.
+        """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.
 
-        If there are values that JSON cannot hold, ``left_out`` has their types; ``losses`` gets notes about them.
+        ``left_out`` has the types of values that JSON cannot hold, and ``losses`` gets notes about such values.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
         plain: dict[str, Any]
@@ -240,8 +239,8 @@ def _size_per_slot(global_batch_size: Any, slots: int) -> int:
         )
     if global_batch_size < slots:
         raise errors.InvalidExperimentException(
-            f"hparams['global_batch_size'] is {global_batch_size}, less than the {slots} slots that share it. "
-            "It must be greater or equal, because each slot needs at least one record per batch."
+            f"hparams['global_batch_size'] is {global_batch_size}, less than the number of slots, {slots}; each slot "
+            "needs at least one record per batch."
         )
     size, left_over = divmod(global_batch_size, slots)
     if left_over:

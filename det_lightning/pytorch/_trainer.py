@@ -1,4 +1,4 @@
-"""Determined's API: ``init`` and ``Trainer``, a thin wrapper around what a Lightning user would write."""
+"""Determined's API: ``init`` and ``Trainer``, a thin wrapper around ``pl.Trainer`` and ``TrialModule``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.core._with_statement import for_with_statement
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
-    callbacks_in,
     choose_callback,
     choose_checkpoints,
     choose_preemption,
+    list_callbacks,
     make_lightning_trainer,
     require_parts,
 )
@@ -45,7 +45,7 @@ _DEFAULT_SCHEDULE = {
     "reporting_period": Batch(100),
     "step_zero_validation": False,
 }
-# Numbers the fits of a script: one that is restarted may have trained several trials, and resumes each of them.
+# Numbers the fits of a script: a restarted script may have trained several trials, and resumes each trial.
 _fits = itertools.count(1)
 
 
@@ -64,32 +64,30 @@ def init(
     """Create the context for a trial; use it in a ``with`` statement.
 
     Args:
-        hparams: what ``context.get_hparams()`` returns; ``global_batch_size`` among them is split over the slots. By
-            default those of ``exp_conf``, with the middle of each range.
-        exp_conf: an experiment configuration, as a YAML file or as a dict, which may be partial. It supplies what this
-            call and :meth:`Trainer.fit` leave out; the :class:`Trainer` warns of fields that have no effect. Under
-            ``det-lightning run`` the experiment's own configuration is used instead.
-        distributed: the processes of the run; by default those of Horovod if it is asked for, or those of torchrun
-            if it started the script, which are connected if they are not yet; otherwise this one alone.
-        aggregation_frequency: number of batches whose gradients make one optimizer update; by default as in
-            ``exp_conf``, otherwise 1.
+        hparams: the hyperparameters; ``global_batch_size`` is split over the slots. Defaults to the hyperparameters
+            of ``exp_conf``, with the middle of each range.
+        exp_conf: an experiment configuration, as a YAML file or a dict, which may be partial. Supplies defaults for
+            this call and :meth:`Trainer.fit`; the :class:`Trainer` warns of fields without effect. Under
+            ``det-lightning run`` the experiment's configuration is used instead.
+        distributed: the process group. Defaults to Horovod's if requested, else torchrun's (connected if necessary),
+            else a single process.
+        aggregation_frequency: number of batches whose gradients make one optimizer update. Defaults to the setting in
+            ``exp_conf``, else 1.
         enable_tensorboard_logging: write the metrics as TensorBoard files.
-        trial_seed: seed for Python's, numpy's and torch's random generators; by default the ``experiment_seed`` of
-            ``exp_conf``, without which they are not seeded.
-        tensorboard_path: directory of the TensorBoard files; by default a new one below ``runs/``.
-        strategy: how several processes train: with ``"trial_ddp"``, the default, each has whole models;
-            ``"trial_fsdp"`` shards them, and ``"horovod"`` is also chosen by ``USE_HOROVOD`` in the environment and by
-            ``horovodrun``; or a strategy of ``det_lightning.adapters.strategies`` with options, such as a
-            ``PerModelFSDPStrategy``.
+        trial_seed: seed for Python's, numpy's and torch's random generators. Defaults to the ``experiment_seed`` of
+            ``exp_conf``; without a seed, the generators are left alone.
+        tensorboard_path: directory of the TensorBoard files. Defaults to a new directory below ``runs/``.
+        strategy: how several processes train. ``"trial_ddp"``, the default, copies the models to each process;
+            ``"trial_fsdp"`` shards the models; ``"horovod"`` is also chosen by ``USE_HOROVOD`` in the environment and
+            by ``horovodrun``. Or a strategy of ``det_lightning.adapters.strategies``, with options.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
         ValueError: the strategy is unknown, ``torch.distributed`` does not connect the processes, or Horovod is chosen
-            together with something else.
+            together with another way to train.
         ImportError: Horovod is chosen but not installed.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
-        SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement, on this rank or
-            another one.
+        SystemExit: with status 0, in place of an ``InvalidHP`` that leaves the ``with`` statement on any rank.
 
     Example:
         >>> import det_lightning as det
@@ -139,8 +137,8 @@ class Trainer:
         trial: the trial, built with ``context``.
         context: from :func:`init`.
         **lightning: arguments of ``pl.Trainer``: ``logger=``, ``callbacks=``, ``profiler=``, ``enable_progress_bar=``,
-            ...; those that :meth:`fit` decides on are refused. By default there is a progress bar on stderr if it is a
-            terminal or the session is interactive.
+            ...; arguments reserved to :meth:`fit` are refused. By default a progress bar is shown in terminals and
+            interactive sessions.
 
     Attributes:
         checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
@@ -167,14 +165,8 @@ class Trainer:
             read = trial.config_fields if isinstance(trial, SelfSavingTrial) else ()
             context.settings.configuration.report("init()", read=read)
 
-    def configure_profiler(
-        self,
-        sync_timings: bool = True,
-        enabled: bool = False,
-        begin_on_batch: int = 0,
-        end_after_batch: int | None = None,
-    ) -> None:
-        """Log a warning that names the replacement of Determined's system profiler."""
+    def configure_profiler(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing but log a warning that names the replacement of Determined's system profiler."""
         logger.warning("configure_profiler() has no effect; profile with context.set_profiler(...).")
 
     def fit(
@@ -195,47 +187,42 @@ class Trainer:
     ) -> None:
         """Train, validate and checkpoint.
 
-        If torchrun has restarted the script, the run resumes from the newest checkpoint that it wrote.
-
-        Arguments that are None come from the experiment configuration that :func:`init` was given, if it has them.
-
-        ``SIGTERM`` and ``SIGUSR1`` save the run and end the process; a ``PreemptionHandler`` among the ``callbacks`` of
-        the trainer takes other signals, also Ctrl-C, or none.
+        Arguments that are None come from the experiment configuration given to :func:`init`. If torchrun has restarted
+        the script, the run resumes from the newest checkpoint of the interrupted run. ``SIGTERM`` and ``SIGUSR1`` save
+        the run and end the process; a ``PreemptionHandler`` in ``callbacks`` chooses other signals.
 
         Args:
-            checkpoint_period: when checkpoints are due, in addition to those by policy and the one at the end.
-            validation_period: when validations are due, in addition to the one at the end; of several each counts.
+            checkpoint_period: when checkpoints are due, besides the checkpoints by policy and at the end.
+            validation_period: when validations are due, besides the validation at the end; one period or several.
             max_length: how long to train, as ``Batch(int)`` or ``Epoch(int)``, over all runs of the trial.
-            reporting_period: when training metrics are reported; by default every 100 batches.
-            checkpoint_policy: after which validations to checkpoint: ``"best"``, ``"all"`` or ``"none"``. ``"best"``,
-                the default, needs a name in ``exp_conf["searcher"]["metric"]``; without it all validations count.
+            reporting_period: when training metrics are reported. Defaults to every 100 batches.
+            checkpoint_policy: the validations that a checkpoint follows: ``"best"``, ``"all"`` or ``"none"``. The
+                default ``"best"`` needs a name in ``exp_conf["searcher"]["metric"]``, and means ``"all"`` without.
             latest_checkpoint: id, path or URL of a checkpoint to resume from, at exactly the next batch. ``"last"`` is
-                the newest complete one in the storage, see ``CheckpointStorage.newest_first``; if there is none, the
-                run starts from scratch.
+                the newest complete checkpoint in the storage, see ``CheckpointStorage.newest_first``, or a start from
+                scratch if the storage is empty.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate one batch, checkpoint, and end.
             profiling_enabled: no effect but a warning: Determined's system profiler needs a master.
             checkpoint_storage: a directory or URL for the checkpoints, the ``checkpoint_storage`` section of an
-                experiment configuration, or a ``CheckpointStorage``; by default as in the configuration, otherwise
-                Determined's own directory for local runs.
-            checkpoints: the callback that writes the checkpoints, in place of ``checkpoint_storage`` and the like: it
-                says where (by default as in the configuration), when and how they are written, and which are kept.
-            trusted: unpickle anything in ``latest_checkpoint``, running whatever code it contains.
+                experiment configuration, or a ``CheckpointStorage``. Defaults to the configuration's storage, else
+                Determined's directory for local runs.
+            checkpoints: the callback that writes the checkpoints, in place of ``checkpoint_storage`` and the other
+                arguments for checkpoints. Its storage defaults to the configuration's.
+            trusted: unpickle anything in ``latest_checkpoint``, running whatever code the checkpoint contains.
 
         Raises:
             ValueError: ``max_length`` is missing, ``checkpoint_policy`` is unknown, or another argument contradicts
                 ``checkpoints``.
-            TypeError: a period is not a ``Batch`` or ``Epoch``, or ``max_length`` is not one with an int.
-            InvalidExperimentException: the trial cannot be trained. The message says why.
+            TypeError: a period is not a ``Batch`` or ``Epoch``, or the value of ``max_length`` is not an int.
+            InvalidExperimentException: the trial cannot be trained. The message gives the reason.
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or from another trial; or a checkpoint
                 cannot be written, or has vanished by the end.
             Preempted: the process was asked to end, and the run is saved.
-            KeyboardInterrupt: on Ctrl-C. One line says what was saved; Python prints no traceback.
+            KeyboardInterrupt: on Ctrl-C, with one line about the saved checkpoint and without a traceback.
         """
         tried_batches = TRY_BATCHES if os.environ.get(TRY_VARIABLE) else 0
-        flags = {"test_mode": test_mode, "trusted": trusted, "step_zero_validation": step_zero_validation}
-        if any(isinstance(flag, str) for flag in flags.values()):
-            refuse_texts("fit()", **flags)
+        refuse_texts("fit()", test_mode=test_mode, trusted=trusted, step_zero_validation=step_zero_validation)
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
             max_length=max_length,
@@ -268,7 +255,7 @@ class Trainer:
             self._fit(
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint),
-                choose_preemption(callbacks_in(self._lightning)),
+                choose_preemption(list_callbacks(self._lightning)),
                 test_mode=test_mode or tried_batches,
                 **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},

@@ -1,4 +1,4 @@
-"""The units of training and related names, at the path that they have in Determined."""
+"""The units of training and related names, at Determined's path."""
 
 import enum
 
@@ -9,7 +9,7 @@ __all__ = ["Batch", "Epoch", "TrainUnit", "_ShouldExit", "_TrainBoundaryType"]
 
 
 class _TrainBoundaryType(enum.Enum):
-    """What is due after a batch. The engine has its own schedule; these are for scripts that compare with them."""
+    """The kinds of boundaries after a batch, for scripts that compare with Determined's; the engine uses none."""
 
     CHECKPOINT = "CHECKPOINT"
     REPORT = "REPORT"

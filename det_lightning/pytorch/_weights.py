@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,12 +14,19 @@ from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
+from det_lightning.pytorch._fitting_states import (
+    require_fitting_optimizer,
+    require_fitting_scale,
+    require_fitting_scheduler,
+)
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import restore_rng
 
 logger = logging.getLogger(__name__)
+
+# Errors of loading a state that does not fit.
+_MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)
 
 
 def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def collect_weights(context: PyTorchTrialContext) -> dict[str, Any]:
 def collect_rest(
     context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], rng_state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the state of everything else in the trial, under Determined's keys."""
+    """Return the states of schedulers, callbacks, scalers and random generators, under Determined's keys."""
     state: dict[str, Any] = {
         "lr_schedulers_state_dict": [scheduler.state_dict() for scheduler in context.lr_schedulers],
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
@@ -56,7 +62,7 @@ def collect_resume_state(
     settings: dict[str, Any],
     has_validated: bool,
 ) -> ResumeState:
-    """Return what else an exact resume needs. All ranks call it, each with its own random state, journal and positions.
+    """Return the content of ``resume.pth``. All ranks call together, each with its random state, journal and positions.
 
     On ranks other than the chief, the result lacks the values that differ from rank to rank.
     """
@@ -65,8 +71,8 @@ def collect_resume_state(
     gradients: Any = [*map(states.gradients, context.models)]
     # The chief already has the average of sharded gradients.
     of_ranks = distributed.gather((rng, journal, positions, None if states.is_sharded else gradients))
-    nothing: tuple[list[Any], ...] = ([], [], [], [])
-    rng_states, journals, all_positions, of_each = map(list, zip(*of_ranks, strict=True)) if of_ranks else nothing
+    columns = zip(*of_ranks, strict=True) if of_ranks else [(), (), (), ()]
+    rng_states, journals, all_positions, of_each = map(list, columns)
     if distributed.size > 1:
         gradients = [gradients] if states.is_sharded else of_each
     return ResumeState(
@@ -75,7 +81,7 @@ def collect_resume_state(
         journals=journals,
         optimizer_steps=context.optimizer_steps,
         gradients=gradients,
-        precision=context.precision.scaling.unfinished(),
+        precision=context.precision.scaling.collect_partial(),
         world_size=distributed.size,
         settings=settings,
         has_validated=has_validated,
@@ -89,16 +95,16 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
     rank = context.distributed.rank
     states = context.backend.states
     of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
-    with _explaining(f"The gradients in {source}"):
+    with _explain_misfits(f"The gradients in {source}"):
         gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
         for model, saved in zip(context.models, gradients[: len(context.models)], strict=True):
             states.load_gradients(model, saved)
-        context.precision.scaling.load_unfinished(resume.precision)
+        context.precision.scaling.load_partial(resume.precision)
     restore_rng(of_rank(resume.rng_states, rank), context.device)
 
 
 def of_rank(entries: list[Any], rank: int) -> Any:
-    """Return the entry of a rank; if there were fewer ranks, the entry of one of those."""
+    """Return the entry of a rank; if fewer ranks wrote entries, the entry of one of the writers."""
     return entries[rank % len(entries)]
 
 
@@ -125,17 +131,14 @@ def load_state(
 ) -> None:
     """Load everything but the random state into the trial; an error names everything that does not fit.
 
-    Without weights, models and optimizers are left as they are.
+    Unless ``with_weights``, models and optimizers keep their states.
     """
 
     def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        _require_numbers(saved)
         require_fitting_optimizer(optimizer, saved)
         context.backend.states.load_optimizer(optimizer, saved)
 
     def load_scheduler(scheduler: LRScheduler, saved: dict[str, Any]) -> None:
-        if not _is_number(saved.get("last_epoch", 0)):
-            raise ValueError(f"'last_epoch' should be a number; got {_shown(saved['last_epoch'])}")
         require_fitting_scheduler(scheduler.scheduler, saved)
         scheduler.load_state_dict(saved)
 
@@ -153,13 +156,13 @@ def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallbac
     """Load gradient and loss scalers and the callbacks; warn if a scaler or a callback's state is missing."""
     scaler = context.precision.scaler
     if scaler is not None and "scaler_state_dict" in state:
-        with _explaining("The state of the gradient scaler"):
-            _require_scale(state["scaler_state_dict"])
+        with _explain_misfits("The state of the gradient scaler"):
+            require_fitting_scale(state["scaler_state_dict"])
             scaler.load_state_dict(state["scaler_state_dict"])
     elif (scaler is not None) != ("scaler_state_dict" in state):
         has, lacks = ("checkpoint", "trial") if scaler is None else ("trial", "checkpoint")
         logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
-    with _explaining("The state of the precision"):
+    with _explain_misfits("The state of the precision"):
         context.precision.scaling.load_state_dict(state)
     saved = state.get("callbacks", {})
     for name, callback in callbacks.items():
@@ -179,7 +182,7 @@ def load_models(
 ) -> None:
     """Load the weights of all models, adding or removing DDP's name prefix as needed.
 
-    Unless ``strict``, weights may be missing or left over; this works only for models on one device.
+    Unless ``strict``, weights may be missing or left over; only models on one device allow that.
     """
     _raise_if_any(_load_models(context, state, strict), source, trial_class)
 
@@ -207,7 +210,7 @@ def _load_each(
 ) -> list[str]:
     """Load the list ``state[key]`` into ``targets``; return one sentence for each misfit.
 
-    As in Determined, the list may be longer than what the trial wraps.
+    As in Determined, the list may be longer than ``targets``.
     """
     states = state.get(key)
     if not isinstance(states, list):
@@ -241,8 +244,8 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None) -
 
 
 @contextlib.contextmanager
-def _explaining(what: str) -> Iterator[None]:
-    """Raise an InvalidCheckpointException that names the state instead of what loading it raises."""
+def _explain_misfits(what: str) -> Iterator[None]:
+    """Turn errors of loading a state into an InvalidCheckpointException that names the state."""
     try:
         yield
     except errors.CheckpointError:
@@ -251,40 +254,3 @@ def _explaining(what: str) -> Iterator[None]:
         raise errors.InvalidCheckpointException(
             f"{what} cannot be loaded, it is damaged or of another trial: {type(e).__name__}: {e!s:.500}"
         ) from e
-
-
-def _require_numbers(saved: dict[str, Any]) -> None:
-    """Raise if the learning rate, or another number of a parameter group, is not a finite number."""
-    for index, group in enumerate(saved.get("param_groups") or []):
-        if not isinstance(group, dict):
-            raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
-        for name in ("lr", "initial_lr", "weight_decay", "momentum"):
-            value = group.get(name)
-            if value is not None and not _is_number(value):
-                raise ValueError(f"{name!r} of group {index} should be a finite number; got {_shown(value)}")
-    if not isinstance(saved.get("state", {}), dict):
-        raise ValueError(f"its state should be a dict; got a {type(saved['state']).__name__}")
-
-
-def _require_scale(saved: Any) -> None:
-    # A disabled scaler has no state.
-    if saved and not (_is_number(saved["scale"]) and saved["scale"] > 0):
-        raise ValueError(f"'scale' should be a number above 0; got {_shown(saved['scale'])}")
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number, or a tensor with one."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r:.100}" if isinstance(value, float | str | None) else f"a {type(value).__name__} that is none"
-
-
-# What loading raises if a state does not fit.
-_MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)

@@ -1,4 +1,4 @@
-"""What a trial wraps: models, optimizers and schedulers; and what is called around their updates."""
+"""The wrapped models, optimizers and schedulers of a trial, and the hooks around backward passes and updates."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WAY_OUT = (
 
 
 class WrappedParts:
-    """Models, optimizers and learning rate schedulers, prepared for training as they are wrapped.
+    """Models, optimizers and learning rate schedulers, prepared for training while the trial wraps them.
 
-    Without a ``backend`` everything stays on the device where the trial creates it. ``averages`` says for each
-    optimizer whether aggregated gradients are divided by the number of batches.
+    Without a ``backend`` models stay on the device where the trial creates them. ``averages`` says for each optimizer
+    whether aggregated gradients are divided by the number of batches.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class WrappedParts:
             )
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Prepare a model for training, on its device; use what is returned.
+        """Move a model to the device and prepare training; use the returned model from then on.
 
         Raises:
             InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
@@ -79,7 +79,7 @@ class WrappedParts:
             if self._distributed.size > 1:
                 shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
                 self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
-            self._precision.cast(model)
+            self._precision.whole_models.cast(model)
             model = self._backend.placement.wrap_model(model)
         model = self._precision.surround(model)
         self.models.append(model)
@@ -92,14 +92,14 @@ class WrappedParts:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> torch.optim.Optimizer:
-        """Register an optimizer; use what is returned.
+        """Register an optimizer; use the returned optimizer from then on.
 
         Args:
-            optimizer: over parameters of wrapped models.
+            optimizer: an optimizer over parameters of wrapped models.
             backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod); by default
+            fp16_compression: exchange gradients in half precision (used by Horovod). Defaults to
                 ``optimizations.gradient_compression`` of the experiment configuration.
-            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency; by default
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency. Defaults to
                 the setting of the context.
 
         Raises:
@@ -130,11 +130,11 @@ class WrappedParts:
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """Register a learning rate scheduler, and return it.
+        """Register a learning rate scheduler; return the same scheduler.
 
         Args:
-            lr_scheduler: its optimizer must be what ``wrap_optimizer`` returned.
-            step_mode: when the training loop steps it.
+            lr_scheduler: a scheduler of an optimizer that ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps the scheduler.
             frequency: step only every ``frequency``-th time.
 
         Raises:
@@ -152,9 +152,8 @@ class WrappedParts:
         plateau = isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         if plateau and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
             raise errors.InvalidExperimentException(
-                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}: its step() needs a metric, which the "
-                "training loop does not have. Wrap it with LRScheduler.StepMode.MANUAL_STEP and call "
-                "step(metrics[...]) in the on_validation_end of a callback."
+                f"ReduceLROnPlateau was wrapped with step_mode={step_mode}, but step() needs a metric. Use "
+                "LRScheduler.StepMode.MANUAL_STEP and call step(metrics[...]) in the on_validation_end of a callback."
             )
         optimizer = getattr(lr_scheduler, "optimizer", None)
         if optimizer is not None and optimizer not in self.optimizers:
@@ -172,18 +171,18 @@ class WrappedParts:
             self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
 
     def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Raise, on every rank, if the ranks do different things now: some would wait for others forever.
+        """Raise, on every rank, if the ranks do different things now, since a rank could wait forever.
 
-        The message names what each rank does, or the first parameter that differs.
+        The message names the action of each rank, or the first parameter that differs.
         """
-        found = [_checked(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
+        found = [_read_entry(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
         if any(entry[0] != does for entry in found):
             each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
             raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
         for rank, (_, theirs) in enumerate(found):
             if list(theirs.items()) != list(found[0][1].items()):
                 raise errors.InvalidExperimentException(
-                    f"The ranks do not do the same: each {does}, but {_first_difference(found[0][1], theirs, rank)}. "
+                    f"The ranks do not do the same: each {does}, but {_find_difference(found[0][1], theirs, rank)}. "
                     f"{_WAY_OUT}"
                 )
 
@@ -191,34 +190,34 @@ class WrappedParts:
 
     def get_model(self) -> torch.nn.Module:
         """Return the wrapped model of a trial that has exactly one."""
-        return _only(self.models, "model")
+        return _get_only(self.models, "model")
 
     def get_optimizer(self) -> torch.optim.Optimizer:
         """Return the wrapped optimizer of a trial that has exactly one."""
-        return _only(self.optimizers, "optimizer")
+        return _get_only(self.optimizers, "optimizer")
 
     def get_lr_scheduler(self) -> Any:
         """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
-        return _only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
+        return _get_only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
 
-def _only(wrapped: list[_T], what: str) -> _T:
+def _get_only(wrapped: list[_T], what: str) -> _T:
     if len(wrapped) != 1:
         raise errors.InvalidExperimentException(
-            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this one has {len(wrapped)}. "
-            f"Keep what the wrap method returned instead."
+            f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this trial has {len(wrapped)}. "
+            "Keep the result of the wrap method instead."
         )
     return wrapped[0]
 
 
-def _checked(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Return what a rank does; a rank that is at another point in the program may have sent anything."""
+def _read_entry(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return the action of a rank and its shapes; a rank at another point in the program may have sent anything."""
     if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
         return entry[1], entry[2]
     return f"exchanges {entry!r:.100}", {}
 
 
-def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
+def _find_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
     for (name, shape), (their_name, their_shape) in zip(first.items(), theirs.items(), strict=False):
         if (name, shape) != (their_name, their_shape):
             return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
@@ -227,16 +226,16 @@ def _first_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple
 
 @dataclasses.dataclass
 class UpdateHooks:
-    """Functions that a context calls in ``backward`` and ``step_optimizer``: none, unless a run adds some."""
+    """Functions to call in a context's ``backward`` and ``step_optimizer``, added by a run."""
 
-    #: Called with the loss, as the trial passed it.
+    #: Called with the loss, as passed by the trial.
     before_backward: list[Callable[[torch.Tensor], Any]] = dataclasses.field(default_factory=list)
     after_backward: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
-    #: Called if the trial does not clip gradients itself, once these are exchanged and unscaled.
+    #: Called after gradients are exchanged and unscaled, unless ``step_optimizer`` is given ``clip_grads``.
     clip: _OptimizerHooks = dataclasses.field(default_factory=list)
-    #: Called before the trial clips gradients itself.
+    #: Called before ``clip_grads``.
     before_own_clip: _OptimizerHooks = dataclasses.field(default_factory=list)
-    #: Called once gradients are exchanged, unscaled and clipped.
+    #: Called after gradients are exchanged, unscaled and clipped.
     before_step: _OptimizerHooks = dataclasses.field(default_factory=list)
     after_step: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
     #: Called before the context zeroes the gradients of an optimizer.

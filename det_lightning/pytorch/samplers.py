@@ -1,7 +1,7 @@
-"""Samplers that repeat data, distribute them over ranks, skip and shuffle them reproducibly.
+"""Samplers that repeat, distribute over ranks, skip, and shuffle reproducibly.
 
-They compose: shuffle first, then repeat, then distribute, and skip last. A skip after the repeat happens only once, not
-in every epoch; a skip after the shuffle keeps the shuffle reproducible.
+To compose samplers, shuffle first, then repeat, then distribute, and skip last. A skip after the repeat happens only
+once, not in every epoch; a skip after the shuffle keeps the shuffle reproducible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _shard_len(total: int, num_workers: int, rank: int) -> int:
 
 
 class RepeatSampler(Sampler[Any]):
-    """Repeat ``sampler`` endlessly. The length stays that of one pass.
+    """Repeat ``sampler`` endlessly. The length remains the length of one pass.
 
     Example:
         >>> import itertools
@@ -56,7 +56,7 @@ class RepeatSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(BatchSampler):
-    """Repeat ``batch_sampler`` endlessly. The length stays that of one pass.
+    """Repeat ``batch_sampler`` endlessly. The length remains the length of one pass.
 
     Example:
         >>> import itertools
@@ -131,7 +131,7 @@ class DistributedBatchSampler(BatchSampler):
 
 
 class SkipSampler(Sampler[Any]):
-    """Skip the first ``skip`` samples. The length stays that of the wrapped sampler.
+    """Skip the first ``skip`` samples. The length remains the length of ``sampler``.
 
     Example:
         >>> from det_lightning.pytorch import SkipSampler
@@ -152,7 +152,7 @@ class SkipSampler(Sampler[Any]):
 
 
 class SkipBatchSampler(BatchSampler):
-    """Skip the first ``skip`` batches. The length stays that of the wrapped sampler.
+    """Skip the first ``skip`` batches. The length remains the length of ``batch_sampler``.
 
     Example:
         >>> from torch.utils.data import BatchSampler

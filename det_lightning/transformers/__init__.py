@@ -1,4 +1,4 @@
-"""Training with ``transformers.Trainer``, at the same path as in Determined."""
+"""Training with ``transformers.Trainer``, at Determined's path."""
 
 from det_lightning.transformers._hf_callback import DetCallback
 

@@ -29,28 +29,28 @@ _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 
 
 class DetCallback(TrainerCallback):
-    """Reports the metrics of a ``transformers.Trainer``, uploads its checkpoints, resumes from them, and is preempted.
+    """Reports the metrics of a ``transformers.Trainer``, uploads and restores checkpoints, and ends when preempted.
 
-    In a trial of ``det-lightning run`` all of it belongs to the experiment. Elsewhere metrics become TensorBoard files
-    and checkpoints go to the storage of ``core.init()``.
+    In a trial of ``det-lightning run`` metrics and checkpoints belong to the experiment. Elsewhere metrics become
+    TensorBoard files and checkpoints go to the storage of ``core.init()``.
 
-    A run that goes on finds its newest checkpoint in ``args.output_dir``, and ``args.resume_from_checkpoint`` names
-    it: the script calls ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
+    To continue a run, the callback downloads the newest checkpoint to ``args.output_dir`` and sets
+    ``args.resume_from_checkpoint``; call ``trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)``.
 
     Args:
-        core_context: what ``core.init()`` returned, inside its ``with`` block.
-        args: the arguments that the trainer is given too.
-        filter_metrics: report only the metrics whose names contain one of these, and those that a search looks at;
+        core_context: the context of ``core.init()``, inside the ``with`` block.
+        args: the same arguments as the trainer's.
+        filter_metrics: parts of names of metrics: only matching metrics, and the metrics of the search, are reported.
             None reports all.
         user_data: JSON-serializable data, written to ``my_data.json`` in each checkpoint.
 
     Attributes:
         info: the trial of an experiment; None elsewhere.
         searcher_metric: the validation metric to search by; None outside of an experiment.
-        time_metric: the metric that measures how long a trial has trained, if the configuration names one.
+        time_metric: the metric for the length of the training, if the configuration names such a metric.
 
     Raises:
-        ValueError: the configuration of the experiment and ``args`` say different lengths.
+        ValueError: the configuration of the experiment and ``args`` have different lengths.
         CheckpointNotFound, StorageError: the newest checkpoint cannot be downloaded.
     """
 
@@ -81,9 +81,9 @@ class DetCallback(TrainerCallback):
         self.load_last_checkpoint(args)
 
     def load_last_checkpoint(self, args: TrainingArguments) -> None:
-        """Download the newest checkpoint of the trial, and set ``args.resume_from_checkpoint`` to it.
+        """Download the newest checkpoint of the trial, and set ``args.resume_from_checkpoint``.
 
-        Nothing is done if there is none, or with ``overwrite_output_dir``, which older releases of transformers have.
+        Do nothing without a checkpoint, or with ``overwrite_output_dir`` of older releases of transformers.
         """
         newest = None if self.info is None else self.info.latest_checkpoint
         if newest is None:
@@ -104,6 +104,7 @@ class DetCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Warn if the training ignores a downloaded checkpoint; begin to watch for preemption."""
         if self._resumes_from is not None and state.global_step == 0:
             logger.warning(
                 "The trial has a checkpoint, %s, and the training begins without it: call "
@@ -120,6 +121,10 @@ class DetCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Report training and validation metrics, once a batch each; log a warning for metrics of a test.
+
+        Raise a ValueError if a validation lacks metrics needed by the search.
+        """
         if logs is None:
             logger.warning("The Trainer has logged nothing after %d batches.", state.global_step)
             return
@@ -127,15 +132,16 @@ class DetCallback(TrainerCallback):
         # At the end of a training the Trainer logs, and a script may evaluate, once more after the same batch.
         if kind == TRAIN and self.last_train_metrics != state.global_step:
             self.last_train_metrics = state.global_step
-            self._report("training", logs, state)
+            self._report_metrics("training", logs, state)
         elif kind == EVAL and self.last_eval_metrics != state.global_step:
             self.last_eval_metrics = state.global_step
-            self._report("validation", logs, state)
+            self._report_metrics("validation", logs, state)
         elif kind == TEST:
             logger.warning("Metrics of a test are not reported: %s.", ", ".join(logs))
         self._end_if_preempted(control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report the progress, for each percent of ``max_steps``; end the training if preempted."""
         if state.is_world_process_zero and args.max_steps > -1:
             percent = int(state.global_step / args.max_steps * 100)
             if percent > self.last_progress:
@@ -147,6 +153,7 @@ class DetCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Request an evaluation and a checkpoint at the end of the last epoch; report the progress in epochs."""
         if self._is_last(args, state, control):
             # Do not evaluate or save the same batch twice. A preempted trial evaluates when it is resumed.
             if state.global_step > self.last_eval_metrics and self._force_final_evaluate and not self._preempted:
@@ -157,6 +164,7 @@ class DetCallback(TrainerCallback):
             self._report_progress(state.epoch / args.num_train_epochs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Upload the checkpoint of the trainer, in shards of all ranks, with ``steps_completed`` as metadata."""
         self.last_save = state.global_step
         folder = f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and self.user_data is not None:
@@ -171,7 +179,7 @@ class DetCallback(TrainerCallback):
         )
 
     def _on_save_user_data(self, save_path: str) -> None:
-        """Write ``user_data`` into the directory of a checkpoint; subclasses write something else."""
+        """Write ``user_data`` into the directory of a checkpoint. Override to write other files."""
         Path(save_path, "my_data.json").write_text(to_json(self.user_data), encoding="utf-8")
 
     def _follow_experiment(self, args: TrainingArguments) -> None:
@@ -195,7 +203,9 @@ class DetCallback(TrainerCallback):
                 args.output_dir,
             )
 
-    def _report(self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: TrainerState) -> None:
+    def _report_metrics(
+        self, group: Literal["training", "validation"], logs: Mapping[str, Any], state: TrainerState
+    ) -> None:
         if not state.is_world_process_zero:
             return
         metrics = {name: value for name, value in logs.items() if self._is_reported(name)}
@@ -218,7 +228,7 @@ class DetCallback(TrainerCallback):
         self.core_context.train.report_progress(min(1.0, progress))
 
     def _end_if_preempted(self, control: TrainerControl) -> None:
-        # Stopping makes this epoch the last, at whose end the checkpoint is written: so there is only one.
+        # Stopping makes this epoch the last, with one checkpoint at the end.
         if self.core_context.preempt.should_preempt():
             self._preempted = True
             control.should_training_stop = True
@@ -239,7 +249,7 @@ TRAIN = "train_"
 
 
 def get_metric_type(d: Mapping[str, Any]) -> str:
-    """Return which of ``EVAL``, ``TEST`` and ``TRAIN`` the metrics of a log are, by the beginnings of their names."""
+    """Return the kind of the metrics of a log, by the prefixes of names: ``EVAL``, ``TEST`` or ``TRAIN``."""
     for prefix in (EVAL, TEST):
         if any(name.startswith(prefix) for name in d):
             return prefix

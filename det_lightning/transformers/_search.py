@@ -1,4 +1,4 @@
-"""What the ``searcher`` section of a configuration asks of a ``transformers.Trainer``: a length, and metrics."""
+"""Compares the ``searcher`` section of a configuration with a ``transformers.Trainer``: length and metrics."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from typing import Any
 
 
 def require_length(searcher: Mapping[str, Any], unit: str, length: float, argument: str) -> None:
-    """Raise unless the section says the same length as the arguments of the trainer, or none.
+    """Raise a ValueError if the section ``searcher`` has another length than the trainer, or a length without a unit.
 
-    Args:
-        searcher: the section.
-        unit: ``"batches"`` or ``"epochs"``.
-        length: how many of them the trainer trains.
-        argument: the argument that says so.
-
-    Raises:
-        ValueError: the section has another length, in other units, or without one.
+    The trainer's ``argument`` has the ``length`` in the ``unit`` ``"batches"`` or ``"epochs"``.
     """
     trained = f"{argument} {length:g} makes the trainer train {length:g} {unit}"
     max_length = searcher.get("max_length")
@@ -41,19 +34,14 @@ def require_length(searcher: Mapping[str, Any], unit: str, length: float, argume
 
 
 def require_metrics(reported: Collection[str], needed: Mapping[str, str | None]) -> None:
-    """Raise unless an evaluation has the metrics that the search looks at.
+    """Raise a ValueError that names all ``needed`` metrics missing from the ``reported`` metrics of an evaluation.
 
-    Args:
-        reported: names of the metrics of the evaluation.
-        needed: names of metrics by the field of the configuration that names them; None if it names none.
-
-    Raises:
-        ValueError: some are missing; the message names all of them.
+    ``needed`` has the name of a metric, or None, by the field of the configuration.
     """
     missing = [f"{field}: {name}" for field, name in needed.items() if name is not None and name not in reported]
     if missing:
         raise ValueError(
-            f"The evaluation has no metric of the name that the configuration gives: {', '.join(missing)}. It has "
-            f"{', '.join(sorted(reported))}. Let compute_metrics return it (the Trainer puts eval_ before its names), "
-            "or change the configuration; searches, retention and the choice of the best checkpoint need it."
+            f"The evaluation lacks metrics of the configuration: {', '.join(missing)}. The evaluation has "
+            f"{', '.join(sorted(reported))}. Return the metrics from compute_metrics (the Trainer prefixes eval_), or "
+            "change the configuration: searches, retention and the choice of the best checkpoint need the metrics."
         )

@@ -42,12 +42,12 @@ def test_exactly_these_names_are_public() -> None:
     assert estimator.EstimatorTrial.trial_context_class is estimator.EstimatorTrialContext
 
 
-def test_tensorflow_has_the_behaviour_of_version_1() -> None:
+def test_version_1_behaviour() -> None:
     assert not tf.executing_eagerly()
     assert not tf.compat.v1.resource_variables_enabled()
 
 
-def test_the_context_has_settings_rank_and_size() -> None:
+def test_settings_rank_and_size() -> None:
     settings = {"hparams": {"global_batch_size": 8, "lr": 0.5}, "exp_conf": {"data": {"path": "here"}}}
     with estimator.init(**settings, trial_seed=3) as context:
         assert context.get_hparam("lr") == 0.5
@@ -58,9 +58,7 @@ def test_the_context_has_settings_rank_and_size() -> None:
 
 
 @pytest.mark.parametrize("by_module", [False, True])
-def test_fields_that_only_estimators_read_are_not_said_to_have_no_effect(
-    by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_warning_for_estimators_fields(by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = {
         "records_per_epoch": 64,
         "data_layer": {"type": "shared_fs", "container_storage_path": str(tmp_path)},
@@ -126,7 +124,7 @@ class WithMetrics(SmallTrial):
 
 
 @pytest.mark.parametrize("made_by", ["context", "experimental"])
-def test_a_metric_of_a_function_or_a_reducer_is_computed_over_all_batches(made_by: str, tmp_path: Path) -> None:
+def test_metrics_over_all_batches(made_by: str, tmp_path: Path) -> None:
     trial = type("WithMetrics", (WithMetrics,), {"make_metric_of": made_by})
     metrics = Trained(trial, tmp_path, 2, validation_period=None).reports.validations[-1]
     inputs = np.random.RandomState(1).rand(30, 4).astype("float32")[:, 0]
@@ -136,7 +134,7 @@ def test_a_metric_of_a_function_or_a_reducer_is_computed_over_all_batches(made_b
 
 
 @pytest.mark.parametrize("metric", [[["nested"]], {"a": {"b": 1}}, {1: 2}, object()])
-def test_a_metric_that_is_no_flat_collection_of_tensors_is_refused(metric: Any) -> None:
+def test_nested_metrics_are_refused(metric: Any) -> None:
     with estimator.init(hparams={}) as context, pytest.raises(TypeError, match=r"metric"):
         context.make_metric(metric, mean_of_batches, np.float32)
 
@@ -162,7 +160,7 @@ class RecordingHook(estimator.RunHook):
         self.events.append("close")
 
 
-def test_a_run_hook_gets_its_events_and_may_add_files_to_a_checkpoint(tmp_path: Path) -> None:
+def test_run_hooks(tmp_path: Path) -> None:
     hook = RecordingHook()
     first = Trained(small_trial(hooks=(hook,)), tmp_path, 2)
     assert hook.events == ["after_run", "after_run", "checkpoint", "close"]
@@ -206,7 +204,7 @@ def cached(folder: Path, shuffle: bool) -> dict[str, Any]:
     return {"hparams": {"global_batch_size": 8}, "exp_conf": {"data_layer": layer}, "trial_seed": 5}
 
 
-def test_a_cached_dataset_is_made_once_and_read_by_later_runs(tmp_path: Path) -> None:
+def test_a_dataset_is_cached_once(tmp_path: Path) -> None:
     Cached.made = 0
     init = cached(tmp_path, shuffle=False)
     first = Trained(Cached, tmp_path / "a", 20, init=init)
@@ -218,7 +216,7 @@ def test_a_cached_dataset_is_made_once_and_read_by_later_runs(tmp_path: Path) ->
     assert sorted(written) == ["v1_train", "v1_val"]
 
 
-def test_a_cached_and_shuffled_dataset_resumes_exactly(tmp_path: Path) -> None:
+def test_cached_shuffles_resume_exactly(tmp_path: Path) -> None:
     init = cached(tmp_path, shuffle=True)
     whole = Trained(Cached, tmp_path / "whole", 20, init=init)
     first = Trained(Cached, tmp_path / "parts", 11, init=init)
@@ -228,7 +226,7 @@ def test_a_cached_and_shuffled_dataset_resumes_exactly(tmp_path: Path) -> None:
     assert in_order.reports.losses != whole.reports.losses
 
 
-def test_code_in_the_cache_of_somebody_else_is_not_run(tmp_path: Path) -> None:
+def test_a_cache_runs_no_code(tmp_path: Path) -> None:
     init = cached(tmp_path, shuffle=False)
     Trained(Cached, tmp_path / "a", 2, init=init)
     for file in (tmp_path / "cache").rglob("element_spec.pkl"):
@@ -303,9 +301,7 @@ class CachedAndWrapped(Cached):
         (CachedAndWrapped, [r"cache_train_dataset\(\), and passes it to context\.wrap_dataset\(\) too"]),
     ],
 )
-def test_a_trial_that_cannot_work_is_refused_with_what_to_do(
-    trial: type[SmallTrial], messages: list[str], tmp_path: Path
-) -> None:
+def test_unusable_trials(trial: type[SmallTrial], messages: list[str], tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidExperimentException) as raised:
         Trained(trial, tmp_path, 2, init=cached(tmp_path, shuffle=False))
     for message in messages:

@@ -54,7 +54,7 @@ def predict(checkpoint: Path) -> Any:
         return session.run(outputs["probabilities"])
 
 
-def test_a_checkpoint_has_the_files_that_determined_wrote(tmp_path: Path) -> None:
+def test_files_as_in_determined(tmp_path: Path) -> None:
     checkpoint = Trained(SmallTrial, tmp_path, 3).checkpoint
     names = {path.name for path in checkpoint.iterdir()}
     assert names >= {
@@ -73,7 +73,7 @@ def test_a_checkpoint_has_the_files_that_determined_wrote(tmp_path: Path) -> Non
     assert reader.get_tensor("global_step") == 3
 
 
-def test_each_serving_receiver_becomes_a_saved_model_that_can_be_loaded(tmp_path: Path) -> None:
+def test_saved_models_load(tmp_path: Path) -> None:
     checkpoint = Trained(Served, tmp_path, 3).checkpoint
     assert len([*checkpoint.glob("parsing/*/saved_model.pb")]) == len([*checkpoint.glob("raw/*/saved_model.pb")]) == 1
     with pytest.raises(errors.InvalidCheckpointException, match=r"2 SavedModels in .*parsing/\d+, raw/\d+"):
@@ -81,7 +81,7 @@ def test_each_serving_receiver_becomes_a_saved_model_that_can_be_loaded(tmp_path
     assert predict(checkpoint / "parsing").shape == (1, 2)
 
 
-def test_the_only_saved_model_is_found_and_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_one_or_no_saved_model(tmp_path: Path) -> None:
     one = Trained(type("Served", (Served,), {"names": ("parsing",)}), tmp_path / "one", 3).checkpoint
     assert np.all(predict(one) > 0)
     none = Trained(SmallTrial, tmp_path / "none", 1).checkpoint
@@ -104,7 +104,7 @@ def as_written_by_determined(checkpoint: Path, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("with_rng", [True, False])
-def test_a_checkpoint_of_determined_is_resumed_from_its_weights(tmp_path: Path, with_rng: bool) -> None:
+def test_determineds_weights_resume(tmp_path: Path, with_rng: bool) -> None:
     trial = small_trial(make=premade)
     trained = Trained(trial, tmp_path, 3)
     old = as_written_by_determined(trained.checkpoint, tmp_path / "checkpoints" / "old")
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_determined_is_resumed_from_its_weights(tmp_path: Path, 
     assert resumed.reports.validations[-1]["global_step"] == 5
 
 
-def test_an_unsafe_random_state_is_refused(tmp_path: Path) -> None:
+def test_unsafe_random_states(tmp_path: Path) -> None:
     old = as_written_by_determined(Trained(SmallTrial, tmp_path, 3).checkpoint, tmp_path / "checkpoints" / "old")
     (old / "rng_state.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"rng_state\.pkl refers to os\.system"):
@@ -147,7 +147,7 @@ ARRAY = b"cnumpy\nndarray\n"
         "a key that takes years",
     ],
 )
-def test_a_made_up_random_state_is_refused_at_once(content: bytes, tmp_path: Path) -> None:
+def test_made_up_random_states(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "rng_state.pkl").write_bytes(content)
     before = np.random.get_state(legacy=False)["state"]["key"].tolist()
     with pytest.raises(errors.CheckpointError, match=r"rng_state\.pkl"):
@@ -156,7 +156,7 @@ def test_a_made_up_random_state_is_refused_at_once(content: bytes, tmp_path: Pat
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-def test_a_random_state_of_any_release_is_restored(protocol: int, tmp_path: Path) -> None:
+def test_random_states_of_any_release(protocol: int, tmp_path: Path) -> None:
     python, numpy = random.Random(5), np.random.RandomState(5)
     state = {"np_rng_state": numpy.get_state(), "random_rng_state": python.getstate(), "tf_rng_global_seed": 3}
     (tmp_path / "rng_state.pkl").write_bytes(pickle.dumps(state, protocol))
@@ -167,7 +167,7 @@ def test_a_random_state_of_any_release_is_restored(protocol: int, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["model.ckpt-3.data-00000-of-00001", "ranks/0/input.ckpt.data-00000-of-00001", "checkpoint"]
 )
-def test_a_damaged_file_of_tensorflow_is_noticed(name: str, tmp_path: Path) -> None:
+def test_damaged_tensorflow_files(name: str, tmp_path: Path) -> None:
     checkpoint = Trained(SmallTrial, tmp_path, 3).checkpoint
     data = checkpoint / name
     data.write_bytes(data.read_bytes()[:-1] + b"?")
@@ -175,14 +175,14 @@ def test_a_damaged_file_of_tensorflow_is_noticed(name: str, tmp_path: Path) -> N
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint=checkpoint)
 
 
-def test_a_checkpoint_without_its_model_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_model(tmp_path: Path) -> None:
     old = as_written_by_determined(Trained(SmallTrial, tmp_path, 3).checkpoint, tmp_path / "checkpoints" / "old")
     (old / "model.ckpt-3.index").unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=r"names model\.ckpt-3, of which there is no index"):
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
 
 
-def test_checkpoints_written_in_the_background_are_those_of_their_batch(tmp_path: Path) -> None:
+def test_background_checkpoints(tmp_path: Path) -> None:
     from det_lightning.callbacks import DeterminedCheckpoint
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.pytorch import Batch
@@ -196,7 +196,7 @@ def test_checkpoints_written_in_the_background_are_those_of_their_batch(tmp_path
     assert found == [2, 4, 6]
 
 
-def test_a_run_resumes_from_a_storage_that_is_no_directory(tmp_path: Path) -> None:
+def test_resume_from_a_remote_storage(tmp_path: Path) -> None:
     whole = Trained(SmallTrial, tmp_path / "whole", 7)
     url = f"memory://{tmp_path.name}/estimators"
     first = Trained(SmallTrial, tmp_path, 3, checkpoint_storage=url)

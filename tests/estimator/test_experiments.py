@@ -34,7 +34,7 @@ def write_project(folder: Path, **sections: Any) -> Path:
     return folder / "config.yaml"
 
 
-def test_a_search_trains_its_trials_and_compares_them(tmp_path: Path) -> None:
+def test_a_search_compares_trials(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project")
     run("run", config, config.parent, "--experiments", tmp_path, timeout_s=300)
     validations = events_of(tmp_path / "numbers-1", "validation")
@@ -43,7 +43,7 @@ def test_a_search_trains_its_trials_and_compares_them(tmp_path: Path) -> None:
     assert all("average_loss" in event["metrics"] for event in validations)
 
 
-def test_the_checks_that_make_sense_are_made_of_a_trial(pytester: pytest.Pytester) -> None:
+def test_conversion_checks(pytester: pytest.Pytester) -> None:
     write_project(pytester.path / "project")
     config = {**CONFIG, "hyperparameters": {"lr": 0.001, "global_batch_size": 8}}
     (pytester.path / "project" / "config.yaml").write_text(json.dumps(config))

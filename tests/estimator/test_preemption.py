@@ -38,9 +38,7 @@ def steps_of(folder: Path) -> list[int]:
 
 # The sixth run of an evaluation is in the second one, after eight batches.
 @pytest.mark.parametrize(("where", "steps"), [("training", 6), ("evaluation", 8)])
-def test_sigterm_saves_the_run_which_ends_with_its_own_status_and_resumes_exactly(
-    where: str, steps: int, tmp_path: Path
-) -> None:
+def test_sigterm_saves_and_resumes_exactly(where: str, steps: int, tmp_path: Path) -> None:
     assert train(tmp_path / "whole") == 0
     whole = end_of(tmp_path / "whole")
     assert train(tmp_path / "parts", where) == errors.PREEMPTED_EXIT_CODE == 75

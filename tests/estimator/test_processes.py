@@ -34,7 +34,7 @@ def train(folder: Path, ranks: int, batches: int, make: str, *latest: str) -> di
 
 
 @pytest.mark.parametrize("make", ["linear", "deep", "with_metric"])
-def test_losses_and_metrics_of_two_processes_are_those_of_one(make: str, tmp_path: Path) -> None:
+def test_two_processes_train_as_one(make: str, tmp_path: Path) -> None:
     one = train(tmp_path / "one", 1, 6, make)
     two = train(tmp_path / "two", 2, 6, make)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)

@@ -44,7 +44,7 @@ ESTIMATORS = [custom, premade, premade_of_version_1]
 
 @pytest.mark.parametrize("make", ESTIMATORS)
 @pytest.mark.parametrize(("data", "batches"), [(training_data, EPOCH), (repeated_training_data, 2 * EPOCH + 3)])
-def test_every_loss_and_every_metric_is_that_of_train_and_evaluate(
+def test_losses_as_in_train_and_evaluate(
     make: Callable[..., Any], data: Callable[..., Any], batches: int, tmp_path: Path
 ) -> None:
     losses, metrics = train_with_tensorflow_alone(make, data, batches)
@@ -55,9 +55,7 @@ def test_every_loss_and_every_metric_is_that_of_train_and_evaluate(
 
 @pytest.mark.parametrize("make", ESTIMATORS)
 @pytest.mark.parametrize("split", [3, EPOCH, EPOCH + 5])
-def test_an_interrupted_and_resumed_run_equals_a_whole_one(
-    make: Callable[..., Any], split: int, tmp_path: Path
-) -> None:
+def test_resumed_runs_equal_whole_ones(make: Callable[..., Any], split: int, tmp_path: Path) -> None:
     trial = small_trial(make=make)
     whole = Trained(trial, tmp_path / "whole", 2 * EPOCH + 3)
     first = Trained(trial, tmp_path / "parts", split)
@@ -67,7 +65,7 @@ def test_an_interrupted_and_resumed_run_equals_a_whole_one(
 
 
 @pytest.mark.parametrize("make", [two_optimizers, warm_started, of_keras])
-def test_weights_begin_and_are_updated_as_by_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_weights_as_in_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
     losses, metrics = train_with_tensorflow_alone(make, repeated_training_data, EPOCH + 3)
     trial = small_trial(make=make, training_data=repeated_training_data)
     first = Trained(trial, tmp_path, 3)
@@ -76,7 +74,7 @@ def test_weights_begin_and_are_updated_as_by_train_and_evaluate(make: Callable[.
     assert {name: second.reports.validations[-1][name] for name in metrics} == metrics
 
 
-def test_data_whose_position_cannot_be_written_are_gone_through_again(tmp_path: Path) -> None:
+def test_unsavable_data_are_replayed(tmp_path: Path) -> None:
     def generated(wrap: Callable[..., Any]) -> Any:
         def numbers() -> Any:
             for number in range(20):
@@ -92,20 +90,20 @@ def test_data_whose_position_cannot_be_written_are_gone_through_again(tmp_path: 
     assert first.reports.losses + second.reports.losses == whole.reports.losses
 
 
-def test_the_seed_of_the_trial_replaces_that_of_the_run_config(tmp_path: Path) -> None:
+def test_the_trials_seed_counts(tmp_path: Path) -> None:
     as_configured = Trained(SmallTrial, tmp_path / "a", 3).reports.losses
     assert Trained(SmallTrial, tmp_path / "b", 3, init={"trial_seed": SEED}).reports.losses == as_configured
     assert Trained(SmallTrial, tmp_path / "c", 3, init={"trial_seed": SEED + 1}).reports.losses != as_configured
 
 
-def test_validations_between_the_batches_change_nothing(tmp_path: Path) -> None:
+def test_validations_change_nothing(tmp_path: Path) -> None:
     without = Trained(SmallTrial, tmp_path / "a", 10)
     among = Trained(SmallTrial, tmp_path / "b", 10, validation_period=Batch(3), step_zero_validation=True)
     assert among.reports.losses == without.reports.losses
     assert [metrics["global_step"] for metrics in among.reports.validations] == [0, 3, 6, 9, 10]
 
 
-def test_aggregated_gradients_are_those_of_a_larger_batch(tmp_path: Path) -> None:
+def test_aggregation_equals_a_larger_batch(tmp_path: Path) -> None:
     def in_order(wrap: Callable[..., Any], size: int) -> Any:
         from tests.estimator.small_trials import samples
 
@@ -133,7 +131,7 @@ def test_aggregated_gradients_are_those_of_a_larger_batch(tmp_path: Path) -> Non
     assert aggregated.reports.validations[-1]["global_step"] == 8
 
 
-def test_a_run_that_stops_within_an_aggregation_resumes_in_it(tmp_path: Path) -> None:
+def test_resume_in_an_aggregation(tmp_path: Path) -> None:
     init = {"aggregation_frequency": 3}
     whole = Trained(SmallTrial, tmp_path / "whole", 10, init=init)
     first = Trained(SmallTrial, tmp_path / "parts", 4, init=init)
@@ -141,7 +139,7 @@ def test_a_run_that_stops_within_an_aggregation_resumes_in_it(tmp_path: Path) ->
     assert first.reports.losses + second.reports.losses == whole.reports.losses
 
 
-def test_gradients_are_aggregated_after_the_statistics_of_a_batch_normalization(tmp_path: Path) -> None:
+def test_aggregation_with_batch_norms(tmp_path: Path) -> None:
     trial = small_trial(make=batch_normalized)
     whole = Trained(trial, tmp_path / "whole", 6, init={"aggregation_frequency": 2})
     assert whole.reports.validations[-1]["global_step"] == 6
@@ -161,12 +159,12 @@ class StopAfter(tf.estimator.SessionRunHook):
             run_context.request_stop()
 
 
-def test_a_hook_that_asks_to_stop_ends_the_run_at_the_next_boundary(tmp_path: Path) -> None:
+def test_hooks_stop_at_a_boundary(tmp_path: Path) -> None:
     trial = small_trial(hooks=(StopAfter(4),))
     assert len(Trained(trial, tmp_path, 20, reporting_period=Batch(3)).reports.losses) == 6
 
 
-def test_test_mode_trains_and_validates_on_one_batch(tmp_path: Path) -> None:
+def test_test_mode(tmp_path: Path) -> None:
     class CountEvaluations(tf.estimator.SessionRunHook):
         runs = 0
 
@@ -201,7 +199,7 @@ def fit_module(folder: Path, ckpt_path: str | None = None, **flags: Any) -> tupl
     return reports, trainer
 
 
-def test_a_module_is_trained_by_a_trainer_of_lightning_and_resumes_from_both_kinds_of_checkpoints(
+def test_modules_resume_from_both_formats(
     tmp_path: Path,
 ) -> None:
     whole, _ = fit_module(tmp_path, max_length=Batch(9), enable_checkpointing=False)
@@ -214,7 +212,7 @@ def test_a_module_is_trained_by_a_trainer_of_lightning_and_resumes_from_both_kin
         assert first.losses + second.losses == whole.losses
 
 
-def test_a_checkpoint_is_validated_without_training(tmp_path: Path) -> None:
+def test_validation_without_training(tmp_path: Path) -> None:
     trained = Trained(SmallTrial, tmp_path, 5)
     module = estimator.EstimatorModule(SmallTrial, {})
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
@@ -224,9 +222,7 @@ def test_a_checkpoint_is_validated_without_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-def test_an_empty_validation_dataset_is_warned_of(
-    batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_empty_validation_data(batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Trial(SmallTrial):
         def build_validation_spec(self) -> Any:
             return tf.estimator.EvalSpec(lambda: validation_data(self.context.wrap_dataset).take(batches), steps=None)

@@ -18,7 +18,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_trials_and_reducers_can_be_defined() -> None:
+def test_trials_can_be_defined() -> None:
     names = "EstimatorTrial, EstimatorTrialContext, MetricReducer"
     done = run(f"from det_lightning.estimator import {names}; type('T', (EstimatorTrial,), {{}})")
     assert done.returncode == 0, done.stderr
@@ -26,7 +26,7 @@ def test_trials_and_reducers_can_be_defined() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["RunHook", "EstimatorModule", "init", "load_estimator_from_checkpoint_path"])
-def test_what_needs_tensorflow_names_the_command_that_installs_it(name: str) -> None:
+def test_missing_tensorflow_is_named(name: str) -> None:
     done = run(f"from det_lightning.estimator import {name}")
     assert done.returncode == 1
     assert "ModuleNotFoundError: Estimators need TensorFlow 2.15" in done.stderr

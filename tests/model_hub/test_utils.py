@@ -34,20 +34,20 @@ def test_shorter_arrays_are_filled_up(arrays: list[Any], expected: list[Any]) ->
     assert filled.dtype == np.array(expected).dtype
 
 
-def test_arrays_are_filled_up_with_any_value() -> None:
+def test_arrays_are_filled_up() -> None:
     short = np.zeros((1, 1), dtype=np.uint8)
     filled = utils.expand_like([short, np.zeros((1, 2), dtype=np.uint8)], fill=-0.5)
     assert filled.tolist() == [[0.0, -0.5], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("shapes", [[], [(1, 2, 3), (1, 2, 4)], [(1,), (1, 2)]])
-def test_arrays_that_do_not_fit_are_refused(shapes: list[tuple[int, ...]]) -> None:
+def test_unfit_arrays(shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match=r"expand_like\(\) needs"):
         utils.expand_like([np.zeros(shape) for shape in shapes])
 
 
 @pytest.mark.parametrize("given", [[1, 2], np.array([1, 2]), torch.tensor([1.0, 2.0], requires_grad=True)])
-def test_lists_arrays_and_tensors_become_arrays(given: Any) -> None:
+def test_numpify(given: Any) -> None:
     array = utils.numpify(given)
     assert isinstance(array, np.ndarray)
     assert array.tolist() == [1, 2]
@@ -67,7 +67,7 @@ def test_nothing_else_becomes_an_array() -> None:
         ({"searcher": {"max_time": 50, "time_metric": "batches"}}, 50),
     ],
 )
-def test_the_configuration_says_how_many_batches_there_are(configuration: dict[str, Any], steps: int) -> None:
+def test_configured_lengths(configuration: dict[str, Any], steps: int) -> None:
     assert utils.compute_num_training_steps(configuration, 16) == steps
 
 
@@ -79,8 +79,8 @@ def test_the_configuration_says_how_many_batches_there_are(configuration: dict[s
         ({"searcher": {"max_length": {"epochs": 3}}, "records_per_epoch": 0}, "3 epochs, and there is no records_per"),
     ],
 )
-def test_a_configuration_that_does_not_say_it_is_refused(configuration: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"{reason}.*\. Give it as the hyperparameter num_training_steps"):
+def test_missing_lengths(configuration: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"{reason}.*\. Give the hyperparameter num_training_steps"):
         utils.compute_num_training_steps(configuration, 16)
 
 
@@ -134,7 +134,7 @@ def test_a_file_is_downloaded_once(server: tuple[str, list[str]], tmp_path: Path
     assert requested == ["/some%20data.json?v=1"]
 
 
-def test_nothing_is_left_of_a_download_that_fails(server: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_failed_downloads_leave_nothing(server: tuple[str, list[str]], tmp_path: Path) -> None:
     url, _ = server
     with pytest.raises(urllib.error.HTTPError, match="404"):
         utils.download_url(tmp_path / "data", f"{url}/missing.json")

@@ -101,7 +101,7 @@ class Configured:
         ("O0", None, {}),
     ],
 )
-def test_a_level_trains_as_apex_documents_it(
+def test_levels_train_as_documented(
     level: str, scale: float | None, rules: dict[str, float], make_optimizer: Any
 ) -> None:
     loss_of = squares if scale is None and level in ("O1", "O2") else finite_squares
@@ -124,13 +124,13 @@ def finite_squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> 
     return ((outputs - targets) ** 2).mean()
 
 
-def test_a_scale_grows_after_the_window_and_only_then() -> None:
+def test_scales_grow_after_the_window() -> None:
     scales = Configured("O1", window=4).train(BATCHES[:9], loss_of=finite_squares)
     assert [scale / 2**16 for scale in scales] == [1, 1, 1, 2, 2, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_skipped_step_leaves_everything_as_it_was(level: str) -> None:
+def test_skipped_steps_change_nothing(level: str) -> None:
     ours = Configured(level)
     ours.train(BATCHES[3:5], loss_of=finite_squares)
     before = copy.deepcopy((ours.model.state_dict(), ours.optimizer.state_dict()["state"]))
@@ -142,7 +142,7 @@ def test_a_skipped_step_leaves_everything_as_it_was(level: str) -> None:
         assert all(torch.equal(after[1][index][name], value) for name, value in values.items())
 
 
-def test_o2_keeps_batch_norms_and_masters_in_float32() -> None:
+def test_o2_keeps_float32() -> None:
     ours = Configured("O2")
     of_weights = {name: p.dtype for name, p in ours.model.named_parameters()}
     assert of_weights["0.weight"] is of_weights["3.weight"] is torch.bfloat16
@@ -152,7 +152,7 @@ def test_o2_keeps_batch_norms_and_masters_in_float32() -> None:
     assert {p.dtype for p in without.model.parameters()} == {torch.bfloat16}
 
 
-def test_the_state_of_an_optimizer_is_carried_over() -> None:
+def test_optimizer_states_are_kept() -> None:
     context = pytorch.PyTorchTrialContext()
     model = context.wrap_model(network())
     optimizer = context.wrap_optimizer(adam(model.parameters()))
@@ -208,7 +208,7 @@ class TwoLosses:
         return torch.cat([p.detach().reshape(-1) for p in self.models[index].parameters()])
 
 
-def test_an_overflow_of_one_loss_backs_off_only_its_scaler() -> None:
+def test_one_overflow_one_scaler() -> None:
     two = TwoLosses()
     first, second = two.weights(0), two.weights(1)
     two.train((1.0, float("inf")))
@@ -221,7 +221,7 @@ def test_an_overflow_of_one_loss_backs_off_only_its_scaler() -> None:
     assert two.weights(0).isfinite().all() and two.weights(1).isfinite().all()
 
 
-def test_losses_with_scales_of_their_own_add_up() -> None:
+def test_losses_with_own_scales_add_up() -> None:
     """Both reach the first model; what comes first is not scaled down once more by the second pass."""
     scaled, plain = TwoLosses(num_losses=3), network()
     scaled.train((1.0, float("nan"), 1.0))
@@ -243,12 +243,12 @@ def test_one_scaler_serves_all_losses() -> None:
     assert two.scales() == [0.25]
 
 
-def test_more_losses_than_scalers_are_named() -> None:
+def test_more_losses_than_scalers() -> None:
     with pytest.raises(errors.InvalidExperimentException, match=r"more than 2 losses.*num_losses=2"):
         TwoLosses().train((1.0, 1.0, 1.0))
 
 
-def test_an_overflow_within_an_aggregation_skips_its_step() -> None:
+def test_overflow_within_an_aggregation() -> None:
     two = TwoLosses(frequency=3)
     first, second = two.weights(0), two.weights(1)
     for factors in ((1.0, 1.0), (1.0, float("inf")), (1.0, 1.0)):
@@ -259,7 +259,7 @@ def test_an_overflow_within_an_aggregation_skips_its_step() -> None:
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_the_signature_of_forward_stays_for_code_that_reads_it(level: str) -> None:
+def test_the_signature_of_forward(level: str) -> None:
     class Encoder(torch.nn.Linear):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
             return super().forward(input_ids)
@@ -273,7 +273,7 @@ def test_the_signature_of_forward_stays_for_code_that_reads_it(level: str) -> No
     assert inspect.signature(copy.deepcopy(model).forward) == before
 
 
-def test_a_model_may_be_copied_when_it_is_configured() -> None:
+def test_copies_of_configured_models() -> None:
     """A copy for an average of weights computes with its own ones."""
     model = Configured("O2").model
     twin = copy.deepcopy(model).eval()
@@ -287,7 +287,7 @@ def test_a_model_may_be_copied_when_it_is_configured() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("compiles", ["before wrapping", "before configuring", "after"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_a_model_may_be_compiled_before_or_after(level: str, compiles: str) -> None:
+def test_compiled_models(level: str, compiles: str) -> None:
     def compiled_if(moment: str, model: torch.nn.Module) -> Any:
         return torch.compile(model, backend="eager") if moment == compiles else model
 
@@ -343,7 +343,7 @@ def test_recurrent_and_tied_weights(level: str, monkeypatch: pytest.MonkeyPatch)
     assert losses[-1] < losses[0] / 2
 
 
-def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> None:
+def test_unconfigured_optimizers() -> None:
     context = pytorch.PyTorchTrialContext()
     models: list[Any] = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
@@ -354,7 +354,7 @@ def test_an_optimizer_that_was_not_configured_sees_unscaled_gradients_too() -> N
     assert torch.equal(models[1].bias.grad, torch.ones(2))
 
 
-def test_the_cpu_takes_bfloat16_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_of_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
     Configured("O2").train(BATCHES[:3])
     (warning,) = [record.getMessage() for record in caplog.records if "bfloat16" in record.getMessage()]
     assert "opt_level='O2'" in warning
@@ -364,7 +364,7 @@ def test_the_cpu_takes_bfloat16_and_says_so_once(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_models_and_optimizers_come_back_in_the_shape_in_which_they_came(alone: bool) -> None:
+def test_parts_come_back_as_given(alone: bool) -> None:
     context = pytorch.PyTorchTrialContext()
     model = context.wrap_model(network())
     optimizer = context.wrap_optimizer(adam(model.parameters()))

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_two_ranks_skip_together_and_train_as_one(folder: Path, scenario: str) -> None:
+def test_two_ranks_train_as_one(folder: Path, scenario: str) -> None:
     first, second = results(folder, scenario, 2)
     assert len(first["updates"]) == len(second["updates"]) > 3
     for ours, theirs in zip(first["updates"], second["updates"], strict=True):
@@ -51,7 +51,7 @@ def test_two_ranks_skip_together_and_train_as_one(folder: Path, scenario: str) -
 
 
 @pytest.mark.parametrize("scenario", RESUMED)
-def test_a_run_stopped_within_an_aggregation_goes_on_exactly(folder: Path, scenario: str) -> None:
+def test_resume_within_an_aggregation(folder: Path, scenario: str) -> None:
     for resumed, straight in zip(results(folder, f"{scenario}-resumed", 2), results(folder, scenario, 2), strict=True):
         assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
         assert resumed["amp_state"] == straight["amp_state"]
@@ -71,7 +71,7 @@ def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
 
 
 @needs_shards
-def test_batch_norms_stay_in_float32_as_sharded_units_of_their_own(folder: Path) -> None:
+def test_sharded_batch_norms_in_float32(folder: Path) -> None:
     sharded, replicated = (
         [torch.load(folder / f"normed-{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
         for name in ("sharded", "replicated")
@@ -83,7 +83,7 @@ def test_batch_norms_stay_in_float32_as_sharded_units_of_their_own(folder: Path)
 
 
 @needs_shards
-def test_a_checkpoint_of_sharded_masters_holds_float32(folder: Path) -> None:
+def test_checkpoints_of_sharded_masters(folder: Path) -> None:
     (directory,) = (folder / "sharded").glob("*/")
     (weights,) = load_checkpoint(directory).state["models_state_dict"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32, torch.int64}
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_sharded_masters_holds_float32(folder: Path) -> None:
         ("Hasty", ["ran before its weights were cast", "right after wrap_model() and wrap_optimizer()"]),
     ],
 )
-def test_what_cannot_be_cast_in_shards_is_named_on_every_rank(folder: Path, kind: str, parts: list[str]) -> None:
+def test_uncastable_shards_are_named(folder: Path, kind: str, parts: list[str]) -> None:
     for rank in (0, 1):
         message = (folder / f"refusal-{kind}-{rank}.txt").read_text()
         assert all(part in message for part in parts), message

@@ -64,7 +64,7 @@ def fit(kind: type[Any], storage: Path, batches: int, aggregation: int = 1, **ar
 
 @pytest.mark.parametrize("aggregation", [1, 3])
 @pytest.mark.parametrize("kind", [Leveled, LeveledO1, LeveledO3])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, kind: type[Leveled], aggregation: int) -> None:
+def test_resumed_runs_end_bit_equal(tmp_path: Path, kind: type[Leveled], aggregation: int) -> None:
     """Scale, growth counter and float32 masters go on."""
     straight = fit(kind, tmp_path / "straight", 10, aggregation)
     fit(kind, tmp_path / "two", 5, aggregation)
@@ -83,7 +83,7 @@ def test_the_state_is_in_apexs_own_form(tmp_path: Path) -> None:
     assert state["amp_state"] == {"loss_scaler0": expected, "loss_scaler1": {"loss_scale": 2.0**16, "unskipped": 0}}
 
 
-def test_a_checkpoint_of_o2_is_one_in_float32(tmp_path: Path) -> None:
+def test_o2_saves_float32(tmp_path: Path) -> None:
     """So that a plain trial loads it, and nothing of the masters is lost."""
     trained = fit(Leveled, tmp_path, 6)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
@@ -106,7 +106,7 @@ def test_an_old_state_of_apex_goes_on() -> None:
 
 
 @pytest.mark.slow
-def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_states_of_other_precisions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for earlier, later, message in (
         (SmallTrial, Leveled, "no 'amp_state'"),
         (Leveled, LeveledO1, "states of 1 loss scalers, and configure_apex_amp(num_losses=2)"),
@@ -120,7 +120,7 @@ def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.parametrize("kind", [Leveled, LeveledO1])
-def test_lightnings_own_checkpoints_hold_masters_and_scales_too(tmp_path: Path, kind: type[Leveled]) -> None:
+def test_lightnings_checkpoints_hold_scales(tmp_path: Path, kind: type[Leveled]) -> None:
     def train(batches: int, path: Path | None = None) -> Leveled:
         seed_everything()
         module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
@@ -167,7 +167,7 @@ class ScaledByTheOldClass(Scaled):
 
 @pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.GradScaler.*:FutureWarning")
 @pytest.mark.parametrize("kind", [Scaled, ScaledByTheOldClass])
-def test_the_state_of_a_wrapped_scaler_goes_on(tmp_path: Path, kind: type[Scaled]) -> None:
+def test_wrapped_scalers_resume(tmp_path: Path, kind: type[Scaled]) -> None:
     straight = fit(kind, tmp_path / "straight", 7)
     if kind is Scaled:
         assert straight.scaler.get_scale() == 64.0
@@ -192,7 +192,7 @@ def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrial
     return context, model, optimizers
 
 
-def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None:
+def test_use_amp_updates_the_scaler_once_a_batch() -> None:
     """Beside a loop that follows torch's documentation, with one batch that overflows and clipping."""
     ours, by_hand = make_scaler(device="cpu"), torch.amp.GradScaler("cpu")
     context, model, optimizers = amp_context(ours, aggregation=2)
@@ -225,7 +225,7 @@ def test_use_amp_updates_its_scaler_once_a_batch_and_only_after_a_step() -> None
     context.precision.scaling.end_batch()
 
 
-def test_a_scaler_takes_over_the_settings_of_another() -> None:
+def test_scaler_settings_are_copied() -> None:
     """As when ``pl.Trainer`` got a precision plugin with a scaler of its own."""
     other = torch.amp.GradScaler("cpu", init_scale=4.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=7)
     assert make_scaler(other, "cpu").state_dict() == other.state_dict()
@@ -262,7 +262,7 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: torch.dtype) -> None:
+def test_nested_halves_become_float32(dtype: torch.dtype) -> None:
     half, number = torch.ones(2, dtype=dtype), torch.tensor(3)
     nested: dict[str, Any] = {
         "list": [half, (number, None)],
@@ -291,7 +291,7 @@ def test_outputs_in_half_precision_come_back_as_float32_in_any_nesting(dtype: to
     assert before["output"].keys() == done["output"].keys()
 
 
-def test_what_cannot_be_looked_into_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_opaque_values_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     class Opaque:
         pass
 
@@ -326,7 +326,7 @@ class ByHand(SmallTrial):
         return ((outputs.float() - targets) ** 2).mean()
 
 
-def test_lightnings_mixed_precision_is_applied_to_every_model() -> None:
+def test_lightnings_mixed_precision() -> None:
     module, trainer = train_under("bf16-mixed")
     by_hand, _ = train_under("32-true", ByHand)
     assert trainer.precision == "bf16-mixed"
@@ -334,7 +334,7 @@ def test_lightnings_mixed_precision_is_applied_to_every_model() -> None:
     assert not torch.equal(weights_of(module.trial), weights_of(train_under("32-true")[0].trial))
 
 
-def test_lightnings_true_precision_casts_the_weights() -> None:
+def test_lightnings_true_precision() -> None:
     module, _ = train_under("bf16-true")
     plain, _ = train_under("32-true")
     assert {p.dtype for model in module.context.models for p in model.parameters()} == {torch.bfloat16}
@@ -343,7 +343,7 @@ def test_lightnings_true_precision_casts_the_weights() -> None:
     assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
 
 
-def test_a_module_computes_in_the_precision_of_its_latest_trainer(tmp_path: Path) -> None:
+def test_the_latest_trainers_precision(tmp_path: Path) -> None:
     module, trainer = train_under("bf16-mixed")
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
     flags: dict[str, Any] = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
@@ -358,7 +358,7 @@ def test_a_module_computes_in_the_precision_of_its_latest_trainer(tmp_path: Path
     assert validated(module, "bf16-mixed") == half
 
 
-def test_a_module_that_no_longer_scales_losses_has_no_scaler() -> None:
+def test_no_scaler_without_scaling() -> None:
     scaling = WholeModelPrecision("a first trainer", torch.float16, scales=True)
     context = pytorch.PyTorchTrialContext()
     trial = SmallTrial(context)
@@ -372,7 +372,7 @@ def test_a_module_that_no_longer_scales_losses_has_no_scaler() -> None:
     assert context.precision.path is context.backend.gradients
 
 
-def test_weights_that_were_cast_cannot_go_on_in_another_precision() -> None:
+def test_cast_weights_stay_cast() -> None:
     module, _ = train_under("bf16-true")
     off: dict[str, Any] = dict.fromkeys(OFF, False)
     plain = pl.Trainer(accelerator="cpu", devices=1, **off)
@@ -383,7 +383,7 @@ def test_weights_that_were_cast_cannot_go_on_in_another_precision() -> None:
     assert plain.validate(module, verbose=False) == [expected]  # where nothing is trained they may
 
 
-def test_determineds_trainer_accepts_lightnings_precision(tmp_path: Path) -> None:
+def test_determineds_trainer_takes_precision(tmp_path: Path) -> None:
     through = fit(SmallTrial, tmp_path / "one", 6, lightning={"precision": "bf16-mixed"})
     assert torch.equal(weights_of(through), weights_of(fit(ByHand, tmp_path / "two", 6)))
     cast = fit(SmallTrial, tmp_path / "three", 6, lightning={"precision": "bf16-true"})
@@ -411,7 +411,7 @@ class Autocasts(SmallTrial):
         (Leveled, "configure_apex_amp"),
     ],
 )
-def test_two_precisions_are_refused_by_name(tmp_path: Path, kind: type[Any], call: str) -> None:
+def test_two_precisions_are_refused(tmp_path: Path, kind: type[Any], call: str) -> None:
     message = rf"{call}\(\).*, and pl\.Trainer\(precision='bf16-mixed'\) asks for a precision too"
     with pytest.raises(errors.InvalidExperimentException, match=message):
         train_under("bf16-mixed", kind)
@@ -431,7 +431,7 @@ class Doubles(SmallTrial):
         return loss
 
 
-def test_a_trial_trains_and_validates_in_double_precision() -> None:
+def test_double_precision() -> None:
     module, _ = train_under("64-true", Doubles)
     assert weights_of(module.trial).dtype is torch.float64
     straight, _ = train_under("64-true", Doubles)

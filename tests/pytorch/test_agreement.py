@@ -76,9 +76,7 @@ def start(folder: Path, *arguments: str, launcher: list[str]) -> subprocess.Pope
 
 
 @pytest.mark.parametrize("arguments", [("",), ("unused", "trial_ddp_find_unused_parameters_true")])
-def test_a_script_that_says_nothing_of_ranks_trains_on_all_that_torchrun_started(
-    arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_script_trains_on_all_of_torchruns_ranks(arguments: tuple[str, ...], tmp_path: Path) -> None:
     several = start(tmp_path / "two", *arguments, launcher=TORCHRUN)
     alone = start(tmp_path / "one", *arguments, launcher=[])
     for process in (several, alone):

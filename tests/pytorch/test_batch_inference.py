@@ -41,7 +41,7 @@ class Noting(TorchBatchProcessor):
             (path / f"after-{self.seen[-1]}.json").write_text(json.dumps(self.seen))
 
 
-def test_output_and_checkpoints_go_to_a_remote_storage_too() -> None:
+def test_remote_storage() -> None:
     torch_batch_process(Noting, Numbers(), checkpoint_interval=3, checkpoint_storage="memory://batches")
     files = fsspec.filesystem("memory").find("/batches")
     MemoryFileSystem.store.clear()
@@ -66,7 +66,7 @@ def test_a_failed_block_uploads_nothing() -> None:
     assert fsspec.filesystem("memory").find("/batches") == []
 
 
-def test_a_run_goes_on_from_a_checkpoint() -> None:
+def test_resume() -> None:
     seen: list[list[int]] = []
 
     class Seeing(Noting):
@@ -91,11 +91,11 @@ def test_other_checkpoints_are_refused() -> None:
         ),
     ):
         pass
-    with pytest.raises(errors.InvalidCheckpointException, match="its metadata lack default_output_uuid"):
+    with pytest.raises(errors.InvalidCheckpointException, match="the metadata lack default_output_uuid"):
         torch_batch_process(Noting, Numbers(), checkpoint_storage="storage", latest_checkpoint=storage_id)
 
 
-def test_metrics_are_those_of_reducers_and_of_torchmetrics(caplog: pytest.LogCaptureFixture) -> None:
+def test_reduced_metrics(caplog: pytest.LogCaptureFixture) -> None:
     class Measuring(Noting):
         def __init__(self, context: TorchBatchProcessorContext) -> None:
             super().__init__(context)
@@ -112,7 +112,7 @@ def test_metrics_are_those_of_reducers_and_of_torchmetrics(caplog: pytest.LogCap
     assert "Validation metrics after 3 batches: {'sum': 10.0, 'mean': tensor(2.)}" in caplog.messages
 
 
-def test_a_processor_has_a_model_on_its_device_and_reports(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
     class Using(Noting):
         def __init__(self, context: TorchBatchProcessorContext) -> None:
             super().__init__(context)
@@ -138,7 +138,7 @@ def test_a_processor_has_a_model_on_its_device_and_reports(caplog: pytest.LogCap
         assert message in caplog.messages
 
 
-def test_arguments_that_cannot_be_used_are_all_named() -> None:
+def test_unusable_arguments() -> None:
     arguments: dict[str, Any] = {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}
     with pytest.raises(ValueError, match="torch_batch_process") as raised:
         torch_batch_process(Noting, Numbers(), batch_size=0, checkpoint_interval=-1, dataloader_kwargs=arguments)

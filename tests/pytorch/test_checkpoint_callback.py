@@ -47,7 +47,7 @@ def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
 # What is said twice
 
 
-def test_a_storage_and_the_callback_are_one_too_many(tmp_path: Path) -> None:
+def test_a_storage_beside_the_callback(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path / "callbacks", policy="none")
     with pytest.raises(ValueError, match=r"checkpoint_storage=\.\.\., but the callback writes to .*callbacks.*once"):
         fit(2, checkpoints=checkpoints, checkpoint_storage=tmp_path / "calls")
@@ -68,16 +68,14 @@ def test_a_storage_and_the_callback_are_one_too_many(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_rule_that_the_callback_contradicts_is_an_error_with_both(
-    said: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_contradiction_names_both(said: dict[str, Any], message: str, tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, policy="all", period=pytorch.Batch(4))
     with pytest.raises(ValueError, match=message):
         fit(2, checkpoints=checkpoints, **said)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_contradictions_are_named_at_once(tmp_path: Path) -> None:
+def test_all_contradictions_are_named(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
     with pytest.raises(ValueError, match=r"policy='none'; and .*period=None; and checkpoint_storage"):
         fit(
@@ -98,13 +96,13 @@ def test_a_rule_may_be_repeated(tmp_path: Path) -> None:
 # What the callback says
 
 
-def test_the_callback_says_which_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_the_callback_decides_retention(tmp_path: Path) -> None:
     rule = Retention(trial_best=0, trial_latest=1)
     fit(5, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), retention=rule))
     assert sorted(saved_in(tmp_path)) == [5]
 
 
-def test_the_callback_says_which_code_is_copied(tmp_path: Path) -> None:
+def test_the_callback_selects_code(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "model.py").write_text("LAYERS = 1\n")
     (tmp_path / "project" / ".env").write_text("TOKEN=1\n")
@@ -118,7 +116,7 @@ def test_the_callback_says_which_code_is_copied(tmp_path: Path) -> None:
         assert sorted(file.name for file in code.iterdir()) == copied
 
 
-def test_the_trainer_has_the_callback_that_it_was_given(tmp_path: Path) -> None:
+def test_the_trainer_keeps_the_callback(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
@@ -128,9 +126,7 @@ def test_the_trainer_has_the_callback_that_it_was_given(tmp_path: Path) -> None:
     assert Path(checkpoints.best_checkpoint_path or "").parent == tmp_path
 
 
-def test_a_restarted_job_resumes_by_the_name_that_the_callback_gives_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_job_resumes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchruns")
     fit(2, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
     fit(4, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="another"))
@@ -142,7 +138,7 @@ def test_a_restarted_job_resumes_by_the_name_that_the_callback_gives_it(
 # The storage of the configuration
 
 
-def test_a_callback_without_a_storage_writes_to_that_of_the_configuration(tmp_path: Path) -> None:
+def test_the_storage_defaults_to_the_configuration(tmp_path: Path) -> None:
     section = {
         "type": "directory",
         "container_path": str(tmp_path / "configured"),
@@ -157,7 +153,7 @@ def test_a_callback_without_a_storage_writes_to_that_of_the_configuration(tmp_pa
     assert sorted(saved_in(tmp_path / "own")) == [2, 4, 6]
 
 
-def test_each_fit_writes_to_the_storage_of_its_own_configuration(tmp_path: Path) -> None:
+def test_each_fit_has_a_storage(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(policy="none")
     for name in ("first", "second"):
         section = {"type": "directory", "container_path": str(tmp_path / name)}
@@ -171,7 +167,7 @@ def test_each_fit_writes_to_the_storage_of_its_own_configuration(tmp_path: Path)
 
 
 @pytest.mark.parametrize("async_write", [False, True])
-def test_a_second_fit_with_the_same_callback_resumes_bit_equal(tmp_path: Path, async_write: bool) -> None:
+def test_a_second_fit_resumes_bit_equal(tmp_path: Path, async_write: bool) -> None:
     straight = fit(9, checkpoint_storage=tmp_path / "straight", checkpoint_policy="none")
     rule = Retention(trial_best=0, trial_latest=1)
     checkpoints = DeterminedCheckpoint(tmp_path / "parts", policy="none", retention=rule, async_write=async_write)
@@ -184,7 +180,7 @@ def test_a_second_fit_with_the_same_callback_resumes_bit_equal(tmp_path: Path, a
     assert {steps: found["trial"] for steps, found in saved_in(tmp_path / "parts").items()} == {9: metadata["trial"]}
 
 
-def test_a_second_fit_from_scratch_is_another_trial(tmp_path: Path) -> None:
+def test_a_second_fit_from_scratch(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
     fit(3, checkpoints=checkpoints)
     assert checkpoints.best_value is not None
@@ -192,7 +188,7 @@ def test_a_second_fit_from_scratch_is_another_trial(tmp_path: Path) -> None:
     assert len({metadata["trial"] for metadata in saved_in(tmp_path).values()}) == 2
 
 
-def test_a_fit_after_one_that_failed_works(tmp_path: Path) -> None:
+def test_a_fit_after_a_failure(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), async_write=True)
     with pytest.raises(ZeroDivisionError):
         fit(8, Fails, checkpoints=checkpoints)

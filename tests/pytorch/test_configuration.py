@@ -122,7 +122,7 @@ def checkpoints() -> list[int]:
 
 @pytest.mark.parametrize("form", ["dict", "file", "name of a file"])
 @pytest.mark.parametrize("train", [fitted, fitted_by_lightning])
-def test_a_configuration_means_what_it_means_on_the_platform(train: Any, form: str, tmp_path: Path) -> None:
+def test_a_configuration_trains_as_on_the_platform(train: Any, form: str, tmp_path: Path) -> None:
     file = in_file(tmp_path / "files", CONFIG)
     trial = train({"dict": CONFIG, "file": file, "name of a file": str(file)}[form])
     assert outcome(trial) == (2, [0, 2, 4, 6, 8], [2, 2, 2, 2])
@@ -138,7 +138,7 @@ def test_a_configuration_means_what_it_means_on_the_platform(train: Any, form: s
         ({"step_zero_validation": False}, (2, [2, 4, 6, 8], [2, 2, 2, 2])),
     ],
 )
-def test_what_a_call_says_goes_before_its_configuration(said: dict[str, Any], result: Any) -> None:
+def test_arguments_beat_the_configuration(said: dict[str, Any], result: Any) -> None:
     assert outcome(fitted(CONFIG, **said)) == result
 
 
@@ -154,17 +154,17 @@ def test_what_a_call_says_goes_before_its_configuration(said: dict[str, Any], re
         ({"module": {"step_zero_validation": False}}, (2, [2, 4, 6, 8], [2, 2, 2, 2])),
     ],
 )
-def test_so_do_the_arguments_of_lightning(said: dict[str, Any], result: Any) -> None:
+def test_lightnings_arguments_beat_it_too(said: dict[str, Any], result: Any) -> None:
     assert outcome(fitted_by_lightning(CONFIG, **said)) == result
 
 
-def test_without_a_configuration_everything_is_as_determined_has_it() -> None:
+def test_defaults_without_a_configuration() -> None:
     assert outcome(fitted(None, max_length=pytorch.Batch(8))) == (8, [8], [8])
     assert outcome(fitted({"searcher": {"max_length": {"epochs": 2}}})) == (16, [16], [16])
 
 
 @pytest.mark.slow
-def test_the_seed_of_the_experiment_is_the_seed_of_the_trial() -> None:
+def test_the_experiments_seed_is_the_trials() -> None:
     first, again, other = (fitted({**CONFIG, "reproducibility": {"experiment_seed": seed}}) for seed in (7, 7, 8))
     assert torch.equal(weight(first), weight(again))
     assert not torch.equal(weight(first), weight(other))
@@ -184,21 +184,19 @@ def test_the_seed_of_the_experiment_is_the_seed_of_the_trial() -> None:
         ({"checkpoint_policy": "all", "checkpoint_storage": {"save_trial_best": 0}}, {}, [8]),
     ],
 )
-def test_checkpoints_are_those_of_the_configuration(
-    section: dict[str, Any], said: dict[str, Any], saved: list[int]
-) -> None:
+def test_checkpoints_follow_the_configuration(section: dict[str, Any], said: dict[str, Any], saved: list[int]) -> None:
     fitted({**CONFIG, "perform_initial_validation": False, **section}, **said)
     assert checkpoints() == saved
 
 
 @pytest.mark.parametrize(("smaller_is_better", "saved"), [(True, [2, 4, 6, 8]), (False, [2, 8])])
-def test_best_is_what_the_searcher_calls_better(smaller_is_better: bool, saved: list[int]) -> None:
+def test_best_follows_the_searcher(smaller_is_better: bool, saved: list[int]) -> None:
     searcher = {**CONFIG["searcher"], "smaller_is_better": smaller_is_better}
     fitted({**CONFIG, "perform_initial_validation": False, "searcher": searcher}, {"aggregation_frequency": 1})
     assert checkpoints() == saved
 
 
-def test_the_storage_of_the_configuration_is_used_unless_a_call_names_one(tmp_path: Path) -> None:
+def test_a_call_overrides_the_storage(tmp_path: Path) -> None:
     section = {"type": "shared_fs", "host_path": str(tmp_path / "shared"), "storage_path": "mnist"}
     config = {**CONFIG, "checkpoint_policy": "none", "checkpoint_storage": section}
     fitted(config, checkpoint_storage=tmp_path / "named")
@@ -208,7 +206,7 @@ def test_the_storage_of_the_configuration_is_used_unless_a_call_names_one(tmp_pa
     assert len(CheckpointStorage(tmp_path / "shared" / "mnist").list_ids()) == 1
 
 
-def test_all_that_the_master_would_refuse_is_named_at_once() -> None:
+def test_all_mistakes_are_named() -> None:
     wrong = {
         "searcher": {"name": "pbt", "metric": "loss"},
         "min_validation_period": "often",
@@ -254,7 +252,7 @@ def test_what_is_missing_is_missing(small: dict[str, Any]) -> None:
     assert trial.context.get_experiment_config() is small
 
 
-def test_keys_of_ones_own_and_fields_without_effect_are_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_for_idle_fields(caplog: pytest.LogCaptureFixture) -> None:
     config = {
         **CONFIG,
         "searcher": {**CONFIG["searcher"], "name": "random", "max_trials": 4},
@@ -272,20 +270,20 @@ def test_keys_of_ones_own_and_fields_without_effect_are_named_in_one_warning(cap
             assert name not in warning
 
 
-def test_a_module_names_the_sections_that_its_checkpoint_callback_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_names_idle_sections(caplog: pytest.LogCaptureFixture) -> None:
     fitted_by_lightning({**CONFIG, "checkpoint_policy": "all", "min_checkpoint_period": {"batches": 1}})
     (warning,) = [record.getMessage() for record in caplog.records if "no effect here" in record.getMessage()]
     assert warning.endswith("no effect here: checkpoint_policy; min_checkpoint_period.")
 
 
-def test_nothing_is_warned_of_where_everything_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_if_all_have_an_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         fitted(CONFIG)
     assert "no effect" not in caplog.text
 
 
 @pytest.mark.slow
-def test_defaults_that_a_configuration_spells_out_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_for_explicit_defaults(caplog: pytest.LogCaptureFixture) -> None:
     full = read_config(CONFIG).as_dict()
     for train in (fitted, fitted_by_lightning):
         with caplog.at_level(logging.WARNING):
@@ -294,20 +292,20 @@ def test_defaults_that_a_configuration_spells_out_are_not_warned_of(caplog: pyte
 
 
 @pytest.mark.slow
-def test_hyperparameters_are_those_of_the_configuration_unless_a_call_gives_some() -> None:
+def test_a_call_overrides_hyperparameters() -> None:
     assert fitted(CONFIG).context.get_hparams() == {"lr": 0.1, "global_batch_size": 4}
     assert fitted(CONFIG, {"hparams": {"lr": 1}}).context.get_hparams() == {"lr": 1}
 
 
 @pytest.mark.slow
-def test_a_file_is_seen_with_all_defaults_and_a_dict_as_it_is(tmp_path: Path) -> None:
+def test_a_file_gets_defaults_a_dict_does_not(tmp_path: Path) -> None:
     seen = fitted(in_file(tmp_path / "files", {"searcher": CONFIG["searcher"]})).context.get_experiment_config()
     assert seen["searcher"]["smaller_is_better"] is True
     assert (seen["max_restarts"], seen["reproducibility"]) == (5, {"experiment_seed": 0})
     assert fitted(CONFIG).context.get_experiment_config() is CONFIG
 
 
-def test_a_length_that_cannot_be_used_is_an_error_only_where_it_is_needed() -> None:
+def test_an_unusable_length_if_needed() -> None:
     config = {"searcher": {"max_length": {"records": 8}}, "min_validation_period": {"records": 4}}
     with pytest.raises(ValueError, match=r"searcher.max_length .* without global_batch_size"):
         fitted(config, validation_period=pytorch.Batch(1))
@@ -316,7 +314,7 @@ def test_a_length_that_cannot_be_used_is_an_error_only_where_it_is_needed() -> N
         fitted({"searcher": {"metric": "loss"}})
 
 
-def test_a_value_that_cannot_be_copied_reaches_the_trial() -> None:
+def test_uncopyable_values_reach_the_trial() -> None:
     lock = threading.Lock()
     with pytorch.init(exp_conf={"data": {"lock": lock}}, enable_tensorboard_logging=False) as context:
         assert context.get_data_config()["lock"] is lock

@@ -34,12 +34,12 @@ def wrapped_sgd(context: PyTorchTrialContext, weight: torch.nn.Parameter, **opti
 
 
 @pytest.mark.parametrize("frequency", [0, -2])
-def test_an_aggregation_frequency_below_one_is_refused(frequency: int) -> None:
+def test_aggregation_below_one(frequency: int) -> None:
     with pytest.raises(ValueError, match=f"aggregation_frequency must be at least 1; got {frequency}"):
         make_context(aggregation_frequency=frequency)
 
 
-def test_what_is_wrapped_is_kept_in_order_and_returned() -> None:
+def test_wrapping_keeps_the_order() -> None:
     context = make_context()
     models = [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)]
     assert [context.wrap_model(model) for model in models] == models == context.models
@@ -51,7 +51,7 @@ def test_what_is_wrapped_is_kept_in_order_and_returned() -> None:
     assert (kept.scheduler, kept.step_mode, kept.frequency) == (scheduler, Mode.STEP_EVERY_EPOCH, 2)
 
 
-def test_a_reducer_is_wrapped_under_both_spellings() -> None:
+def test_both_spellings_wrap_a_reducer() -> None:
     context = make_context()
     context.wrap_reducer(len, "count").update(1)
     context.experimental.wrap_reducer(sum, "total", for_training=False).update(2)
@@ -59,7 +59,7 @@ def test_a_reducer_is_wrapped_under_both_spellings() -> None:
     assert context.reduce_metrics(for_training=False) == {"count": 1, "total": 2}
 
 
-def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
+def test_one_of_each_is_found() -> None:
     context = make_context()
     model = context.wrap_model(torch.nn.Linear(1, 1))
     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1))
@@ -68,7 +68,7 @@ def test_a_trial_with_one_of_each_can_ask_for_them() -> None:
     assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
 
 
-def test_a_trial_with_none_or_several_cannot() -> None:
+def test_none_or_several_are_refused() -> None:
     context = make_context()
     with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
         context.get_model()
@@ -101,7 +101,7 @@ def unwrapped(context: PyTorchTrialContext) -> Any:
         (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
     ],
 )
-def test_a_scheduler_that_cannot_be_stepped_is_refused(
+def test_an_unsteppable_scheduler(
     scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
 ) -> None:
     context = make_context()
@@ -110,7 +110,7 @@ def test_a_scheduler_that_cannot_be_stepped_is_refused(
     assert context.lr_schedulers == []
 
 
-def test_a_plateau_is_taken_if_the_trial_steps_it() -> None:
+def test_a_plateau_with_manual_steps() -> None:
     context = make_context()
     assert context.wrap_lr_scheduler(plateau(context), Mode.MANUAL_STEP) is context.get_lr_scheduler()
 
@@ -134,7 +134,7 @@ def test_a_plateau_is_taken_if_the_trial_steps_it() -> None:
         ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
     ],
 )
-def test_what_comes_in_the_wrong_order_is_refused(steps: list[Callable[[Any], Any]], message: str) -> None:
+def test_wrong_order(steps: list[Callable[[Any], Any]], message: str) -> None:
     context = make_context()
     for step in steps[:-1]:
         step(context)
@@ -146,9 +146,7 @@ def test_what_comes_in_the_wrong_order_is_refused(steps: list[Callable[[Any], An
 
 
 @given(frequency=st.integers(1, 5), average=st.booleans(), of_optimizer=st.none() | st.booleans())
-def test_gradients_of_an_aggregation_are_summed_and_divided(
-    frequency: int, average: bool, of_optimizer: bool | None
-) -> None:
+def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimizer: bool | None) -> None:
     context = make_context(aggregation_frequency=frequency, average_aggregated_gradients=average)
     weight = make_weight(0.0)
     optimizer = wrapped_sgd(context, weight, average_aggregated_gradients=of_optimizer)
@@ -166,7 +164,7 @@ def test_gradients_of_an_aggregation_are_summed_and_divided(
     assert context.optimizer_steps == 1
 
 
-def test_gradients_stay_where_the_trial_zeroes_them_itself() -> None:
+def test_gradients_without_zeroing() -> None:
     context, weight = make_context(), make_weight()
     context.position.batch_idx = 0
     optimizer = wrapped_sgd(context, weight)
@@ -183,7 +181,7 @@ def test_only_wrapped_optimizers_step() -> None:
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
 
 
-def test_gradients_that_are_aggregated_must_be_zeroed() -> None:
+def test_aggregation_needs_zeroing() -> None:
     context = make_context(aggregation_frequency=2)
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
@@ -191,7 +189,7 @@ def test_gradients_that_are_aggregated_must_be_zeroed() -> None:
 
 
 @given(epoch_len=st.integers(1, 9), batch_idx=st.integers(0, 40))
-def test_the_position_follows_the_index_of_the_batch(epoch_len: int, batch_idx: int) -> None:
+def test_the_position_follows_the_batch(epoch_len: int, batch_idx: int) -> None:
     context = make_context()
     context.position.epoch_len, context.position.batch_idx = epoch_len, batch_idx
     assert context.current_train_batch() == batch_idx
@@ -201,7 +199,7 @@ def test_the_position_follows_the_index_of_the_batch(epoch_len: int, batch_idx: 
 
 
 @pytest.mark.parametrize("ask", ["current_train_batch", "current_train_epoch", "is_epoch_start", "is_epoch_end"])
-def test_before_training_there_is_no_position(ask: str) -> None:
+def test_no_position_before_training(ask: str) -> None:
     with pytest.raises(errors.InternalException, match="training has not started"):
         getattr(make_context(), ask)()
     context = make_context()
@@ -211,7 +209,7 @@ def test_before_training_there_is_no_position(ask: str) -> None:
             getattr(context, ask)()
 
 
-def test_a_stop_is_requested_and_taken_back() -> None:
+def test_stop_requests() -> None:
     context = make_context()
     assert context.get_stop_requested() is False
     for asked in (True, False):
@@ -226,7 +224,7 @@ def test_switches_take_only_a_bool(method: str, value: Any) -> None:
         getattr(make_context(), method)(value)
 
 
-def test_mixed_precision_changes_nothing_on_the_cpu() -> None:
+def test_use_amp_on_the_cpu() -> None:
     torch.manual_seed(0)
     plain = torch.nn.Linear(2, 1)
     context, by_hand = make_context(), torch.nn.Linear(2, 1)
@@ -256,7 +254,7 @@ def test_one_process_is_rank_0_of_1() -> None:
         DistributedContext(size=2)
 
 
-def test_a_trial_is_tried_out_by_hand_with_a_configuration() -> None:
+def test_from_config() -> None:
     ranges = {"type": "double", "minval": 0.0, "maxval": 1.0}
     config = {
         "hyperparameters": {"global_batch_size": 4, "lr": ranges, "net": {"depth": {"type": "const", "val": 2}}},
@@ -279,12 +277,12 @@ def test_a_trial_is_tried_out_by_hand_with_a_configuration() -> None:
         context.current_train_batch()
 
 
-def test_a_configuration_with_an_unknown_kind_of_hyperparameter_is_refused() -> None:
+def test_unknown_hyperparameter_types() -> None:
     with pytest.raises(ValueError, match="lr has the unknown type 'normal'"):
         PyTorchTrialContext.from_config({"hyperparameters": {"lr": {"type": "normal"}}})
 
 
-def test_the_position_under_the_names_that_it_has_in_determined() -> None:
+def test_determineds_names_of_the_position() -> None:
     context = make_context(aggregation_frequency=2)
     assert (context._current_batch_idx, context._epoch_len, context._aggregation_frequency) == (None, None, 2)
     with pytest.raises(errors.InternalException, match="training has not started"):
@@ -297,7 +295,7 @@ def test_the_position_under_the_names_that_it_has_in_determined() -> None:
     assert not context._should_communicate_and_update()
 
 
-def test_a_scaler_of_the_trials_own_under_automatic_scaling() -> None:
+def test_a_replaced_scaler() -> None:
     context = make_context()
     context.experimental.use_amp()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -316,7 +314,7 @@ def test_a_scaler_of_the_trials_own_under_automatic_scaling() -> None:
     assert (weight.item(), scaler.get_scale()) == (0.5, 8.0)
 
 
-def test_the_files_for_tensorboard_go_where_the_context_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tensorboard_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(tensorboard_path=tmp_path / "given")
     assert context.get_tensorboard_path() == tmp_path / "given"
     monkeypatch.setattr(context, "get_tensorboard_path", lambda: tmp_path / "patched")
@@ -326,7 +324,7 @@ def test_the_files_for_tensorboard_go_where_the_context_says(tmp_path: Path, mon
     assert not (tmp_path / "given").exists()
 
 
-def test_methods_of_the_parts_show_their_documentation_and_parameters_on_the_context() -> None:
+def test_forwarded_methods_keep_signatures() -> None:
     methods = inspect.getmembers(PyTorchTrialContext, inspect.isfunction)
     assert [name for name, method in methods if not name.startswith("_") and not method.__doc__] == []
     parameters = list(inspect.signature(PyTorchTrialContext.wrap_optimizer).parameters)

@@ -48,14 +48,14 @@ class Stream(IterableDataset[int]):
         ({"batch_size": 5, "in_order": True}, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
     ],
 )
-def test_arguments_mean_what_they_mean_in_torch(arguments: dict[str, Any], batches: list[list[int]]) -> None:
+def test_arguments_as_in_torch(arguments: dict[str, Any], batches: list[list[int]]) -> None:
     loader = DataLoader(TEN, **arguments)
     assert values(loader) == batches
     assert len(loader) == len(batches)
     assert values(torch.utils.data.DataLoader(TEN, **arguments)) == batches
 
 
-def test_shuffling_draws_what_torch_draws() -> None:
+def test_shuffles_as_in_torch() -> None:
     torch.manual_seed(3)
     ours = [values(loader) for loader in [DataLoader(TEN, 4, shuffle=True)] for _ in range(2)]
     torch.manual_seed(3)
@@ -73,15 +73,13 @@ def test_shuffling_draws_what_torch_draws() -> None:
         ({"dataset": TEN, "prefetch_factor": 3}, "prefetch_factor option could only be specified in multiprocessing"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_unusable_loader_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataLoader(**arguments)
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.booleans(), st.integers(0, 9), st.integers(1, 4))
-def test_built_loaders_repeat_then_share_out_then_skip(
-    size: int, batch_size: int, repeat: bool, skip: int, num_replicas: int
-) -> None:
+def test_loaders_repeat_shard_skip(size: int, batch_size: int, repeat: bool, skip: int, num_replicas: int) -> None:
     data: Any = range(size)
     loader = DataLoader(data, batch_size)
     one_pass = values(loader)
@@ -93,7 +91,7 @@ def test_built_loaders_repeat_then_share_out_then_skip(
 
 
 @given(st.integers(0, 20), st.integers(1, 3))
-def test_a_resumable_loader_goes_on_at_any_batch(first_batch: int, num_replicas: int) -> None:
+def test_a_resumable_loader(first_batch: int, num_replicas: int) -> None:
     loader = DataLoader(TEN, 3)
     for rank in range(num_replicas):
         resumable = loader.get_resumable_loader(PassJournal(), first_batch, num_replicas, rank)
@@ -125,7 +123,7 @@ def test_a_batch_is_moved_at_any_depth() -> None:
     assert not tensor.is_meta
 
 
-def test_the_containers_of_a_batch_are_new_even_if_nothing_has_to_move() -> None:
+def test_moving_makes_new_containers() -> None:
     tensor = torch.ones(2)
     batch: list[Any] = [tensor, {"x": tensor}, (tensor,)]
     moved = to_device(batch, CPU)
@@ -135,7 +133,7 @@ def test_the_containers_of_a_batch_are_new_even_if_nothing_has_to_move() -> None
     assert moved[0] is moved[1]["x"] is moved[2][0] is tensor
 
 
-def test_containers_of_other_types_are_moved_as_what_they_are_derived_from() -> None:
+def test_moving_derived_containers() -> None:
     batch = collections.OrderedDict(x=Pair(np.ones(2), torch.nn.Parameter(torch.ones(1))))
     moved = to_device(batch, torch.device("meta"))
     assert type(moved) is dict
@@ -152,7 +150,7 @@ class Encoding(collections.UserDict[str, Any]):
 
 
 @pytest.mark.parametrize("kind", [collections.UserDict, types.MappingProxyType, collections.ChainMap])
-def test_any_mapping_counts_and_moves_as_a_dict_does(kind: Callable[[Any], Any]) -> None:
+def test_moving_any_mapping(kind: Callable[[Any], Any]) -> None:
     batch = kind({"x": torch.ones(3, 2), "y": [np.ones(3)]})
     assert data_length(batch) == 3
     moved = to_device(batch, torch.device("meta"))
@@ -160,7 +158,7 @@ def test_any_mapping_counts_and_moves_as_a_dict_does(kind: Callable[[Any], Any])
     assert moved["x"].is_meta and moved["y"][0].is_meta
 
 
-def test_a_mapping_that_can_move_itself_stays_what_it_is() -> None:
+def test_moving_a_mapping_with_to() -> None:
     moved = to_device([Encoding(x=torch.ones(3, 2))], torch.device("meta"))[0]
     assert type(moved) is Encoding
     assert moved["x"].is_meta
@@ -174,13 +172,13 @@ def test_a_namedtuple_is_moved_in_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i1", "i8", "u1", "?"])
-def test_arrays_of_numbers_become_tensors(dtype: str) -> None:
+def test_arrays_become_tensors(dtype: str) -> None:
     moved = to_device(np.ones(3, dtype), CPU)
     assert isinstance(moved, torch.Tensor)
     assert moved.numpy().dtype == np.dtype(dtype)
 
 
-def test_what_cannot_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_for_each_unmoved_type(caplog: pytest.LogCaptureFixture) -> None:
     words = np.array(["a", "b"])
     warned: set[type] = set()
     with caplog.at_level(logging.WARNING, logger="det_lightning.pytorch"):
@@ -194,11 +192,11 @@ def test_what_cannot_be_moved_is_passed_on_with_one_warning_a_type(caplog: pytes
 @pytest.mark.parametrize(
     "batch", [torch.ones(3, 2), np.ones((3, 2)), [torch.ones(3)], (np.ones(3), 1), {"x": torch.ones(3), "y": "label"}]
 )
-def test_the_length_of_a_batch_is_that_of_its_first_array(batch: Any) -> None:
+def test_the_length_of_a_batch(batch: Any) -> None:
     assert data_length(batch) == 3
 
 
-def test_a_device_is_also_given_by_its_name() -> None:
+def test_a_device_by_name() -> None:
     assert to_device(data={"x": [np.arange(2)]}, device="cpu")["x"][0].tolist() == [0, 1]
     assert to_device(torch.ones(2), "meta").is_meta
 
@@ -209,7 +207,7 @@ def test_an_empty_batch_has_no_length(batch: Any) -> None:
         data_length(batch)
 
 
-def test_a_batch_of_another_type_needs_an_override() -> None:
+def test_unknown_batches_need_an_override() -> None:
     with pytest.raises(TypeError, match="batch of type Movable is not known; override get_batch_length"):
         data_length(Movable())
 
@@ -231,7 +229,7 @@ class Endless:
 
 
 @given(st.integers(1, 6), st.integers(0, 20))
-def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epoch_len: int, first: int) -> None:
+def test_epochs_end_by_the_runs_count(epoch_len: int, first: int) -> None:
     loader = Endless(first)
     position = TrainingPosition(initial_batch=first, epoch_len=epoch_len)
     stream = TrainStream(loader, position, 4)
@@ -246,7 +244,7 @@ def test_epochs_are_cut_where_they_end_counted_from_the_beginning_of_the_run(epo
     assert len(stream) == 4
 
 
-def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
+def test_the_rest_of_an_epoch() -> None:
     position = TrainingPosition(epoch_len=5)
     stream = TrainStream(Endless(), position, 5)
     assert list(itertools.islice(iter(stream), 2)) == [0, 1]
@@ -257,7 +255,7 @@ def test_the_rest_of_an_epoch_goes_on_where_reading_stopped() -> None:
     assert list(stream) == [5, 6, 7, 8, 9]
 
 
-def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
+def test_the_iterator_is_made_once() -> None:
     loader = Endless()
     stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)
     assert loader.begun == 0
@@ -267,7 +265,7 @@ def test_asking_for_an_iterator_makes_it_at_once_and_only_once() -> None:
     assert loader.begun == 1
 
 
-def test_a_closed_stream_lets_go_of_a_loader_that_may_have_workers_of_its_own() -> None:
+def test_a_closed_stream_drops_the_loader() -> None:
     loader = Endless()
     stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)
     iter(stream)
@@ -277,7 +275,7 @@ def test_a_closed_stream_lets_go_of_a_loader_that_may_have_workers_of_its_own() 
     assert held() is None
 
 
-def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_batch() -> None:
+def test_each_validation_starts_over() -> None:
     loader = Endless()
     stream = ValidationStream(loader)
     first = iter(stream)
@@ -287,7 +285,7 @@ def test_each_validation_reads_its_data_from_the_start_and_not_before_its_first_
     assert len(stream) == 4
 
 
-def test_a_rank_without_validation_batches_takes_part_all_the_same() -> None:
+def test_a_rank_without_validation_batches() -> None:
     """Lightning would leave out the validation on that rank, and the others would wait for it."""
     nothing: Any = []
     empty = DataLoader(nothing, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
@@ -295,7 +293,7 @@ def test_a_rank_without_validation_batches_takes_part_all_the_same() -> None:
     assert list(ValidationStream(empty)) == []
 
 
-def test_a_list_of_batches_serves_as_batch_sampler() -> None:
+def test_a_list_as_batch_sampler() -> None:
     data: Any = list(range(6))
     loader = DataLoader(data, batch_sampler=[[0, 1], [4, 5]]).get_resumable_loader(PassJournal(), first_batch=1)
     assert [batch.tolist() for batch in itertools.islice(loader, 3)] == [[4, 5], [0, 1], [4, 5]]

@@ -188,7 +188,7 @@ def assert_same_training(old: Any, migrated: Any) -> None:
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
 @pytest.mark.parametrize("step_mode", Mode)
 @pytest.mark.parametrize("returns_tensor", [False, True])
-def test_an_old_trial_trains_as_its_migrated_form(
+def test_a_legacy_trial_trains_like_the_migrated(
     fit: Callable[..., Any], aggregation_frequency: int, step_mode: Mode, returns_tensor: bool
 ) -> None:
     variation = {"step_mode": step_mode, "returns_tensor": returns_tensor}
@@ -198,11 +198,11 @@ def test_an_old_trial_trains_as_its_migrated_form(
 
 
 @pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
-def test_the_full_dataset_is_evaluated_as_in_the_migrated_form(fit: Callable[..., Any]) -> None:
+def test_full_datasets_like_the_migrated(fit: Callable[..., Any]) -> None:
     assert_same_training(fit(OldOnFullDataset), fit(MigratedOnFullDataset))
 
 
-def test_a_frequency_of_the_scheduler_is_kept() -> None:
+def test_the_schedulers_frequency() -> None:
     class Seldom(Old):
         def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> pytorch.LRScheduler:
             return pytorch.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), Mode.STEP_EVERY_BATCH, 4)
@@ -219,7 +219,7 @@ def test_a_scheduler_is_optional(create_lr_scheduler: Any) -> None:
 
 
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
-def test_a_callback_clips_before_each_update(aggregation_frequency: int) -> None:
+def test_clipping_callbacks(aggregation_frequency: int) -> None:
     class Unclipped(Old):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             self.counter = CountingCallback()
@@ -231,7 +231,7 @@ def test_a_callback_clips_before_each_update(aggregation_frequency: int) -> None
     assert not torch.equal(weights_of(clipped), weights_of(unclipped))
 
 
-def test_everything_is_passed_by_keyword_and_the_model_is_in_the_right_mode() -> None:
+def test_keywords_and_modes() -> None:
     class Keywords(Old):
         def train_batch(self, *, batch_idx: int, epoch_idx: int, batch: Any, model: torch.nn.Module) -> Any:
             assert model.training
@@ -245,7 +245,7 @@ def test_everything_is_passed_by_keyword_and_the_model_is_in_the_right_mode() ->
     assert_same_training(fit_with_determineds_trainer(Keywords), fit_with_determineds_trainer(Migrated))
 
 
-def test_a_trial_that_takes_its_arguments_together_is_known_by_what_it_builds() -> None:
+def test_arguments_taken_together() -> None:
     class Together(Old):
         def train_batch(self, **arguments: Any) -> Any:
             return super().train_batch(**arguments)
@@ -253,7 +253,7 @@ def test_a_trial_that_takes_its_arguments_together_is_known_by_what_it_builds() 
     assert_same_training(fit_with_determineds_trainer(Together), fit_with_determineds_trainer(Migrated))
 
 
-def test_a_second_run_goes_on_with_the_model_of_the_first() -> None:
+def test_a_second_run_keeps_the_model() -> None:
     def fit_twice(trial_class: type[Common]) -> Any:
         seed_everything()
         with pytorch.init(enable_tensorboard_logging=False) as context:
@@ -287,14 +287,14 @@ def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation_frequency: in
     assert resumed.context.get_lr_scheduler().state_dict() == straight.context.get_lr_scheduler().state_dict()
 
 
-def test_a_migrated_trial_goes_on_from_a_checkpoint_of_the_old_one(tmp_path: Path) -> None:
+def test_a_migrated_trial_resumes(tmp_path: Path) -> None:
     fit_with_determineds_trainer(Old, max_length=8, checkpoint_storage=tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     resumed = fit_with_determineds_trainer(Migrated, seed=99, checkpoint_storage=tmp_path, latest_checkpoint=checkpoint)
     assert torch.equal(weights_of(resumed), weights_of(fit_with_determineds_trainer(Migrated)))
 
 
-def test_checkpoints_name_the_users_class(tmp_path: Path) -> None:
+def test_checkpoints_name_the_class(tmp_path: Path) -> None:
     fit_with_determineds_trainer(Old, checkpoint_storage=tmp_path / "one")
     fit_with_lightnings_trainer(Old, callbacks=[DeterminedCheckpoint(tmp_path / "two", policy="none")])
     for load_data in tmp_path.glob("*/*/load_data.json"):
@@ -337,9 +337,7 @@ class OwnBuildersAndAnyArguments(OwnBuilders):
 
 @pytest.mark.parametrize("trial_class", [OwnBuilders, OwnBuildersAndOptionalModel, OwnBuildersAndAnyArguments])
 @pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
-def test_a_trial_that_wraps_what_it_builds_is_none_of_the_old(
-    trial_class: type[Common], fit: Callable[..., Any]
-) -> None:
+def test_a_wrapping_trial_is_no_legacy_trial(trial_class: type[Common], fit: Callable[..., Any]) -> None:
     trial = fit(trial_class)
     assert_same_training(trial, fit(Migrated))
     assert adapt_legacy_trial(trial, trial.context) is trial
@@ -348,7 +346,7 @@ def test_a_trial_that_wraps_what_it_builds_is_none_of_the_old(
 @pytest.mark.parametrize(
     ("trial_class", "legacy"), [(Old, True), (OldOnFullDataset, True), (Migrated, False), (OwnBuilders, False)]
 )
-def test_the_interface_is_recognized_from_class_or_trial(trial_class: type[Common], legacy: bool) -> None:
+def test_interfaces_are_recognized(trial_class: type[Common], legacy: bool) -> None:
     context = pytorch.PyTorchTrialContext(enable_tensorboard_logging=False)
     trial = trial_class(context)
     assert is_legacy_trial(trial_class) is is_legacy_trial(trial) is legacy
@@ -363,17 +361,7 @@ def test_the_interface_is_recognized_from_class_or_trial(trial_class: type[Commo
 
 class NoLoss(Old):
     def train_batch(self, batch: Any, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any:
-        return {"mse": loss_of(model, batch), "accuracy": 1.0}
-
-
-class LossOfNumber(Old):
-    def train_batch(self, batch: Any, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any:
-        return {"loss": 0.5}
-
-
-class ReturnsNone(Old):
-    def train_batch(self, batch: Any, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any:
-        return None
+        return {"accuracy": 1.0, "mse": loss_of(model, batch)}
 
 
 class ValidationOfNone(Old):
@@ -432,9 +420,7 @@ InvalidTrial = errors.InvalidExperimentException
 @pytest.mark.parametrize(
     ("trial_class", "error", "message"),
     [
-        (NoLoss, ValueError, r"NoLoss.train_batch\(\) must return the loss under 'loss'.*has \['accuracy', 'mse'\]"),
-        (LossOfNumber, TypeError, r"LossOfNumber.train_batch\(\) .* as a tensor.*'loss' is 0.5 for batch 0"),
-        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return the loss .*returned None for batch 0"),
+        (NoLoss, TypeError, r"NoLoss.train_batch\(\) must return .* under 'loss'.*returned {'accuracy'.* batch 0"),
         (ValidationOfNone, TypeError, r"ValidationOfNone.evaluate_batch\(\) must return a dict"),
         (FullValidationOfNone, TypeError, r"FullValidationOfNone.evaluate_full_dataset\(\) must return a dict"),
         (OldWithoutEvaluation, InvalidTrial, "OldWithoutEvaluation must override exactly one .*overrides neither"),
@@ -452,7 +438,7 @@ InvalidTrial = errors.InvalidExperimentException
         (WrapsAsWell, InvalidTrial, "WrapsAsWell.*wraps nothing, but something is wrapped already"),
     ],
 )
-def test_an_incomplete_old_trial_is_refused(
+def test_incomplete_trials(
     fit: Callable[..., Any], trial_class: type[Common], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -460,7 +446,7 @@ def test_an_incomplete_old_trial_is_refused(
 
 
 @pytest.mark.slow
-def test_mixed_precision_of_the_configuration_is_applied_or_refused() -> None:
+def test_configured_mixed_precision() -> None:
     def configured(level: str) -> dict[str, Any]:
         return {"optimizations": {"mixed_precision": level}}
 

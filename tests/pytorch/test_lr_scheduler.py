@@ -39,9 +39,7 @@ def steps_by_hand(mode: LRScheduler.StepMode, frequency: int, epoch_len: int, ag
     epoch_len=st.integers(1, 12),
     aggregation=st.integers(1, 8),
 )
-def test_steps_are_those_counted_by_hand(
-    mode: LRScheduler.StepMode, frequency: int, epoch_len: int, aggregation: int
-) -> None:
+def test_steps_counted_by_hand(mode: LRScheduler.StepMode, frequency: int, epoch_len: int, aggregation: int) -> None:
     scheduler = make_scheduler(mode, frequency)
     for update in range(aggregation - 1, 50, aggregation):
         expected = steps_by_hand(mode, frequency, epoch_len, aggregation, update)
@@ -64,7 +62,7 @@ def test_steps_are_those_counted_by_hand(
         (Mode.MANUAL_STEP, 1, 1, [0, 0, 0, 0, 0, 0, 0, 0]),
     ],
 )
-def test_eight_batches_in_epochs_of_three(
+def test_epochs_of_three_batches(
     mode: LRScheduler.StepMode, frequency: int, aggregation: int, steps: list[int]
 ) -> None:
     scheduler = make_scheduler(mode, frequency)
@@ -73,24 +71,24 @@ def test_eight_batches_in_epochs_of_three(
 
 
 @pytest.mark.parametrize("mode", [Mode.STEP_EVERY_BATCH, Mode.STEP_EVERY_OPTIMIZER_STEP])
-def test_epochs_without_an_end_do_not_matter_to_the_other_modes(mode: LRScheduler.StepMode) -> None:
+def test_endless_epochs(mode: LRScheduler.StepMode) -> None:
     assert make_scheduler(mode).steps_after(5, 2**63 - 1, 1) == 1
     assert make_scheduler(Mode.STEP_EVERY_EPOCH).steps_after(5, 2**63 - 1, 1) == 0
 
 
 @pytest.mark.parametrize("frequency", [0, -1])
-def test_a_frequency_below_one_is_refused(frequency: int) -> None:
+def test_frequency_below_one(frequency: int) -> None:
     with pytest.raises(ValueError, match=f"frequency of StepLR must be at least 1; got {frequency}"):
         make_scheduler(Mode.STEP_EVERY_BATCH, frequency)
 
 
 @pytest.mark.parametrize("mode", [None, 2, "STEP_EVERY_BATCH", torch.optim.SGD])
-def test_a_step_mode_of_another_type_is_refused_with_the_names_of_all(mode: Any) -> None:
+def test_wrong_step_modes(mode: Any) -> None:
     with pytest.raises(TypeError, match="one of STEP_EVERY_EPOCH, STEP_EVERY_BATCH, MANUAL_STEP, STEP_EVERY_OPTIMIZER"):
         make_scheduler(mode)
 
 
-def test_stepping_and_state_are_those_of_the_wrapped_scheduler() -> None:
+def test_stepping_and_state() -> None:
     scheduler = make_scheduler(Mode.MANUAL_STEP)
     scheduler.scheduler.optimizer.step()
     scheduler.step()
@@ -101,7 +99,7 @@ def test_stepping_and_state_are_those_of_the_wrapped_scheduler() -> None:
     assert resumed.get_last_lr() == [0.5]
 
 
-def test_a_scheduler_that_needs_a_metric_gets_it() -> None:
+def test_a_scheduler_with_a_metric() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
     scheduler = LRScheduler(plateau, Mode.MANUAL_STEP)

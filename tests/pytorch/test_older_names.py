@@ -50,7 +50,7 @@ class Regression(pytorch.PyTorchTrial):
     [("norm", pytorch.ClipGradsL2Norm), ("largest", pytorch.ClipGradsL2Value)],
 )
 @pytest.mark.filterwarnings("ignore:Callback 'clip' overrides on_before_optimizer_step")
-def test_callbacks_clip_the_gradients_of_each_step(metric: str, clipping: Any) -> None:
+def test_callbacks_clip_each_step(metric: str, clipping: Any) -> None:
     class Clipped(Regression):
         clip = staticmethod(lambda: clipping(0.25))
 
@@ -63,7 +63,7 @@ def test_the_length_of_an_epoch() -> None:
     assert run_trial(Regression, batches=2).metrics[0]["epoch_len"] == 4
 
 
-def test_reset_parameters_draws_new_weights_for_every_module() -> None:
+def test_reset_parameters() -> None:
     model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 1), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(2, 1)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pytorch.reset_parameters(model)

@@ -16,7 +16,7 @@ def draw() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def test_captured_state_brings_every_global_generator_back() -> None:
+def test_captured_states_restore_all() -> None:
     state = capture_rng()
     first = draw()
     assert draw() != first
@@ -25,7 +25,7 @@ def test_captured_state_brings_every_global_generator_back() -> None:
     assert set(state) == {"cpu_rng_state", "np_rng_state", "random_rng_state"}
 
 
-def test_a_state_whose_tuples_became_lists_can_be_restored() -> None:
+def test_states_with_lists_for_tuples() -> None:
     state = capture_rng()
     version, internal, gauss = state["random_rng_state"]
     first = random.random()
@@ -33,7 +33,7 @@ def test_a_state_whose_tuples_became_lists_can_be_restored() -> None:
     assert random.random() == first
 
 
-def test_isolated_draws_leave_no_trace_even_after_an_error() -> None:
+def test_isolated_draws_leave_no_trace() -> None:
     expected = capture_rng()
     with pytest.raises(RuntimeError, match="inside"), isolated_rng():
         draw()
@@ -43,7 +43,7 @@ def test_isolated_draws_leave_no_trace_even_after_an_error() -> None:
     assert draw() == after
 
 
-def test_one_seed_makes_every_global_generator_repeat_its_draws() -> None:
+def test_one_seed_for_all_generators() -> None:
     with isolated_rng():
         seed_everything(5)
         first = draw()

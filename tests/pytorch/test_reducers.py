@@ -57,12 +57,12 @@ def wrap(
 
 
 @given(st.integers(0, 30), st.integers(1, 5))
-def test_a_function_gets_the_values_of_all_ranks_in_the_order_of_the_data(size: int, ranks: int) -> None:
+def test_values_in_the_order_of_the_data(size: int, ranks: int) -> None:
     shards = [list(DistributedSampler(SequentialSampler(range(size)), ranks, rank)) for rank in range(ranks)]
     assert FunctionReducer(list).cross_slot_reduce(shards) == list(range(size))
 
 
-def test_a_function_gets_every_value_also_none(registry: ReducerRegistry) -> None:
+def test_values_may_be_none(registry: ReducerRegistry) -> None:
     values = wrap(registry, list, "values")
     for value in (1, None, 3):
         values.update(value)
@@ -81,18 +81,18 @@ def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
     assert registry.reduce_metrics(for_training=True) == {"total": 5.0, "low": 5.0, "high": 5.0}
 
 
-def test_a_metric_reducer_is_returned_as_it_is(registry: ReducerRegistry) -> None:
+def test_a_metric_reducer_is_returned(registry: ReducerRegistry) -> None:
     width = Width()
     assert wrap(registry, width, "width") is width
     width.update(1.0, 4.0)
     assert registry.reduce_metrics(for_training=False) == {"width": 3.0}
 
 
-def test_ranks_meet_in_cross_slot_reduce() -> None:
+def test_cross_slot_reduce() -> None:
     assert Extent().cross_slot_reduce([(0.0, 3.0), (-1.0, 2.0)]) == {"low": -1.0, "high": 3.0}
 
 
-def test_reducers_are_due_in_the_workloads_that_they_were_wrapped_for(registry: ReducerRegistry) -> None:
+def test_reducers_for_each_workload(registry: ReducerRegistry) -> None:
     wrap(registry, len, "both")
     wrap(registry, lambda values: "t", "training", val=False)
     wrap(registry, lambda values: "v", "validation", training=False)
@@ -100,7 +100,7 @@ def test_reducers_are_due_in_the_workloads_that_they_were_wrapped_for(registry: 
     assert registry.reduce_metrics(for_training=False) == {"both": 0, "validation": "v"}
 
 
-def test_without_reducers_there_are_no_metrics(registry: ReducerRegistry) -> None:
+def test_no_reducers_no_metrics(registry: ReducerRegistry) -> None:
     registry.reset_reducers()
     assert registry.reduce_metrics(for_training=True) == {}
 
@@ -110,7 +110,7 @@ targets = [torch.tensor([1.0, 4.0]), torch.tensor([3.0, 3.0])]
 MEAN_SQUARE, MEAN_ABSOLUTE = (0 + 4 + 0 + 16) / 4, (0 + 2 + 0 + 4) / 4
 
 
-def test_a_torchmetrics_metric_is_a_reducer(registry: ReducerRegistry) -> None:
+def test_torchmetrics(registry: ReducerRegistry) -> None:
     metric = torchmetrics.MeanSquaredError()
     assert wrap(registry, metric, "mse") is metric
     for batch in zip(predictions, targets, strict=True):
@@ -123,7 +123,7 @@ def test_a_torchmetrics_metric_is_a_reducer(registry: ReducerRegistry) -> None:
     assert registry.reduce_metrics(for_training=False) == {"mse": torch.tensor(2.0)}
 
 
-def test_a_torchmetrics_collection_gives_its_metrics_by_name(registry: ReducerRegistry) -> None:
+def test_collections_of_torchmetrics(registry: ReducerRegistry) -> None:
     members: Any = {"square": torchmetrics.MeanSquaredError(), "absolute": torchmetrics.MeanAbsoluteError()}
     collection = wrap(registry, torchmetrics.MetricCollection(members, prefix="error_"))
     for batch in zip(predictions, targets, strict=True):
@@ -133,14 +133,14 @@ def test_a_torchmetrics_collection_gives_its_metrics_by_name(registry: ReducerRe
 
 
 @pytest.mark.parametrize("reducer", [Extent(), torchmetrics.MeanSquaredError()])
-def test_the_same_object_is_not_wrapped_twice(registry: ReducerRegistry, reducer: Any) -> None:
+def test_wrapping_twice(registry: ReducerRegistry, reducer: Any) -> None:
     wrap(registry, reducer, "first")
     with pytest.raises(AssertionError, match=rf"the same {type(reducer).__name__} object .*\(name='second'\)"):
         wrap(registry, reducer, "second")
 
 
 @pytest.mark.parametrize("reducer", [None, 3, "mean", [sum]])
-def test_what_cannot_be_called_is_not_a_reducer(registry: ReducerRegistry, reducer: Any) -> None:
+def test_wrapping_no_reducer(registry: ReducerRegistry, reducer: Any) -> None:
     with pytest.raises(AssertionError, match=rf"got .* of type {type(reducer).__name__} \(name='metric'\)"):
         wrap(registry, reducer, "metric")
 
@@ -156,9 +156,7 @@ def two_metrics(values: list[Any]) -> dict[str, int]:
         (two_metrics, "mine", r"two_metrics\(\) was wrapped with name set.*'mine'.* keys are \['a', 'b'\].*Leave out"),
     ],
 )
-def test_a_name_goes_with_one_metric_and_no_name_with_a_dict(
-    registry: ReducerRegistry, reducer: Any, name: str | None, message: str
-) -> None:
+def test_names_and_dicts(registry: ReducerRegistry, reducer: Any, name: str | None, message: str) -> None:
     wrap(registry, reducer, name)
     with pytest.raises(AssertionError, match=message):
         registry.reduce_metrics(for_training=True)
@@ -175,9 +173,7 @@ def divide(values: list[float]) -> float:
         (functools.partial(divide), r"reducer function functools.partial\(.*divide.* failed in cross_slot_reduce"),
     ],
 )
-def test_a_failing_function_is_named_with_what_it_was_given(
-    registry: ReducerRegistry, reducer: Any, message: str
-) -> None:
+def test_a_failing_function(registry: ReducerRegistry, reducer: Any, message: str) -> None:
     metric = wrap(registry, reducer, "m")
     metric.update(1.0)
     metric.update(0.0)
@@ -186,7 +182,7 @@ def test_a_failing_function_is_named_with_what_it_was_given(
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-def test_a_failing_metric_reducer_is_named_with_the_method(registry: ReducerRegistry) -> None:
+def test_a_failing_metric_reducer(registry: ReducerRegistry) -> None:
     wrap(registry, Extent())
     with pytest.raises(ValueError, match=r"reducer Extent \(name=None\) failed in per_slot_reduce\(\): "):
         registry.reduce_metrics(for_training=True)
@@ -195,7 +191,7 @@ def test_a_failing_metric_reducer_is_named_with_the_method(registry: ReducerRegi
 @pytest.mark.parametrize(
     ("reducer", "reduced"), [(Reducer.AVG, 3.0), (Reducer.SUM, 12.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
 )
-def test_simple_reductions_go_over_all_elements(reducer: Reducer, reduced: float) -> None:
+def test_simple_reductions(reducer: Reducer, reduced: float) -> None:
     assert simple_reduce(reducer, np.array([[1.0, 2.0], [3.0, 6.0]])) == reduced
     assert simple_reduce(reducer, [1.0, 2.0, 3.0, 6.0]) == reduced
 

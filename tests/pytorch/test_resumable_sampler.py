@@ -143,7 +143,7 @@ class Run:
     draws_between=st.booleans(),
 )
 @pytest.mark.parametrize("kind", BATCH_SAMPLERS)
-def test_a_run_interrupted_anywhere_goes_on_like_one_that_was_not(
+def test_resume_anywhere(
     kind: str,
     size: int,
     batch_size: int,
@@ -172,7 +172,7 @@ def test_a_run_interrupted_anywhere_goes_on_like_one_that_was_not(
 
 
 @pytest.mark.parametrize("kind", BATCH_SAMPLERS)
-def test_without_an_interruption_the_sampler_is_just_repeated(kind: str) -> None:
+def test_repeats_without_interruption(kind: str) -> None:
     with isolated_rng():
         seed_everything(2)
         batches = iter(ResumableBatchSampler(BATCH_SAMPLERS[kind](10, 3), PassJournal()))
@@ -222,7 +222,7 @@ class CountedData(Dataset[int]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first_batch", [999_990, 2_999_990], ids=["first pass", "third pass"])
-def test_a_resume_after_a_million_batches_reads_and_keeps_none_of_them(first_batch: int) -> None:
+def test_resume_after_a_million_batches(first_batch: int) -> None:
     data = CountedData()
     start = {"first_batch": first_batch // 1_000_000 * 1_000_000, "rng": capture_rng(), "samplers": [{}]}
     loader = DataLoader(data, batch_sampler=CountedPass())
@@ -237,12 +237,12 @@ def test_the_length_is_that_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
-def test_a_sampler_without_batches_is_refused_instead_of_repeated_forever(sampler: BatchSampler) -> None:
+def test_a_sampler_without_batches(sampler: BatchSampler) -> None:
     with pytest.raises(ValueError, match="BatchSampler of the training data yields no batches at all: the dataset is"):
         next(iter(ResumableBatchSampler(sampler, PassJournal())))
 
 
-def test_a_journal_keeps_the_passes_that_are_still_needed() -> None:
+def test_a_journal_keeps_needed_passes() -> None:
     journal = PassJournal(keep=3)
     for first_batch in (0, 2, 4, 6):
         journal.begin_pass(first_batch)
@@ -251,7 +251,7 @@ def test_a_journal_keeps_the_passes_that_are_still_needed() -> None:
     assert [start["first_batch"] for start in journal.state_dict(0)] == [2, 4, 6]
 
 
-def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
+def test_only_recorded_passes_repeat() -> None:
     journal = PassJournal()
     journal.begin_pass(0)
     assert journal.recorded == []
@@ -260,7 +260,7 @@ def test_only_what_an_earlier_run_recorded_is_repeated() -> None:
     assert [start["first_batch"] for start in resumed.recorded] == [0]
 
 
-def test_a_checkpoint_without_positions_is_repeated_from_its_passes() -> None:
+def test_checkpoints_without_positions() -> None:
     """As the first releases wrote them."""
     make = lambda: in_batches(RandomSampler(range(10), generator=seeded()), 3)  # noqa: E731
     straight = iter(ResumableBatchSampler(make(), journal := PassJournal()))
@@ -269,7 +269,7 @@ def test_a_checkpoint_without_positions_is_repeated_from_its_passes() -> None:
     assert [next(resumed) for _ in range(3)] == expected[9:]
 
 
-def test_passes_of_another_size_are_not_repeated_beyond_the_first() -> None:
+def test_passes_of_another_size() -> None:
     before = iter(ResumableBatchSampler(in_batches(RotatingSampler(8), 2), journal := PassJournal()))
     for _ in range(5):  # workers have begun the second pass, and the fourth batch is trained next
         next(before)
@@ -277,7 +277,7 @@ def test_passes_of_another_size_are_not_repeated_beyond_the_first() -> None:
     assert [next(iter(sampler)) for _ in range(1)] == [[6, 7, 0, 1]]
 
 
-def test_a_value_that_is_as_it_was_built_again_is_restored_as_built() -> None:
+def test_unchanged_values_are_settings() -> None:
     sampler = torch.utils.data.SequentialSampler(range(4))
     sampler.is_reversed = False  # type: ignore[attr-defined]
     states = SamplerStates(sampler)
@@ -292,7 +292,7 @@ def test_a_value_that_is_as_it_was_built_again_is_restored_as_built() -> None:
     assert vars(sampler)["is_reversed"] is True
 
 
-def test_a_number_of_drawn_batches_that_no_loader_reaches_is_refused() -> None:
+def test_impossible_numbers_of_batches() -> None:
     class Endless(Sampler[list[int]]):
         def __iter__(self) -> Iterator[list[int]]:
             return itertools.repeat([0])

@@ -45,13 +45,13 @@ class Tap(Sampler[int]):
         (samplers.RepeatBatchSampler(batches_in_order(5)), [[0, 1, 2], [3, 4]] * 4),
     ],
 )
-def test_repeating_has_no_end_but_the_length_of_one_pass(repeated: Any, first_eight: list[Any]) -> None:
+def test_repeats_have_the_length_of_a_pass(repeated: Any, first_eight: list[Any]) -> None:
     assert list(itertools.islice(repeated, 8)) == first_eight
     one_pass: Any = repeated.sampler if isinstance(repeated, samplers.RepeatSampler) else [1, 2]
     assert len(repeated) == len(one_pass)
 
 
-def test_each_repetition_restarts_the_source() -> None:
+def test_repeats_restart_the_source() -> None:
     repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(in_order(20), seed=1))
     taken = list(itertools.islice(repeated, 40))
     assert sorted(taken[:20]) == sorted(taken[20:]) == list(range(20))
@@ -59,7 +59,7 @@ def test_each_repetition_restarts_the_source() -> None:
 
 
 @given(sizes, ranks)
-def test_shards_of_samples_partition_the_data(size: int, num_workers: int) -> None:
+def test_shards_partition_samples(size: int, num_workers: int) -> None:
     shards = [samplers.DistributedSampler(in_order(size), num_workers, rank) for rank in range(num_workers)]
     assert sorted(itertools.chain(*shards)) == list(range(size))
     assert [len(shard) for shard in shards] == [len(list(shard)) for shard in shards]
@@ -68,7 +68,7 @@ def test_shards_of_samples_partition_the_data(size: int, num_workers: int) -> No
 
 
 @given(sizes, ranks, st.integers(1, 7), st.booleans())
-def test_shards_of_batches_partition_the_batches(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
+def test_shards_partition_batches(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
     everything = list(batches_in_order(size, batch_size, drop))
     shards = [
         samplers.DistributedBatchSampler(batches_in_order(size, batch_size, drop), num_workers, rank)
@@ -90,13 +90,13 @@ def test_shards_of_batches_partition_the_batches(size: int, num_workers: int, ba
         (2, -1, r"rank must be in \[0, num_workers=2\); got -1"),
     ],
 )
-def test_a_shard_that_does_not_exist_is_refused(num_workers: int, rank: int, message: str) -> None:
+def test_impossible_shards(num_workers: int, rank: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         samplers.DistributedBatchSampler(batches_in_order(9), num_workers, rank)
 
 
 @given(sizes, st.integers(0, 50))
-def test_skipping_leaves_out_the_beginning_and_keeps_the_length(size: int, skip: int) -> None:
+def test_skips_keep_the_length(size: int, skip: int) -> None:
     samples = samplers.SkipSampler(in_order(size), skip)
     assert list(samples) == list(range(size))[skip:]
     assert len(samples) == size
@@ -106,7 +106,7 @@ def test_skipping_leaves_out_the_beginning_and_keeps_the_length(size: int, skip:
 
 
 @given(sizes, st.integers(0, 2**31))
-def test_shuffles_are_those_of_numpy_running_on_from_pass_to_pass(size: int, seed: int) -> None:
+def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
     samples = samplers.ReproducibleShuffleSampler(in_order(size), seed)
     batches = samplers.ReproducibleShuffleBatchSampler(batches_in_order(size), seed)
     of_samples, of_batches = np.random.RandomState(seed), np.random.RandomState(seed)
@@ -125,7 +125,7 @@ def global_state() -> Any:
     return state[1]
 
 
-def test_shuffling_does_not_touch_the_global_generator() -> None:
+def test_shuffles_leave_global_state() -> None:
     before = global_state().copy()
     list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
     assert np.array_equal(global_state(), before)
@@ -142,7 +142,7 @@ def test_shuffling_does_not_touch_the_global_generator() -> None:
         (lambda source: samplers.DistributedBatchSampler(BatchSampler(source, 5, False), 3, 1), 10),
     ],
 )
-def test_no_more_is_taken_than_is_needed(wrap: Any, taken: int) -> None:
+def test_no_sample_is_taken_early(wrap: Any, taken: int) -> None:
     source = Tap()
     iterator = iter(wrap(source))
     assert source.taken == 0
@@ -151,7 +151,7 @@ def test_no_more_is_taken_than_is_needed(wrap: Any, taken: int) -> None:
 
 
 @given(st.integers(1, 30), ranks, st.integers(0, 20), st.booleans())
-def test_a_chain_repeats_then_distributes_then_skips(size: int, num_workers: int, skip: int, repeat: bool) -> None:
+def test_the_order_of_a_chain(size: int, num_workers: int, skip: int, repeat: bool) -> None:
     one_pass = list(batches_in_order(size))
     for rank in range(num_workers):
         chain = adapt_batch_sampler(batches_in_order(size), repeat, skip, num_workers, rank)
@@ -159,6 +159,6 @@ def test_a_chain_repeats_then_distributes_then_skips(size: int, num_workers: int
         assert list(itertools.islice(chain, 25)) == source[rank::num_workers][skip:][:25]
 
 
-def test_a_chain_of_nothing_is_the_sampler_itself() -> None:
+def test_an_empty_chain() -> None:
     sampler = batches_in_order(4)
     assert adapt_batch_sampler(sampler) is sampler

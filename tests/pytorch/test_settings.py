@@ -41,32 +41,32 @@ def test_settings_are_looked_up() -> None:
         (lambda c: c.get_trial_seed(), errors.InternalException, "no seed; pass trial_seed="),
     ],
 )
-def test_what_was_not_given_is_named_with_the_way_to_give_it(
+def test_missing_settings_are_named(
     look_up: Callable[[PyTorchTrialContext], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         look_up(PyTorchTrialContext())
 
 
-def test_an_unknown_hyperparameter_is_named_beside_those_that_there_are() -> None:
+def test_unknown_hyperparameters_are_named() -> None:
     with pytest.raises(ValueError, match=r"no hyperparameter 'rate'; hparams has \['layers', 'lr'\]"):
         PyTorchTrialContext(hparams={"lr": 1, "layers": 2}).get_hparam("rate")
 
 
 @given(st.integers(1, 1000), st.integers(1, 16))
-def test_a_batch_is_split_evenly_over_the_slots(global_batch_size: int, slots: int) -> None:
+def test_batches_are_split_evenly(global_batch_size: int, slots: int) -> None:
     def settings() -> TrialSettings:
         return TrialSettings(hparams={"global_batch_size": global_batch_size}, slots=slots)
 
     if global_batch_size < slots:
-        with pytest.raises(errors.InvalidExperimentException, match=f"is {global_batch_size}, less than the {slots}"):
+        with pytest.raises(errors.InvalidExperimentException, match=f"is {global_batch_size}, less .* slots, {slots};"):
             settings()
     else:
         assert settings().get_per_slot_batch_size() == global_batch_size // slots
         assert settings().get_global_batch_size() == global_batch_size // slots * slots
 
 
-def test_a_batch_size_of_another_type_is_refused() -> None:
+def test_wrong_batch_sizes() -> None:
     with pytest.raises(errors.InvalidExperimentException, match="must be an integer value; got '32' of type str"):
         PyTorchTrialContext(hparams={"global_batch_size": "32"})
 
@@ -96,13 +96,11 @@ def make_module(settings: dict[str, Any]) -> None:
         ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
     ],
 )
-def test_settings_that_no_training_can_have_are_refused_together(
-    make: Callable[[dict[str, Any]], None], settings: dict[str, Any], message: str
-) -> None:
+def test_unusable_settings(make: Callable[[dict[str, Any]], None], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message):
         make(settings)
 
 
-def test_nested_hyperparameters_may_have_a_type() -> None:
+def test_nested_type_entries() -> None:
     hparams = {"optimizer": {"type": "double", "lr": 0.1}, "schedule": {"type": ["log"]}, "empty": {}}
     assert PyTorchTrialContext(hparams=hparams).get_hparams() == hparams

@@ -88,7 +88,7 @@ def drawn(batches: Iterator[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_batches_and_random_numbers_are_those_of_torch(name: str) -> None:
+def test_batches_and_draws_as_in_torch(name: str) -> None:
     def two_passes(iterate: Any) -> list[Any]:
         torch.manual_seed(3)
         loader = LOADERS[name]()
@@ -109,12 +109,12 @@ def repr_of(passes: list[Any]) -> str:
 
 
 @pytest.mark.parametrize(("name", "is_torchs"), [("shuffled", False), ("workers", True), ("iterable", True)])
-def test_torch_iterates_where_a_batch_takes_more_than_loading(name: str, is_torchs: bool) -> None:
+def test_torch_iterates_other_loaders(name: str, is_torchs: bool) -> None:
     loader: Any = LOADERS[name]()
     assert (type(batches_of(loader)) is type(iter(loader))) == is_torchs
 
 
-def test_a_timeout_without_workers_is_refused_as_by_torch() -> None:
+def test_a_timeout_without_workers() -> None:
     with pytest.raises(AssertionError):  # torch 2.6 gives no message
         batches_of(data.DataLoader(NUMBERS, timeout=5))
 
@@ -142,7 +142,7 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, CountedSGD])
-def test_gradients_are_none_after_a_step(kind: Any) -> None:
+def test_no_gradients_after_a_step(kind: Any) -> None:
     context, optimizer = trained(kind)
     assert gradients(optimizer)[0] is not None
     context.step_optimizer(optimizer)
@@ -150,7 +150,7 @@ def test_gradients_are_none_after_a_step(kind: Any) -> None:
     assert getattr(optimizer, "calls", 1) == 1
 
 
-def test_zero_grad_of_the_object_is_called() -> None:
+def test_an_objects_zero_grad_is_called() -> None:
     context, optimizer = trained(torch.optim.SGD)
     calls = []
     optimizer.zero_grad = lambda: calls.append("zero_grad")
@@ -159,7 +159,7 @@ def test_zero_grad_of_the_object_is_called() -> None:
     assert gradients(optimizer)[0] is not None
 
 
-def test_what_replaces_zero_grad_of_torch_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_zero_grad_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     context, optimizer = trained(torch.optim.SGD)
     calls = []
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", lambda self: calls.append(type(self)))
@@ -167,7 +167,7 @@ def test_what_replaces_zero_grad_of_torch_is_called(monkeypatch: pytest.MonkeyPa
     assert calls == [torch.optim.SGD]
 
 
-def test_a_profiler_sees_the_labels_that_torch_sets() -> None:
+def test_a_profiler_sees_torchs_labels() -> None:
     loader = data.DataLoader(NUMBERS, batch_size=5)
     context, optimizer = trained(torch.optim.SGD)
 

@@ -69,7 +69,7 @@ def records_of(task: TrialTask, group: str) -> list[dict[str, Any]]:
     return [record["metrics"] for record in records if record["group"] == group]
 
 
-def test_without_an_experiment_metrics_go_to_tensorboard_and_checkpoints_to_the_storage(core_context: Any) -> None:
+def test_training_without_an_experiment(core_context: Any) -> None:
     args = arguments(save_steps=2)
     make_trainer(args, DetCallback(core_context, args, user_data={"task": "first token"})).train()
     events = EventAccumulator(str(core_context.train.get_tensorboard_path())).Reload()
@@ -84,7 +84,7 @@ def test_without_an_experiment_metrics_go_to_tensorboard_and_checkpoints_to_the_
     assert json.loads((found[4] / "checkpoint-4" / "my_data.json").read_text()) == {"task": "first token"}
 
 
-def test_a_filter_keeps_the_metrics_that_a_search_looks_at(task: TrialTask) -> None:
+def test_filters_keep_the_searchs_metrics(task: TrialTask) -> None:
     chosen = ["accuracy"]
     with det.core.init() as core_context:
         args = arguments()
@@ -98,7 +98,7 @@ def test_a_filter_keeps_the_metrics_that_a_search_looks_at(task: TrialTask) -> N
     assert any("epoch" in names and "eval_runtime" in names and "batches" not in names for names in log.names)
 
 
-def test_checkpoints_name_the_trial_and_progress_is_reported(task: TrialTask) -> None:
+def test_checkpoints_and_progress(task: TrialTask) -> None:
     with det.core.init() as core_context:
         args = arguments(max_steps=-1, num_train_epochs=0.2)
         make_trainer(args, DetCallback(core_context, args)).train()
@@ -123,7 +123,7 @@ def test_checkpoints_name_the_trial_and_progress_is_reported(task: TrialTask) ->
         ({"time_metric": "epochs", "max_time": 4}, {}, "max_time is 4 with searcher.time_metric: epochs"),
     ],
 )
-def test_another_length_in_the_configuration_is_refused(
+def test_another_length_is_refused(
     task: TrialTask, searcher: dict[str, Any], given: dict[str, Any], message: str
 ) -> None:
     task.config["searcher"].update(searcher)
@@ -142,7 +142,7 @@ def test_another_length_in_the_configuration_is_refused(
         ({"time_metric": "tokens", "max_time": 1000}, {}),
     ],
 )
-def test_the_same_length_or_none_is_accepted(task: TrialTask, searcher: dict[str, Any], given: dict[str, Any]) -> None:
+def test_the_same_length_or_none(task: TrialTask, searcher: dict[str, Any], given: dict[str, Any]) -> None:
     task.config["searcher"].update(searcher)
     task.write()
     with det.core.init() as core_context:
@@ -150,7 +150,7 @@ def test_the_same_length_or_none_is_accepted(task: TrialTask, searcher: dict[str
     assert (callback.searcher_metric, callback.time_metric) == ("eval_loss", searcher.get("time_metric"))
 
 
-def test_metrics_that_a_search_needs_and_an_evaluation_lacks_are_named_together(task: TrialTask) -> None:
+def test_missing_metrics_are_named(task: TrialTask) -> None:
     searcher = {"name": "async_halving", "metric": "eval_f1", "time_metric": "tokens", "max_time": 9}
     task.config["searcher"].update(searcher)
     task.write()
@@ -163,9 +163,7 @@ def test_metrics_that_a_search_needs_and_an_evaluation_lacks_are_named_together(
             trainer.train()
 
 
-def test_a_search_warns_of_a_directory_that_its_trials_share(
-    task: TrialTask, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_shared_directory_is_warned_of(task: TrialTask, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task.config["searcher"].update(name="random", max_trials=2)
     task.write()
     with det.core.init() as core_context, caplog.at_level(logging.WARNING):
@@ -177,7 +175,7 @@ def test_a_search_warns_of_a_directory_that_its_trials_share(
     assert any("overwrite each other's checkpoints" in message for message in caplog.messages)
 
 
-def test_a_training_that_ignores_its_checkpoint_is_warned(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ignored_checkpoint_is_warned_of(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
     with det.core.init() as core_context:
         args = arguments(max_steps=2)
         make_trainer(args, DetCallback(core_context, args)).train()

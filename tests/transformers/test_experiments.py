@@ -41,7 +41,7 @@ def validations_in(experiment: Path) -> list[tuple[int, float]]:
     return [(event["steps_completed"], event["metrics"]["eval_loss"]) for event in events_of(experiment, "validation")]
 
 
-def test_a_preempted_training_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_preempted_training_ends_equal(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project", {"training_arguments": ARGUMENTS})
     run("run", config, tmp_path / "project", "--experiments", tmp_path / "whole", "--cpu")
     whole = tmp_path / "whole" / "small-1"
@@ -62,7 +62,7 @@ def test_a_preempted_training_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert [event["closed"] for event in events_of(experiment, "run_ended")] == [None, "COMPLETED"]
 
 
-def test_the_search_of_the_page_compares_trials_by_the_batches_that_they_report(tmp_path: Path) -> None:
+def test_the_pages_search(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     for language, name in (("python", "train.py"), ("yaml", "search.yaml")):

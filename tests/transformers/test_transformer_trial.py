@@ -91,7 +91,7 @@ def test_a_trial_trains_in_an_experiment(tmp_path: Path) -> None:
     assert 0 <= last["accuracy"] <= 1
 
 
-def test_a_trial_passes_the_checks_of_a_conversion(tmp_path: Path) -> None:
+def test_conversion_checks(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", use_pretrained_weights=True)
     options = ["--trial", f"{TRIAL.stem}:TinyBertTrial", "--trial-config", str(config)]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "trial_training or trial_checkpoint", *options]
@@ -117,7 +117,7 @@ def trial_in(folder: Path, **hparams: Any) -> hf.BaseTransformerTrial:
         return Trial(context)
 
 
-def test_hyperparameters_say_what_is_trained(tmp_path: Path) -> None:
+def test_hyperparameters_choose_the_parts(tmp_path: Path) -> None:
     trial = trial_in(tmp_path, adam_beta1=0.8, dropout=0.5)
     assert isinstance(trial.model, transformers.BertForSequenceClassification)
     assert isinstance(trial.tokenizer, transformers.PreTrainedTokenizerBase)
@@ -139,7 +139,7 @@ def test_hyperparameters_say_what_is_trained(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.0, 0.005, *(0.001 * n for n in range(10, -1, -1))])
 
 
-def test_other_hyperparameters_say_otherwise(tmp_path: Path) -> None:
+def test_other_hyperparameters(tmp_path: Path) -> None:
     choice = {"adafactor": True, "max_grad_norm": 0, "num_training_steps": 99, "lr_scheduler_type": "constant"}
     trial = trial_in(tmp_path, use_pretrained_weights=None, model_mode="base", **choice)
     assert isinstance(trial.optimizer, transformers.Adafactor)
@@ -149,17 +149,17 @@ def test_other_hyperparameters_say_otherwise(tmp_path: Path) -> None:
     assert all(torch.equal(value, saved[name]) for name, value in trial.model.state_dict().items())
 
 
-def test_missing_hyperparameters_are_named_together(tmp_path: Path) -> None:
+def test_missing_hyperparameters(tmp_path: Path) -> None:
     with pytest.raises(InvalidExperimentException, match="Trial needs the hyperparameters model_mode and use_apex_amp"):
         trial_in(tmp_path, model_mode=None, use_apex_amp=None)
 
 
-def test_a_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_unknown_modes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_mode is one of base, pretraining, .*; got 'translation'"):
         trial_in(tmp_path, model_mode="translation")
 
 
-def test_names_of_the_three_parts_come_before_that_of_all() -> None:
+def test_names_of_single_parts() -> None:
     hparams = {"pretrained_model_name_or_path": "bert", "tokenizer_name": "words", "do_lower_case": True, "lr": 1}
     config, tokenizer, model = hf.default_parse_config_tokenizer_model_kwargs(hparams)
     shared = {"cache_dir": None, "revision": "main", "use_auth_token": False}
@@ -170,7 +170,7 @@ def test_names_of_the_three_parts_come_before_that_of_all() -> None:
         hf.default_parse_config_tokenizer_model_kwargs({"tokenizer_name": "words"})
 
 
-def test_one_mapping_fills_several_dataclasses() -> None:
+def test_one_mapping_for_all_dataclasses() -> None:
     given = AttrDict({"num_labels": 3, "train_file": "a.csv", "unknown": 1})
     config, data = hf.parse_dict_to_dataclasses((hf.ConfigKwargs, hf.DatasetKwargs), given)
     assert (config.num_labels, config.revision, data.train_file, data.dataset_name) == (3, "main", "a.csv", None)
@@ -180,7 +180,7 @@ def test_one_mapping_fills_several_dataclasses() -> None:
     assert (optimizer.learning_rate, optimizer.adam_epsilon) == (1.0, 1e-8)
 
 
-def test_a_dataset_without_validation_data_is_split(tmp_path: Path) -> None:
+def test_validation_data_are_split_off(tmp_path: Path) -> None:
     folder = tmp_path / "sentences"
     folder.mkdir()
     write_sentences(folder / "train.csv", 20)
@@ -190,7 +190,7 @@ def test_a_dataset_without_validation_data_is_split(tmp_path: Path) -> None:
     assert {name: len(part) for name, part in loaded.items()} == {"train": 15, "validation": 5}
 
 
-def test_data_come_from_files_of_several_kinds(tmp_path: Path) -> None:
+def test_data_files(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("one\ntwo\n")
     assert hf.default_load_dataset({"train_file": str(tmp_path / "train.txt")})["train"]["text"][:] == ["one", "two"]
     (tmp_path / "check.jsonl").write_text('{"words": 3}\n')

@@ -17,8 +17,8 @@ from det_lightning.model_hub.huggingface._trial import (
     build_default_optimizer,
     build_using_auto,
     default_load_dataset,
+    remove_unused_columns,
 )
-from det_lightning.model_hub.huggingface._utils import remove_unused_columns
 
 __all__ = [
     "BaseTransformerTrial",

@@ -1,4 +1,4 @@
-"""Hyperparameters and the ``data`` section, as arguments of functions in transformers and datasets."""
+"""Dataclasses that turn hyperparameters and the ``data`` section into arguments of transformers and datasets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from det_lightning.model_hub.utils import AttrDict
 
 
 class FlexibleDataclass:
-    """Base of dataclasses that accept any arguments, and ignore those that are not fields.
+    """Base of dataclasses that accept any arguments, and ignore arguments without a field.
 
-    A field without a default is an attribute only where it was given, so that a library's own default holds elsewhere.
+    A field without a default is an attribute only if given; otherwise the default of the library holds.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -34,12 +34,12 @@ class FlexibleDataclass:
 
 @dataclasses.dataclass(init=False, repr=False)
 class DatasetKwargs(FlexibleDataclass):
-    """Which data: a dataset of the hub or a directory, or files.
+    """The data: a dataset of the hub, a directory with a dataset, or files.
 
     Attributes:
-        dataset_name: the name of a dataset, or a directory with one.
-        dataset_config_name: which of its configurations.
-        validation_split_percentage: how much of the training data to validate with, if there are no validation data.
+        dataset_name: the name of a dataset, or a directory.
+        dataset_config_name: the configuration of the dataset.
+        validation_split_percentage: the part of the training data to validate with, if there are no validation data.
         train_file: data to train on, if ``dataset_name`` is None.
         validation_file: data to validate with, if ``dataset_name`` is None.
     """
@@ -53,13 +53,13 @@ class DatasetKwargs(FlexibleDataclass):
 
 @dataclasses.dataclass(init=False, repr=False)
 class ModelKwargs(FlexibleDataclass):
-    """Where the weights of a model come from.
+    """The source of the weights of a model.
 
     Attributes:
         pretrained_model_name_or_path: a model of the hub, or a directory.
-        cache_dir: where downloads are kept; None is the default of transformers.
+        cache_dir: the directory of downloads; None is the default of transformers.
         revision: a branch, a tag or a commit of the hub.
-        use_auth_token: whether to use the token of ``hf auth login``, or the token itself.
+        use_auth_token: a token, or whether to use the token of ``hf auth login``.
     """
 
     pretrained_model_name_or_path: str | None = None
@@ -70,7 +70,7 @@ class ModelKwargs(FlexibleDataclass):
 
 @dataclasses.dataclass(init=False, repr=False)
 class ConfigKwargs(ModelKwargs):
-    """Where the configuration of a model comes from.
+    """The source of the configuration of a model.
 
     Attributes:
         num_labels: outputs of the last layer.
@@ -83,11 +83,11 @@ class ConfigKwargs(ModelKwargs):
 
 @dataclasses.dataclass(init=False, repr=False)
 class TokenizerKwargs(ModelKwargs):
-    """Where the tokenizer comes from.
+    """The source of the tokenizer.
 
     Attributes:
         use_fast: whether to use the tokenizer written in Rust.
-        do_lower_case: whether it ignores case.
+        do_lower_case: whether the tokenizer ignores case.
     """
 
     use_fast: bool | None = True
@@ -102,7 +102,7 @@ class OptimizerKwargs:
         weight_decay: of all parameters but biases and weights of layer norms.
         adafactor: whether to use Adafactor instead of AdamW.
         learning_rate: the rate at the end of the warm-up.
-        max_grad_norm: the norm that gradients are clipped to; 0 does not clip.
+        max_grad_norm: the largest norm of gradients; 0 does not clip.
         adam_beta1, adam_beta2, adam_epsilon: of AdamW.
         scale_parameter, relative_step: of Adafactor.
     """
@@ -124,8 +124,8 @@ class LRSchedulerKwargs:
 
     Attributes:
         num_training_steps: number of batches to train.
-        lr_scheduler_type: a name that ``transformers.get_scheduler`` knows.
-        num_warmup_steps: number of batches in which the rate rises from 0.
+        lr_scheduler_type: a name for ``transformers.get_scheduler``.
+        num_warmup_steps: number of batches while the rate rises from 0.
     """
 
     num_training_steps: int
@@ -136,12 +136,12 @@ class LRSchedulerKwargs:
 def parse_dict_to_dataclasses(
     dataclass_types: tuple[Any, ...], args: Mapping[str, Any], as_dict: bool = False
 ) -> tuple[Any, ...]:
-    """Return an object of each dataclass, with fields filled from one mapping; a key may be used by several of them.
+    """Return an object of each dataclass, with fields filled from one mapping; several dataclasses may use a key.
 
     Args:
         dataclass_types: the dataclasses.
         args: values by the names of fields; other keys are ignored.
-        as_dict: return each as an :class:`AttrDict`.
+        as_dict: return each object as an :class:`AttrDict`.
     """
     parsed = []
     for wanted in dataclass_types:
@@ -164,12 +164,11 @@ def default_parse_config_tokenizer_model_kwargs(hparams: Mapping[str, Any]) -> t
     """Return the arguments for the configuration, the tokenizer and the model.
 
     Args:
-        hparams: the fields of :class:`ConfigKwargs`, :class:`TokenizerKwargs` and :class:`ModelKwargs`. In place of
-            ``pretrained_model_name_or_path``, or for one of the three, ``config_name``, ``tokenizer_name`` and
-            ``model_name``.
+        hparams: the fields of :class:`ConfigKwargs`, :class:`TokenizerKwargs` and :class:`ModelKwargs`.
+            ``config_name``, ``tokenizer_name`` and ``model_name`` replace ``pretrained_model_name_or_path``.
 
     Raises:
-        ValueError: the source of one of them is missing; the message names all that are.
+        ValueError: a source is missing; the message names all missing sources.
     """
     parsed = parse_dict_to_dataclasses((ConfigKwargs, TokenizerKwargs, ModelKwargs), hparams, as_dict=True)
     config, tokenizer, model = parsed

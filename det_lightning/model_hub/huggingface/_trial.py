@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning.errors import InvalidExperimentException
 from det_lightning.missing_parts import how_to_install
@@ -51,8 +53,10 @@ MODEL_MODES = {
     "question-answering": transformers.AutoModelForQuestionAnswering,
 }
 
-# By file extension, if the loader in datasets has another name.
+# Names of loaders in datasets, by file extension, if different.
 _LOADERS = {"txt": "text", "jsonl": "json"}
+# Collators of transformers rename these columns to arguments of models.
+_LABELS = ("label", "label_ids")
 
 
 def build_using_auto(
@@ -67,13 +71,13 @@ def build_using_auto(
     Args:
         config_kwargs: arguments of ``AutoConfig.from_pretrained``, as a dict or :class:`ConfigKwargs`.
         tokenizer_kwargs: arguments of ``AutoTokenizer.from_pretrained``.
-        model_mode: what the model is for: a key of ``MODEL_MODES``.
+        model_mode: the task of the model: a key of ``MODEL_MODES``.
         model_kwargs: arguments of the model's ``from_pretrained``.
         use_pretrained_weights: whether to load pretrained weights; otherwise the weights are random.
 
     Raises:
         ValueError: there is no such ``model_mode``.
-        OSError: one of them cannot be found or loaded.
+        OSError: configuration, tokenizer or weights cannot be found or loaded.
     """
     if model_mode not in MODEL_MODES:
         raise ValueError(f"model_mode is one of {', '.join(MODEL_MODES)}; got {model_mode!r}.")
@@ -99,12 +103,9 @@ def group_parameters_for_optimizer(
     weight_decay: float | None = 0,
     no_decay: tuple[str, ...] = ("bias", "LayerNorm.weight"),
 ) -> list[dict[str, Any]]:
-    """Return the parameters of a model in two groups: those that decay, and those that do not.
+    """Return the parameters of a model in two groups, with ``weight_decay`` and without.
 
-    Args:
-        model: the model.
-        weight_decay: the weight decay of the first group.
-        no_decay: parts of parameter names that put a parameter into the second group.
+    Parameters with a name that contains a string of ``no_decay`` belong to the second group.
     """
     decaying: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
@@ -115,7 +116,7 @@ def group_parameters_for_optimizer(
 
 
 def build_default_optimizer(model: torch.nn.Module, optimizer_kwargs: OptimizerKwargs) -> torch.optim.Optimizer:
-    """Return AdamW or Adafactor over the parameters of a model, as ``transformers.Trainer`` builds them."""
+    """Return AdamW or Adafactor over the parameters of a model, equal to the optimizers of ``transformers.Trainer``."""
     groups = group_parameters_for_optimizer(model, optimizer_kwargs.weight_decay)
     if optimizer_kwargs.adafactor:
         adafactor: torch.optim.Optimizer = Adafactor(
@@ -144,13 +145,13 @@ def build_default_lr_scheduler(optimizer: torch.optim.Optimizer, scheduler_kwarg
 
 
 def default_load_dataset(data_config_input: Mapping[str, Any]) -> Any:
-    """Return the dataset that the ``data`` section names, with ``train`` and ``validation``.
+    """Return the dataset of a ``data`` section, with ``train`` and ``validation``.
 
     Args:
         data_config_input: the fields of :class:`DatasetKwargs`.
 
     Raises:
-        ValueError: no data are named, or no data to validate with.
+        ValueError: the section names no data, or no data to validate with.
         ModuleNotFoundError: datasets is not installed.
     """
     try:
@@ -161,7 +162,7 @@ def default_load_dataset(data_config_input: Mapping[str, Any]) -> Any:
         ) from error
     (data,) = parse_dict_to_dataclasses((DatasetKwargs,), data_config_input)
     if data.dataset_name is None:
-        return datasets.load_dataset(_loader_of(data), data_files=_files_of(data))
+        return _load_files(datasets, data)
     loaded = datasets.load_dataset(data.dataset_name, data.dataset_config_name)
     if "validation" not in loaded:
         share = data.validation_split_percentage
@@ -175,32 +176,37 @@ def default_load_dataset(data_config_input: Mapping[str, Any]) -> Any:
     return loaded
 
 
-def _files_of(data: DatasetKwargs) -> dict[str, str]:
-    files = {"train": data.train_file, "validation": data.validation_file}
-    return {name: file for name, file in files.items() if file is not None}
-
-
-def _loader_of(data: DatasetKwargs) -> str:
-    files = _files_of(data)
+def _load_files(datasets: Any, data: DatasetKwargs) -> Any:
+    named = {"train": data.train_file, "validation": data.validation_file}
+    files = {name: file for name, file in named.items() if file is not None}
     if not files:
         raise ValueError("The section data names no data: give dataset_name, or train_file and validation_file.")
     extension = Path(next(iter(files.values()))).suffix[1:]
-    return _LOADERS.get(extension, extension)
+    return datasets.load_dataset(_LOADERS.get(extension, extension), data_files=files)
 
 
-def _clipping_to(norm: float | None) -> Callable[[Any], Any] | None:
-    """Return a function that clips gradients in place; None for 0 or None, which clip nothing."""
-    return functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=norm) if norm else None
+def remove_unused_columns(model: torch.nn.Module, dataset: Any) -> None:
+    """Let a dataset show only labels and the columns in the signature of ``model.forward``; no data are removed.
+
+    Args:
+        model: the model, wrapped or not.
+        dataset: a ``datasets.Dataset``; the function changes the format.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    taken = [*inspect.signature(model.forward).parameters, *_LABELS]
+    columns = [name for name in taken if name in dataset.column_names]
+    dataset.set_format(type=dataset.format["type"], columns=columns)
 
 
 class BaseTransformerTrial(PyTorchTrial):
-    """A trial with a model, an optimizer and a scheduler by its hyperparameters, and their ``train_batch``.
+    """A trial with model, optimizer and scheduler built by hyperparameters, and a ``train_batch``.
 
-    A subclass adds the two loaders and the evaluation. It may set ``hparams``, ``data_config`` and ``exp_config``
-    before it calls ``__init__`` of this class.
+    A subclass adds the two loaders and the evaluation, and may set ``hparams``, ``data_config`` and ``exp_config``
+    before calling ``super().__init__``.
 
-    Hyperparameters: ``model_mode`` and ``use_apex_amp`` are needed; ``num_training_steps`` is, unless the configuration
-    says the length in batches; ``use_pretrained_weights`` is true by default. The others are those of
+    Required hyperparameters: ``model_mode`` and ``use_apex_amp``; ``num_training_steps`` unless the configuration has
+    the length in batches. ``use_pretrained_weights`` defaults to true. For further hyperparameters, see
     :class:`ConfigKwargs`, :class:`TokenizerKwargs`, :class:`ModelKwargs`, :class:`OptimizerKwargs` and
     :class:`LRSchedulerKwargs`.
 
@@ -208,7 +214,7 @@ class BaseTransformerTrial(PyTorchTrial):
         hparams, data_config, exp_config: the hyperparameters and the configuration, as :class:`AttrDict`.
         config, tokenizer, model: objects of transformers; the model is wrapped.
         optimizer, lr_scheduler: wrapped; the scheduler steps after every batch.
-        grad_clip_fn: clips gradients in place; None if they are not clipped.
+        grad_clip_fn: clips gradients in place; None for no clipping.
 
     Raises:
         InvalidExperimentException: hyperparameters are missing; all are named.
@@ -221,7 +227,12 @@ class BaseTransformerTrial(PyTorchTrial):
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        self._read_settings()
+        if self.hparams is None:
+            self.hparams = AttrDict(context.get_hparams())
+        if self.data_config is None:
+            self.data_config = AttrDict(context.get_data_config())
+        if self.exp_config is None:
+            self.exp_config = AttrDict(context.get_experiment_config())
         self.check_hparams()
         parsed = default_parse_config_tokenizer_model_kwargs(self.hparams)
         self.config_kwargs, self.tokenizer_kwargs, self.model_kwargs = parsed
@@ -240,23 +251,11 @@ class BaseTransformerTrial(PyTorchTrial):
         self.lr_scheduler = context.wrap_lr_scheduler(
             build_default_lr_scheduler(self.optimizer, scheduler_kwargs), LRScheduler.StepMode.STEP_EVERY_BATCH
         )
-        self.grad_clip_fn = _clipping_to(optimizer_kwargs.max_grad_norm)
-
-    def _read_settings(self) -> None:
-        """Read what a subclass has not set."""
-        if self.hparams is None:
-            self.hparams = AttrDict(self.context.get_hparams())
-        if self.data_config is None:
-            self.data_config = AttrDict(self.context.get_data_config())
-        if self.exp_config is None:
-            self.exp_config = AttrDict(self.context.get_experiment_config())
+        norm = optimizer_kwargs.max_grad_norm
+        self.grad_clip_fn = functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=norm) if norm else None
 
     def check_hparams(self) -> None:
-        """Add the hyperparameters that have a default.
-
-        Raises:
-            InvalidExperimentException, ValueError: others are missing.
-        """
+        """Add defaults of hyperparameters; raise an InvalidExperimentException or ValueError if others are missing."""
         if not isinstance(self.hparams, AttrDict):
             self.hparams = AttrDict(self.hparams)
         missing = [name for name in ("model_mode", "use_apex_amp") if name not in self.hparams]
@@ -276,6 +275,7 @@ class BaseTransformerTrial(PyTorchTrial):
             self.hparams["use_pretrained_weights"] = True
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        """Train on a batch, a mapping of the model's arguments with labels; return the loss, of shape ``()``."""
         outputs = self.model(**batch)
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
         self.context.backward(loss)

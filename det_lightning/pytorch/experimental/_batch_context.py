@@ -1,4 +1,4 @@
-"""What a batch processor may use: the device, reducers, a directory for its output, reports."""
+"""The context of a batch processor: device, reducers, an output directory, reports."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class TorchBatchProcessorContext:
     """Passed to the ``__init__`` of a :class:`TorchBatchProcessor`; created by :func:`torch_batch_process`.
 
     Attributes:
-        device: where batches and models go.
+        device: the device of batches and models.
         distributed: rank and size.
-        reducers: the metrics that the processor has wrapped.
+        reducers: the wrapped metrics.
 
     Example:
         >>> import torch
@@ -86,37 +86,28 @@ class TorchBatchProcessorContext:
     get_distributed_size = forward("distributed", DistributedContext.get_size)
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return the hyperparameters of the trial.
-
-        Raises:
-            ValueError: there are none, because the script runs alone.
-        """
+        """Return the hyperparameters of the trial; raise a ValueError if the script runs alone."""
         info = self._core_context.info
         if info is None:
             raise ValueError("There are no hyperparameters here; a configuration has them: `det-lightning run CONFIG`.")
         return info.trial.hparams
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:
-        """Move data, with any nesting of dicts, lists and tuples, to the device; numpy arrays become tensors.
-
-        Args:
-            data: what to move.
-            warned_types: the types that a warning was already given for; new ones are added.
-        """
+        """Move data to the device; see :func:`det_lightning.pytorch.to_device`."""
         return to_device(data, self.device, self._warned_types if warned_types is None else warned_types)
 
     def prepare_model_for_inference(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Put a model into evaluation mode and move it to the device; return it."""
+        """Return a model in evaluation mode, on the device."""
         return model.eval().to(self.device)
 
     @for_with_statement("with context.upload_path() as directory")
     def upload_path(self) -> Iterator[pathlib.Path]:
         """Write output in a ``with`` block: files saved in the directory end up in the checkpoint storage.
 
-        Each rank has one directory there, ``ID/rank_RANK``, which all its blocks write to, even in resumed runs.
+        All blocks of a rank write to one directory of the storage, ``ID/rank_RANK``, even in resumed runs.
 
         Yields:
-            The directory; for remote storage an empty one, whose files are uploaded when the block ends.
+            The directory. For remote storage an empty directory; the files are uploaded when the block ends.
 
         Raises:
             StorageError: the storage refuses.

@@ -32,7 +32,7 @@ _FILE = "batch_completed.json"
 
 
 class TorchBatchProcessor(abc.ABC):
-    """What :func:`torch_batch_process` does with each batch.
+    """The base class of the processors of :func:`torch_batch_process`.
 
     Args:
         context: device, output directory, reports.
@@ -63,15 +63,15 @@ class TorchBatchProcessor(abc.ABC):
         """Process one batch.
 
         Args:
-            batch: a batch as the loader yields it, not moved to the device.
+            batch: a batch of the loader, not moved to the device.
             batch_idx: index of the batch on this rank, counted from 0 over all runs.
         """
 
     def on_checkpoint_start(self) -> None:  # noqa: B027 (an event that need not be handled)
-        """Save what was computed: a resumed run continues after the batches processed so far."""
+        """Save the results of all batches so far: a resumed run continues with the next batch."""
 
     def on_finish(self) -> None:  # noqa: B027
-        """Finish, once all batches of this rank are processed and the metrics are reported."""
+        """Finish, after all batches of this rank are processed and the metrics are reported."""
 
 
 def torch_batch_process(
@@ -86,7 +86,7 @@ def torch_batch_process(
     checkpoint_storage: str | Mapping[str, Any] | None = None,
     latest_checkpoint: str | None = None,
 ) -> None:
-    """Give the batches of a dataset to a processor, to each rank its share, and checkpoint the progress.
+    """Process the batches of a dataset, shared over the ranks, and checkpoint the progress.
 
     Rank ``r`` of ``n`` processes the batches ``r``, ``r + n``, ... A trial of ``det-lightning run`` that was paused or
     restarted continues after its latest checkpoint. On ``SIGTERM`` a run ends after the next checkpoint.
@@ -94,24 +94,22 @@ def torch_batch_process(
     Args:
         batch_processor_cls: the class of the processor.
         dataset: a map-style dataset with a length.
-        batch_size: records per batch on each rank; by default the one in ``dataloader_kwargs``, otherwise 1.
+        batch_size: records per batch on each rank. Defaults to ``batch_size`` in ``dataloader_kwargs``, else 1.
         max_batches: the maximum number of batches to process on each rank.
         checkpoint_interval: number of batches, on each rank, between checkpoints of the progress.
-        dataloader_kwargs: further arguments of ``det_lightning.pytorch.DataLoader``, except those that determine the
-            order of the data.
-        distributed_context: the processes; by default those of torchrun if it started the script, otherwise this one
-            alone.
+        dataloader_kwargs: further arguments of ``det_lightning.pytorch.DataLoader``, except for ``shuffle`` and
+            samplers.
+        distributed_context: the process group. Defaults to torchrun's, else a single process.
         checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or the section of an experiment
-            configuration. By default the experiment's storage, or outside of one the directory that Determined uses
-            for local runs.
-        latest_checkpoint: id, path or URL of a progress checkpoint to continue from; by default the trial's latest
+            configuration. Defaults to the experiment's storage, else Determined's directory for local runs.
+        latest_checkpoint: id, path or URL of a progress checkpoint to continue from. Defaults to the trial's latest
             checkpoint.
 
     Raises:
         ValueError: arguments cannot be used; all are named. Or the trial has several slots, but only one process.
         TypeError: the dataset has no length.
         InvalidCheckpointException: ``latest_checkpoint`` is not a checkpoint of the progress.
-        CheckpointNotFound: it does not exist.
+        CheckpointNotFound: ``latest_checkpoint`` does not exist.
         StorageError: the storage cannot be used.
 
     Example:
@@ -141,7 +139,7 @@ def torch_batch_process(
         loader = DataLoader(dataset, **options)
         batches = loader.get_data_loader(False, progress.steps_completed, ranks.size, ranks.rank)
         records = len(dataset)  # type: ignore[arg-type]
-        length = _batches_of_each_rank(records, options["batch_size"], ranks.size, max_batches)
+        length = _count_batches(records, options["batch_size"], ranks.size, max_batches)
         if not _process_batches(processor, context, progress, batches, length, checkpoint_interval):
             return
         processor.on_finish()
@@ -191,7 +189,7 @@ def _loader_options(
     checkpoint_interval: int,
     dataloader_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the arguments of the loader, with ``batch_size``; raise if those of ``torch_batch_process`` are wrong."""
+    """Return the arguments of the loader, with ``batch_size``; raise if arguments of ``torch_batch_process`` clash."""
     options = dict(dataloader_kwargs or {})
     mistakes = [
         f"dataloader_kwargs has {name}, and the batches are shared out in the order of the dataset: leave it out"
@@ -216,8 +214,8 @@ def _loader_options(
     return options
 
 
-def _batches_of_each_rank(records: int, batch_size: int, ranks: int, max_batches: int | None) -> int:
-    """Return the number of batches that each rank processes; some may have one fewer."""
+def _count_batches(records: int, batch_size: int, ranks: int, max_batches: int | None) -> int:
+    """Return the number of batches per rank; a rank may have one batch fewer."""
     length = math.ceil(records / batch_size / ranks)
     if max_batches is None:
         return length
@@ -231,7 +229,7 @@ def _batches_of_each_rank(records: int, batch_size: int, ranks: int, max_batches
 
 @dataclasses.dataclass(frozen=True)
 class _Progress:
-    """The progress of all ranks. All of them call its methods together."""
+    """The progress of all ranks. All ranks call the methods together."""
 
     core_context: Context
     steps_completed: int  # number of batches that each rank has processed in earlier runs
@@ -247,8 +245,8 @@ class _Progress:
         missing = [name for name in (_STEPS_COMPLETED, _OUTPUT_ID) if name not in metadata]
         if missing:
             raise InvalidCheckpointException(
-                f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): its metadata lack "
-                f"{' and '.join(missing)}. It goes on from its own checkpoints only; load a model's in the processor."
+                f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): the metadata lack "
+                f"{' and '.join(missing)}. Load the checkpoint of a model in the processor."
             )
         logger.info("%d batches were processed before.", metadata[_STEPS_COMPLETED])
         return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
@@ -264,13 +262,13 @@ class _Progress:
             (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
 
     def is_preempted(self, fraction: float) -> bool:
-        """Report the fraction of batches processed; return whether the run is to end."""
+        """Report the fraction of processed batches; return whether to end the run."""
         if self.core_context.distributed.rank == 0:
             self.core_context.train.report_progress(fraction)
         return self.core_context.preempt.should_preempt()
 
     def report_metrics(self, reducers: ReducerRegistry, steps_completed: int) -> None:
-        """Reduce and report the metrics of all ranks, if there are any."""
+        """Reduce and report the metrics of all ranks, if any."""
         metrics = reducers.reduce_on_chief(self.core_context.distributed.gather)
         if metrics is not None:
             self.core_context.train.report_validation_metrics(steps_completed, metrics)

@@ -123,9 +123,9 @@ class ImportedTrial:
         if base is PyTorchTrial:
             return found  # type: ignore[no-any-return]
         if base is not None:
-            from det_lightning.estimator._adapter import adapter_of
+            from det_lightning.estimator._adapter import adapt_class
 
-            return adapter_of(found)
+            return adapt_class(found)
         trials = [name for name, value in vars(module).items() if _find_base(value) is not None]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
