@@ -1,4 +1,4 @@
-"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule. Needs libcst and PyYAML."""
+"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule. Needs the extra ``port``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_CODES = (
     "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or fails with --try; 2 wrong "
     "usage."
 )
-_REQUIRED = ("libcst", "packaging", "ruff", "yaml")
+_REQUIRED = ("libcst", "packaging", "ruff")
 _LIGHTNING = re.compile(r"^[ \t]*(?:import|from)[ \t]+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 

@@ -39,6 +39,21 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 _MOST_VALUES = 25_000
 
 
+def _make_parser() -> YAML:
+    """Return a parser for one text: directives of the text may change the parser's version of YAML."""
+    parser = YAML(typ="safe", pure=True)
+    parser.composer.warn_double_anchors = False  # YAML allows double anchors, and the warning would show the text
+    return parser
+
+
+def compose_documents(text: str) -> list[Node]:
+    """Return the root node of each document in a text that is not empty; raise a YAMLError for other texts."""
+    try:
+        return [node for node in _make_parser().compose_all(text) if node is not None]
+    except AssertionError as e:  # a %YAML directive with an unknown version
+        raise YAMLError("a %YAML directive with an unknown version") from e
+
+
 class YamlDocument(Document):
     """The content of one YAML document. The notes say what was read differently than YAML 1.2 specifies."""
 
@@ -47,10 +62,8 @@ class YamlDocument(Document):
         self._open: list[Node] = []
         self._values = 0
         self.without_value: list[KeyPath] = []  # the keys after which nothing is written
-        # Every document needs its own state, because its directives may set the version.
-        self._yaml = YAML(typ="safe", pure=True)
+        self._yaml = _make_parser()
         self._yaml.Composer = _BoundedComposer
-        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
             return
@@ -65,7 +78,7 @@ class YamlDocument(Document):
             if mark is not None and _has_secret(text, mark.line):  # of which a part may be taken for a name
                 problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
-        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
+        except (YAMLError, AssertionError) as e:  # an AssertionError for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
             message = (

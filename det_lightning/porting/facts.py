@@ -151,12 +151,9 @@ def facts_of_notebook(text: str) -> Facts:
 
 def facts_of_yaml(text: str) -> Facts:
     """Return what YAML says about its file: a configuration of an experiment, or another one with commands."""
-    import yaml
+    from det_lightning.config.yaml_reader import YamlDocument
 
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return Facts()
+    content = YamlDocument(text).data
     if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
         named = facts_of_commands(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
         return dataclasses.replace(named, uses_determined=False)

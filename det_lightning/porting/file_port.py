@@ -196,7 +196,7 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
 def _unreadable(error: Exception) -> str | None:
     """Return why a file is not of the kind that its name says; None if an error is not about that."""
     import libcst
-    import yaml
+    from ruamel.yaml.error import YAMLError
 
     from det_lightning.porting.notebooks import NotebookError
 
@@ -204,7 +204,7 @@ def _unreadable(error: Exception) -> str | None:
         return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(mask_text(str(error)).split()) if isinstance(error, yaml.YAMLError | NotebookError) else None
+    return " ".join(mask_text(str(error)).split()) if isinstance(error, YAMLError | NotebookError) else None
 
 
 def _not_understood(text: str, why: str) -> list[Finding]:

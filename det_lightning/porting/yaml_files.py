@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from det_lightning.config import field_effects, read_config
+from det_lightning.config.yaml_reader import compose_documents
 from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
@@ -43,7 +44,7 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
         note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
         return text, [note] if re.search("determined|DET_", text) else []
     port = _YamlPort(text)
-    documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    documents = compose_documents(text)
     for document in documents:
         port.visit(document)
         port.check_document(_entries(document))
@@ -58,16 +59,16 @@ class _YamlPort:
         self.findings: list[Finding] = []
         self._seen: set[int] = set()
 
-    def visit(self, node: yaml.Node) -> None:
+    def visit(self, node: Node) -> None:
         """Port the scalars of a node; an anchored one, which aliases repeat, only once."""
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, MappingNode):
             for pair in node.value:
                 for part in pair:
                     self.visit(part)
-        elif isinstance(node, yaml.SequenceNode):
+        elif isinstance(node, SequenceNode):
             self._visit_words(node)
             for item in node.value:
                 self.visit(item)
@@ -78,13 +79,13 @@ class _YamlPort:
             if ported != text:
                 self._replace(node, ported)
 
-    def _replace(self, node: yaml.Node, new: str) -> None:
+    def _replace(self, node: Node, new: str) -> None:
         self.edits.replace(node.start_mark.index, node.end_mark.index, new)
 
-    def _visit_words(self, node: yaml.SequenceNode) -> None:
+    def _visit_words(self, node: SequenceNode) -> None:
         """Port a command that is given as a list of words."""
         for before, word in zip(node.value, node.value[1:], strict=False):
-            found = _MODULE.fullmatch(word.value) if isinstance(word, yaml.ScalarNode) else None
+            found = _MODULE.fullmatch(word.value) if isinstance(word, ScalarNode) else None
             if before.value == "-m" and found:
                 self._seen.add(id(word))
                 if words := launcher_counterpart(found.group(1)):
@@ -93,24 +94,24 @@ class _YamlPort:
                     self._replace(word, separator.join(_quoted(new, word) for new in words))
                 else:
                     self.findings.append(missing_launcher(found.group(1), _line(word)))
-        scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]
+        scalars = [word for word in node.value if isinstance(word, ScalarNode)]
         if trial := trial_class_in([word.value for word in scalars]):
             self.findings.append(runs_a_class(trial, next(_line(word) for word in scalars if trial in word.value)))
 
     # Kinds of documents
 
-    def check_document(self, entries: dict[str, yaml.Node]) -> None:
+    def check_document(self, entries: dict[str, Node]) -> None:
         """Port the packages of a conda environment, and note what cannot stay."""
         for item in _items(entries.get("dependencies")):
-            if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
+            if isinstance(item, ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
                 self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
             for package in _items(_entries(item).get("pip")):
-                ported = port_requirement(package.value) if isinstance(package, yaml.ScalarNode) else None
+                ported = port_requirement(package.value) if isinstance(package, ScalarNode) else None
                 if ported is not None:
                     self._replace(package, _quoted(ported, package))
 
-    def check_configuration(self, entries: dict[str, yaml.Node]) -> None:
+    def check_configuration(self, entries: dict[str, Node]) -> None:
         """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
@@ -133,7 +134,7 @@ class _YamlPort:
             )
             self._note(precision, Severity.check, reason, advice)
 
-    def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
+    def _note(self, node: Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
 
 
@@ -179,19 +180,19 @@ def _class_that_run_trains(text: str) -> str | None:
 # Nodes
 
 
-def _line(node: yaml.Node) -> int:
+def _line(node: Node) -> int:
     line: int = node.start_mark.line
     return line + 1
 
 
-def _quoted(text: str, like: yaml.Node) -> str:
-    quote = like.style if isinstance(like, yaml.ScalarNode) and like.style in ("'", '"') else ""
+def _quoted(text: str, like: Node) -> str:
+    quote = like.style if isinstance(like, ScalarNode) and like.style in ("'", '"') else ""
     return f"{quote}{text}{quote}"
 
 
-def _items(node: Any) -> list[yaml.Node]:
-    return node.value if isinstance(node, yaml.SequenceNode) else []
+def _items(node: Any) -> list[Node]:
+    return node.value if isinstance(node, SequenceNode) else []
 
 
-def _entries(node: Any) -> dict[str, yaml.Node]:
-    return {str(key.value): value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+def _entries(node: Any) -> dict[str, Node]:
+    return {str(key.value): value for key, value in node.value} if isinstance(node, MappingNode) else {}
