@@ -68,7 +68,7 @@ def parse(text: str) -> ast.Module:
 
 def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterator[Bypass]:
     """Yield what bypasses the context in a file, in the order of its lines, without the nodes that are ``left_out``."""
-    names = _names_from_torch(tree)
+    names = names_from_torch(tree)
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     flags = _flags_of_devices(tree)
     for node, is_conditional in _walk(tree, left_out, flags):
@@ -199,7 +199,7 @@ def _process_call(call: ast.Call, names: dict[str, str], variables: set[str]) ->
     return PROCESS_NAMES.get(last) if of_torch or last != "DistributedSampler" else None
 
 
-def _names_from_torch(tree: ast.Module) -> dict[str, str]:
+def names_from_torch(tree: ast.Module) -> dict[str, str]:
     """Return the names that a file imports from torch, and from nowhere else later on, with what they stand for."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):

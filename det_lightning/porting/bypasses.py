@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.bypass_rules import find_bypasses, parse
+from det_lightning.bypass_rules import find_bypasses, names_from_torch, parse
 from det_lightning.porting.counterparts import methods_in, package_finding
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.older_releases import spellings
@@ -86,13 +86,14 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
 
 
 def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
-    torch_names = _names_from_torch(file)
+    names = names_from_torch(parse(file.edits.text))
     builders = ("build_training_data_loader", "build_validation_data_loader")
     for method in methods_of(trial):
         for returned in file.find(cst.Return, within=method) if method.name.value in builders else []:
             loader = returned.value
-            called = dotted_name(loader.func) if isinstance(loader, cst.Call) else ""
-            if loader and (called == "torch.utils.data.DataLoader" or torch_names.get(called) == "DataLoader"):
+            first, dot, rest = (dotted_name(loader.func) if isinstance(loader, cst.Call) else "").partition(".")
+            called = f"{names.get(first, first)}{dot}{rest}"
+            if loader and called.startswith("torch.") and called.endswith(".DataLoader"):
                 file.note(loader, Severity.problem, *_LOADER)
 
 
@@ -142,19 +143,6 @@ def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
         for target in assign.targets
         if isinstance(assign.value, cst.Call) and last_name(assign.value.func) in names
     } - {""}
-
-
-def _names_from_torch(file: PythonFile) -> dict[str, str]:
-    """Return the names that a file imports from torch, and from nowhere else later on, with those they have there."""
-    found: dict[str, str] = {}
-    for statement in file.find(cst.ImportFrom):
-        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
-        bound = {alias.evaluated_alias or alias.evaluated_name: alias.evaluated_name for alias in names}
-        if dotted_name(statement.module).split(".")[0] == "torch":
-            found |= bound
-        else:
-            found = {name: original for name, original in found.items() if name not in bound}
-    return found
 
 
 # In a script

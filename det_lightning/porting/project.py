@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import stat
@@ -16,7 +17,8 @@ from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.library_survey import read_libraries, survey_file
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.porting.staying import keep_what_stays
 
@@ -101,8 +103,9 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
     """
     given = list(paths)
     files = find_files(given)
-    libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given))
     with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
+        survey = functools.partial(reader.call, survey_file)
+        libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given), survey=survey)
         ported = [_port(reader, file, libraries) for file in files]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])

@@ -10,8 +10,10 @@ import pathlib
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
 
 from det_lightning.porting.file_port import FilePort, import_port, port_file
 from det_lightning.porting.libraries import Libraries
@@ -19,6 +21,7 @@ from det_lightning.porting.libraries import Libraries
 # A fork runs no code of the project, as an interpreter that starts in its directory might.
 _CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 _UNKNOWN = Libraries()
+_Result = TypeVar("_Result")
 
 
 class PortingFailed(ValueError):
@@ -40,13 +43,21 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._used_s = 0.0  # by the process, up to its last file
 
     def port(self, path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
-        """Port one file; raises PortingFailed if it cannot be read, crashes its reader, or takes too long."""
+        """Port one file. Raises PortingFailed as :meth:`call` does."""
+        return dataclasses.replace(self.call(port_file, path, libraries), path=path)
+
+    def call(self, function: Callable[..., _Result], path: pathlib.Path, *arguments: object) -> _Result:
+        """Return ``function(path, *arguments)``, called in the process.
+
+        Raises PortingFailed if the function raises an error, crashes the process, or takes too long.
+        """
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, _CONTEXT, _begin, (self._memory_bytes,))
             self._used_s = 0.0
         before_s = _children_s()
         try:
-            reply, self._used_s = self._pool.submit(_port, pathlib.Path.cwd(), path, libraries, self._cpu_s).result()
+            given = (pathlib.Path.cwd(), self._cpu_s, function, path, *arguments)
+            reply, self._used_s = self._pool.submit(_call, *given).result()
         except BrokenProcessPool as e:
             self._end()
             # The system counts in ticks.
@@ -55,7 +66,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
             raise PortingFailed("reading it crashed the process") from e
         if isinstance(reply, str):
             raise PortingFailed(reply)
-        return dataclasses.replace(reply, path=path)
+        return reply
 
     def __exit__(self, *error: object) -> None:
         self._end()
@@ -84,16 +95,16 @@ def _begin(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _port(
-    directory: pathlib.Path, path: pathlib.Path, libraries: Libraries, cpu_s: float
-) -> tuple[FilePort | str, float]:
-    """Return a file ported, or why it could not be, and the time of the processor that was used in all."""
+def _call(
+    directory: pathlib.Path, cpu_s: float, function: Callable[..., _Result], path: pathlib.Path, *arguments: object
+) -> tuple[_Result | str, float]:
+    """Return the result of a function or the text of its error, and the processor time of this process in all."""
     try:
         os.chdir(directory)
         import_port(path)  # which takes its time, too
         _limit_time(cpu_s)
         try:
-            return port_file(path, libraries), time.process_time()
+            return function(path, *arguments), time.process_time()
         finally:
             _limit_time(0)
     except Exception as e:  # whatever a file does to its reader, the others must still be ported

@@ -14,7 +14,8 @@ from det_lightning.porting import Severity, port_project
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.gone_names import port_options
 from det_lightning.porting.gone_table import read_table
-from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.library_survey import read_libraries
 from det_lightning.porting.python_files import port_python
 
 #: Of a project that uses transformers, in whatever release is newest.
