@@ -33,6 +33,7 @@ OF_CI = (".github", ".circleci")
 _BOM = "\ufeff"
 # Notebooks with pictures have several million.
 _MOST_BYTES = 100 * 1024 * 1024
+_MOST_BYTES_OF_SETTINGS = 2**20
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _FactsOf = Callable[[str], Facts]
@@ -43,6 +44,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
+    r"(?is).+\.json": ("gone_names.port_options", None),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
@@ -53,7 +55,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     ),
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
-_CODE = ("python_files", "notebooks")  # their functions take the libraries of the project
+_CODE = ("gone_names", "python_files", "notebooks")  # their functions take the libraries of the project
 _UNKNOWN = Libraries()
 
 
@@ -113,6 +115,8 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
     ``libraries`` are those of the project.
     """
     size = path.stat().st_size
+    if path.suffix.lower() == ".json" and (size > _MOST_BYTES_OF_SETTINGS or not libraries.takes_options):
+        return FilePort(path, "", "", [])  # data, or settings of other programs
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])

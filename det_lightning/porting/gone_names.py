@@ -62,6 +62,7 @@ class _GoneNames:
         self._file = file
         self._libraries = libraries
         self._guards = Guards(file)
+        self._noted: set[cst.Attribute] = set()
         self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
@@ -91,9 +92,9 @@ class _GoneNames:
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
         if bindings.found or bindings.stars:
-            for row in (one for one in rows if one.given.startswith(".")):
+            for row in (one for one in rows if one.is_attribute):
                 self._check_attributes(row)
-        of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
+        of_calls = [row for row in rows if row.given and not row.is_attribute]
         for call, path, own in self._calls_of(paths):
             for row in of_calls:
                 if (found := row.path.fullmatch(path)) and not any(map(row.word.fullmatch, own)):
@@ -131,14 +132,21 @@ class _GoneNames:
     def _check_attributes(self, row: GoneName) -> None:
         for node in self._file.find(cst.Attribute):
             found = row.word.fullmatch(node.attr.value)
-            if found is None or found.group() in self._libraries.defined:
+            if found is None or found.group() in self._libraries.defined or node in self._noted:
                 continue
-            if self._is_imported(dotted_name(node.value).partition(".")[0], node):
+            call = self._file.parent(node)
+            keywords = [one.keyword for one in call.args if one.keyword] if isinstance(call, cst.Call) else []
+            named = [keyword for keyword in keywords if keyword.value == row.keyword]
+            is_used = isinstance(self._file.parent(call), cst.Assign | cst.Return | cst.Attribute)
+            is_other = (row.keyword and not named) or (row.given.startswith("=") and not is_used)
+            if is_other or self._is_imported(dotted_name(node.value).partition(".")[0], node):
                 continue
             if row.replacement:
-                self._rename(row, node.attr, found)
+                self._rename(row, named[0] if named else node.attr, found)
             else:
-                self._note(row, node, f"{row.name.partition('(')[0].rpartition('.')[2]}.{found.group()}", found)
+                self._noted.add(node)
+                owner = row.name.partition("(")[0].rpartition(".")[2]
+                self._note(row, node, f"{owner}.{found.group()}{f'({row.keyword}=)' if named else ''}", found)
 
     def _is_imported(self, name: str, within: cst.CSTNode) -> bool:
         """Return whether a name stands for a module or part of one, rather than for an object."""
@@ -173,7 +181,11 @@ class _GoneNames:
         name = called.group().rpartition(".")[2]
         keywords = [argument.keyword for argument in call.args if argument.keyword is not None]
         positional = [argument for argument in call.args if argument.keyword is None and not argument.star]
-        if row.given == _GENERATOR:
+        if row.given.startswith("'"):
+            for text in self._file.find(cst.SimpleString, within=call):
+                if found := row.word.fullmatch(string_of(text) or ""):
+                    self._check_text(row, text, found)
+        elif row.given == _GENERATOR:
             if positional and isinstance(positional[0].value, cst.GeneratorExp):
                 self._note(row, call, f"{called.group()}() of a generator", called)
         elif row.given.startswith("!"):
@@ -188,6 +200,12 @@ class _GoneNames:
                 self._note(row, call, f"{name}({named[0][1].group()}=)", called)
         elif len(positional) > row.before > 0:
             self._note(row, call, f"{name}({row.word.pattern}=)", called)
+
+    def _check_text(self, row: GoneName, text: cst.SimpleString, found: re.Match[str]) -> None:
+        if not row.replacement:
+            self._note(row, text, f"'{found.group()}'", found)
+        elif self._holds(row, text):
+            self._file.replace(text, self._file.source(text).replace(found.group(), found.expand(row.replacement)))
 
     def port_options(self) -> None:
         """Port what stands for an option that the project does not read itself: if renamed, any name or string."""

@@ -27,12 +27,17 @@ class GoneName:
     severity: Severity
     path: re.Pattern[str]
     word: re.Pattern[str]  # the last part of the path, or the keyword: what a text that uses the name has in it
-    given: str  # the argument that is meant, as written in the table; empty if it is the name itself
+    given: str  # the attribute or argument that is gone, as written in the table; empty if the name itself is gone
+    keyword: str  # with this argument a method is gone; empty for a method that is gone with any
     before: int  # how many arguments precede it where it is given by position; 0 if it never is
 
     @property
     def package(self) -> str:
         return self.name.split(".")[0]
+
+    @property
+    def is_attribute(self) -> bool:
+        return self.given.startswith((".", "=."))
 
     @property
     def is_option(self) -> bool:
@@ -64,12 +69,24 @@ def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> Gon
     found = _NAME.fullmatch(name)
     assert found is not None, f"{name} is written as the first lines of the table say"
     given = found["argument"] or ""
-    is_word = given.startswith(".") or (given.endswith("=") and not given.startswith("!"))
-    keyword = given.lstrip("-.").removesuffix("=") if is_word else ""
-    word = keyword or found["path"].rpartition(".")[2]
+    attribute, _, keyword = given.partition(", ") if "." in given[:2] else (given, "", "")
+    given = attribute
+    is_word = given.startswith(("=.", ".", "'")) or (given.endswith("=") and not given.startswith("!"))
+    word = given.strip("'-.=") if is_word else found["path"].rpartition(".")[2]
     before = (found["before"] or "").count(",")
     severity = Severity(level or "problem")
-    return GoneName(name, gone, replacement, advice, severity, _pattern(found["path"]), _pattern(word), given, before)
+    return GoneName(
+        name,
+        gone,
+        replacement,
+        advice,
+        severity,
+        _pattern(found["path"]),
+        _pattern(word),
+        given,
+        keyword.removesuffix("="),
+        before,
+    )
 
 
 def _pattern(text: str) -> re.Pattern[str]:

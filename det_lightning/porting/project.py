@@ -52,8 +52,8 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(
-            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, shell "
-            "scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
+            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, JSON, "
+            "shell scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
     return list(dict.fromkeys(file for path in given for file in _files_below(path)))
 

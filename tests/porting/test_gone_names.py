@@ -22,6 +22,7 @@ from det_lightning.porting.python_files import port_python
 WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}), takes_options=True)
 IMPORTS = """
 import collections, inspect, pandas, time, torch, yaml, datasets, transformers
+import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 from PIL import Image
@@ -55,6 +56,9 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ("import scipy.signal\nscipy.signal.hann(8)", "import scipy.signal\nscipy.signal.windows.hann(8)"),
         ("tf.Session()", "tf.compat.v1.Session()"),
         ("from transformers import DetrFeatureExtractor", None),
+        ("plt.style.use(['ggplot', 'seaborn'])", "plt.style.use(['ggplot', 'seaborn-v0_8'])"),
+        ("axes.grid(b=True)\nplt.hist(x, normed=1)", "axes.grid(visible=True)\nplt.hist(x, density=1)"),
+        ("table.to_csv('x', line_terminator='')", "table.to_csv('x', lineterminator='')"),
         ("datasets.load_dataset('x', use_auth_token=True)", "datasets.load_dataset('x', token=True)"),
         ("TrainingArguments('x', evaluation_strategy='no')", "TrainingArguments('x', eval_strategy='no')"),
         ("given['evaluation_strategy'], args.evaluation_strategy", "given['eval_strategy'], args.eval_strategy"),
@@ -97,6 +101,8 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "Image.fromarray(x, 'RGB')",
             "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
         ),
+        ("table = table.append({}, ignore_index=True)", "DataFrame.append(ignore_index=) is gone since pandas 2.0"),
+        ("plt.gca(projection='3d')", "gca(projection=) is gone since matplotlib 3.6"),
         ("yaml.load(file)", "load() without Loader= is gone since PyYAML 6"),
         ("from scipy.signal import gaussian", "scipy.signal.gaussian is gone since scipy 1.13"),
         ("from scipy.misc import logsumexp", "scipy.misc.logsumexp is gone since scipy 1.3"),
@@ -227,6 +233,22 @@ def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(
         (6, "logging_dir of TrainingArguments"),
     ]
     assert port_options(config, Libraries()) == (config, [])
+
+
+def test_options_are_ported_in_json(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from transformers import TrainingArguments\nimport determined\n")
+    settings = tmp_path / "arguments.json"
+    settings.write_text('{"evaluation_strategy": "steps",\n "logging_dir": "logs"}\n')
+    (port,) = [port for port in port_project([tmp_path]).files if port.path == settings]
+    assert port.after == '{"eval_strategy": "steps",\n "logging_dir": "logs"}\n'
+    assert [finding.line for finding in port.findings] == [2]
+    (tmp_path / "train.py").write_text("import determined, transformers\n")
+    assert settings not in [port.path for port in port_project([tmp_path]).files]
+
+
+def test_only_a_used_value_of_append_is_one_of_pandas() -> None:
+    findings = port("rows.append(1)\ntable = table.append(other)\n")[1]
+    assert [(found.severity, found.line) for found in findings] == [(Severity.check, IMPORTS.count("\n") + 2)]
 
 
 def test_a_trainer_of_another_file_takes_what_its_base_takes(tmp_path: Path) -> None:
