@@ -50,7 +50,7 @@ def find_installs(script: str) -> list[Install]:
     return _Reader(script).found
 
 
-def installs_of(code: Path) -> Iterator[tuple[Path, Install]]:
+def find_all_installs(code: Path) -> Iterator[tuple[Path, Install]]:
     """Yield the commands that may install something, in the hook of a directory and in the scripts that it runs."""
     scripts = [code / STARTUP_HOOK]
     for script in scripts:  # which grows

@@ -151,7 +151,7 @@ def _written(port: FilePort) -> FilePort:
         try:
             port.write()
         except OSError as e:
-            return port.not_written(str(e), "make the file and its directory writable")
+            return port.refuse_writing(str(e), "make the file and its directory writable")
     return port
 
 

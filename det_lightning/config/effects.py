@@ -149,14 +149,14 @@ class FieldEffect:
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
     """Return what each given field of a configuration does under ``det-lightning run``, in the order of the file."""
-    effects = [_effect(config, path) for path in _given(config, ()) if path[0] != "bind_mounts"]
+    effects = [_effect(config, path) for path in _find_given(config, ()) if path[0] != "bind_mounts"]
     for i, mount in enumerate(config.bind_mounts):
         path = ("bind_mounts", i)
         if mount.container_path == mount.host_path or Path(mount.container_path).exists():
             effects.append(_effect(config, path))
         else:
             note = f"{mount.container_path} does not exist here: link it to {mount.host_path}, or change the code"
-            effects.append(FieldEffect(config.line_of(path), path_text(path), "warned", note))
+            effects.append(FieldEffect(config.find_line(path), path_text(path), "warned", note))
     return sorted(effects, key=lambda effect: (effect.line or 0, effect.path))
 
 
@@ -167,7 +167,7 @@ def without_effect_in_calls(
 
     This call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
     """
-    paths = {path_text(path): path for path in _given(config, ())}
+    paths = {path_text(path): path for path in _find_given(config, ())}
     return sorted(
         {
             *(name for name, path in paths.items() if name not in read and _is_idle(config, path)),
@@ -207,14 +207,14 @@ def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     is_idle_profiling = path[0] == "profiling" and not config.profiling.enabled
     if effect == "warned" and (_has_default(config, path) or is_idle_profiling):
         effect = "ignored"  # nothing was asked for that the experiment may lack
-    return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
+    return FieldEffect(config.find_line(path), path_text(path), effect, rule.note)
 
 
-def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+def _find_given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     """Yield the path of each given field below ``path``, as deep as the table goes."""
     is_divided = not path or any(rule.field.startswith(f"{path_text(path)}.") for rule in FIELD_RULES)
     if is_divided and isinstance(value, BaseModel):
         for name in value.model_fields_set:
-            yield from _given(getattr(value, name), (*path, name))
+            yield from _find_given(getattr(value, name), (*path, name))
     else:
         yield path

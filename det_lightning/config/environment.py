@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from det_lightning.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.section import Count, Integer, Positive, Section, show_value
 
 _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB])?")
 
@@ -16,13 +16,13 @@ _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB]
 def _memory_size(size: Any) -> Any:
     is_size = _MEMORY_SIZE.fullmatch(size) if isinstance(size, str) else isinstance(size, int) and size is not True
     if not is_size:
-        raise ValueError(f"must be a number of bytes, or a size such as 4G; got {shown(size)}")
+        raise ValueError(f"must be a number of bytes, or a size such as 4G; got {show_value(size)}")
     return size
 
 
 def _absolute(path: str) -> str:
     if not PurePosixPath(path).is_absolute():
-        raise ValueError(f"must be an absolute path; got {shown(path)}")
+        raise ValueError(f"must be an absolute path; got {show_value(path)}")
     return path
 
 

@@ -15,7 +15,7 @@ from det_lightning.config.environment import BindMount, Environment, Pbs, Resour
 from det_lightning.config.hyperparameters import Hyperparameters
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, shown
+from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, show_value
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask
@@ -29,7 +29,7 @@ _HARNESS = re.compile(r"-m\s+det(?:ermined|_lightning)\.(?:exec\.harness|launch\
 def _entrypoint(value: Any) -> Any:
     is_command = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
     if not is_command and not (isinstance(value, str) and value.strip()):
-        raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {shown(value)}")
+        raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {show_value(value)}")
     # A block scalar of YAML ends with a line break, which Determined allows after a class.
     return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
 
@@ -76,9 +76,9 @@ def _action(value: Any) -> Any:
 
 def _pattern(pattern: str) -> str:
     try:
-        go_patterns.compiled(pattern)
+        go_patterns.compile_pattern(pattern)
     except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond its limits
-        raise ValueError(f"is not a regular expression that Python can read: {e}; got {shown(pattern)}") from e
+        raise ValueError(f"is not a regular expression that Python can read: {e}; got {show_value(pattern)}") from e
     return pattern
 
 
@@ -171,7 +171,7 @@ class ExperimentConfig(Section):
         if waits and self.trial_class is not None and self.min_validation_period.units == 0:
             yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
 
-    def line_of(self, path: KeyPath) -> int | None:
+    def find_line(self, path: KeyPath) -> int | None:
         """Return the line of a key in the file; None if it came from elsewhere."""
         return self._lines.find(path)
 

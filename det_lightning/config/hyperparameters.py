@@ -23,11 +23,11 @@ from det_lightning.config.section import (
     Integer,
     Positive,
     Section,
-    mistakes_in,
+    collect_mistakes,
     raise_all,
     read_variant,
     refuse,
-    shown,
+    show_value,
     variants,
 )
 
@@ -124,14 +124,14 @@ _MODELS: dict[str, type[Leaf]] = variants("type", Const, Int, Double, Log, Categ
 
 def _read_group(entries: Any) -> dict[str, Hyperparameter]:
     if not isinstance(entries, dict):
-        refuse((), f"must be a mapping; got {shown(entries)}")
+        refuse((), f"must be a mapping; got {show_value(entries)}")
     mistakes: list[InitErrorDetails] = []
     group: dict[str, Hyperparameter] = {}
     for name, entry in entries.items():
         try:
             group[name] = _read_entry(entry)
         except ValidationError as e:
-            mistakes += mistakes_in(e, (name,))
+            mistakes += collect_mistakes(e, (name,))
     raise_all(mistakes)
     return group
 

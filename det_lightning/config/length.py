@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.config.section import INTEGER_LIMIT, hint_for, refuse, shown
+from det_lightning.config.section import INTEGER_LIMIT, refuse, show_value, suggest
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 #: The units of a length, as keys of its mapping.
@@ -50,15 +50,15 @@ def _read(value: Any, least: int, bare: bool) -> Length:
     if bare and isinstance(value, int | float) and not isinstance(value, bool):
         value = {None: value}
     if not isinstance(value, dict) or len(given := {u: n for u, n in value.items() if n is not None}) != 1:
-        refuse((), f"must be one of {{batches: N}}, {{epochs: N}} and {{records: N}}; got {shown(value)}")
+        refuse((), f"must be one of {{batches: N}}, {{epochs: N}} and {{records: N}}; got {show_value(value)}")
     ((unit, units),) = given.items()
     path = () if unit is None else (unit,)
     if unit not in (*UNITS, None):
-        refuse(path, f"unknown unit{hint_for(unit, UNITS)}")
+        refuse(path, f"unknown unit{suggest(unit, UNITS)}")
     if isinstance(units, bool) or not isinstance(units, int | float) or units != int(units) or units < least:
-        refuse(path, f"must be an integer, at least {least}; got {shown(units)}")
+        refuse(path, f"must be an integer, at least {least}; got {show_value(units)}")
     if units >= INTEGER_LIMIT:
-        refuse(path, f"must be less than {INTEGER_LIMIT}; got {shown(units)}")
+        refuse(path, f"must be less than {INTEGER_LIMIT}; got {show_value(units)}")
     return Length(int(units), unit)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from det_lightning.config.document import Document, KeyPath, leaf_paths, path_text
-from det_lightning.config.section import shown
+from det_lightning.config.section import show_value
 
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.
@@ -62,7 +62,7 @@ def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
         return
     parent[new[-1]] = value
     document.lines.update(dict.fromkeys([new, *leaf_paths(value, new)], document.lines.find(old)))
-    meaning = shown(value, new[-1])
+    meaning = show_value(value, new[-1])
     message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
     document.notes.append(document.lines.mistake(old, message))
 
@@ -97,7 +97,7 @@ def _take_integer(document: Document, parent: dict[str, Any], path: tuple[str, .
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if value is not None:
-        document.mistakes.append(document.lines.mistake(path, f"must be an integer; got {shown(value)}"))
+        document.mistakes.append(document.lines.mistake(path, f"must be an integer; got {show_value(value)}"))
     parent.pop(path[-1], None)
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.config.document import KeyPath
 from det_lightning.config.length import UNITS
-from det_lightning.config.section import shown
+from det_lightning.config.section import show_value
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 
@@ -28,7 +28,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     for path, value in read_overrides(overrides):
         for key in reversed(path):
             value = {key: value}
-        merged = _merged(merged, value, is_free=path[0] in _FREE)
+        merged = _merge(merged, value, is_free=path[0] in _FREE)
     return merged
 
 
@@ -40,10 +40,11 @@ def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
         name, sign, text = override.partition("=")
         path = tuple(name.strip().split("."))
         if len(path) > _DEEPEST:
-            mistakes.append(ConfigMistake(None, "", f"has more than {_DEEPEST} names: {shown(override)}"))
+            mistakes.append(ConfigMistake(None, "", f"has more than {_DEEPEST} names: {show_value(override)}"))
             continue
         if not sign or "" in path:
-            mistakes.append(ConfigMistake(None, "", f"must be name=value, with dots in name; got {shown(override)}"))
+            message = f"must be name=value, with dots in name; got {show_value(override)}"
+            mistakes.append(ConfigMistake(None, "", message))
             continue
         value = _value(text, name, mistakes)
         found.append((path, [value] if path in _LISTS and not isinstance(value, list) else value))
@@ -60,11 +61,11 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
     for path in document.without_value:
         if path:  # not the whole value, which may be empty
             advice = "write a space after the colon" if ":" in str(path[-1]) else "give it one, or null"
-            mistakes.append(ConfigMistake(None, name, f"the key {shown(path[-1])} has no value: {advice}"))
+            mistakes.append(ConfigMistake(None, name, f"the key {show_value(path[-1])} has no value: {advice}"))
     return document.data
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
         before = merged.get(key)
@@ -74,6 +75,6 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any], *, is_free: bool) ->
         # Another unit replaces the old one.
         is_length = not is_free and isinstance(value, Mapping) and bool(value) and value.keys() <= set(UNITS)
         if isinstance(before, Mapping) and isinstance(value, Mapping) and not is_length:
-            value = _merged(before, value, is_free=is_free)
+            value = _merge(before, value, is_free=is_free)
         merged[key] = value
     return merged

@@ -17,7 +17,7 @@ from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
 from det_lightning.config.rules import broken_rules
 from det_lightning.config.searchers import change_search
-from det_lightning.config.section import UNKNOWN_KEY, shown
+from det_lightning.config.section import UNKNOWN_KEY, show_value
 from det_lightning.config.yaml_reader import MOST_CHARACTERS, YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 from det_lightning.files.file_kinds import require_file
@@ -37,8 +37,8 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
     Raises:
         ConfigError: the configuration cannot be read or used; the message lists all mistakes with their lines.
     """
-    document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _opened(source)
-    return _typed(document, overrides, partial=partial)
+    document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _open(source)
+    return _build(document, overrides, partial=partial)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,9 @@ def read_given(source: Source) -> GivenConfig:
     Raises:
         ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
     """
-    document = Document(_plain(source)) if isinstance(source, Mapping) else _opened(source)
+    document = Document(_plain(source)) if isinstance(source, Mapping) else _open(source)
     section = _take_storage(document.data)
-    typed = _typed(document, partial=True, forgiving=True)
+    typed = _build(document, partial=True, forgiving=True)
     if isinstance(source, Mapping):
         return GivenConfig(typed, source if isinstance(source, dict) else dict(source), section)
     plain = typed.as_dict()
@@ -88,7 +88,7 @@ def _take_storage(data: Any) -> dict[str, Any] | None:
     return section
 
 
-def _opened(source: str | os.PathLike[str]) -> Document:
+def _open(source: str | os.PathLike[str]) -> Document:
     is_text = isinstance(source, str) and "\n" in source
     document = YamlDocument(str(source)) if is_text else YamlDocument(_text(Path(source)), os.fspath(source))
     if document.data is None and document.mistakes:
@@ -107,14 +107,14 @@ def _text(path: Path) -> str:
         raise ConfigError(str(path), [ConfigMistake(None, "", f"is not UTF-8: {e}")]) from e
 
 
-def _typed(
+def _build(
     document: Document, overrides: Sequence[str] = (), *, partial: bool, forgiving: bool = False
 ) -> ExperimentConfig:
     """Return the configuration in a document, which is modified."""
     if document.data is None and overrides:
         document.data = {}
     if not isinstance(document.data, dict):
-        message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(document.data)}"
+        message = f"must be a mapping, with entrypoint, searcher and the like; got {show_value(document.data)}"
         raise ConfigError(document.name, [*document.mistakes, ConfigMistake(None, "", message)])
     before = document.data.get("searcher")
     document.data = with_overrides(document.data, overrides)
@@ -126,13 +126,13 @@ def _typed(
         change_search(searcher, [str(path[1]) for path in given if path[0] == "searcher" and len(path) > 1])
     if partial and isinstance(document.data.get("searcher"), dict):
         document.data["searcher"].setdefault("name", "single")
-    config = _validated(document, partial=partial, forgiving=forgiving)
+    config = _validate(document, partial=partial, forgiving=forgiving)
     if document.mistakes:
         raise ConfigError(document.name, sorted(set(document.mistakes), key=ConfigMistake.position))
     return config
 
 
-def _validated(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
+def _validate(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
     """Return the configuration without the sections that cannot be read, whose mistakes are added to the document."""
     context = {"document": document, "forgiving": forgiving}
     unreadable: set[str] = set()
@@ -144,7 +144,7 @@ def _validated(document: Document, *, partial: bool, forgiving: bool) -> Experim
         if unknown:
             for error in unknown:
                 _leave_out(document, error["loc"], error["msg"])
-            return _validated(document, partial=partial, forgiving=forgiving)
+            return _validate(document, partial=partial, forgiving=forgiving)
         # Values that could not be read from the text are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
         mistakes = [document.lines.mistake(error["loc"], error["msg"]) for error in found]

@@ -54,7 +54,7 @@ def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetail
     return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
 
-def mistakes_in(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
+def collect_mistakes(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
     """Yield the mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
     is_secret = any(map(is_secret_name, below))
     for found in error.errors(include_url=False):
@@ -83,10 +83,10 @@ def _message(found: Any) -> str:
     if kind == "value_error":
         return str(found["ctx"]["error"])
     expected = _EXPECTED[kind].format(**found.get("ctx", {})) if kind in _EXPECTED else str(found["msg"])
-    return f"{expected}; got {shown(found['input'], found['loc'][-1] if found['loc'] else '')}"
+    return f"{expected}; got {show_value(found['input'], found['loc'][-1] if found['loc'] else '')}"
 
 
-def shown(value: Any, name: str | int = "") -> str:
+def show_value(value: Any, name: str | int = "") -> str:
     """Return a value as shown in messages: in YAML's spelling, on one line, shortened, with secrets masked."""
     masked = mask({name: value})[name]
     if masked is None or isinstance(masked, bool):
@@ -95,7 +95,7 @@ def shown(value: Any, name: str | int = "") -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def hint_for(name: object, known: Iterable[str]) -> str:
+def suggest(name: object, known: Iterable[str]) -> str:
     """Return what to append to a message: the most similar known name, or all if there are few, or nothing."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
@@ -134,14 +134,14 @@ def read_variant(
     ``refused`` says what to write in place of values that older releases knew.
     """
     if not isinstance(value, dict):
-        refuse((), f"must be a mapping; got {shown(value)}")
+        refuse((), f"must be a mapping; got {show_value(value)}")
     name = value.get(key)
     if name is None:
         refuse((key,), f"is missing; known are {', '.join(models)}")
     if isinstance(name, str) and refused is not None and name in refused:
         refuse((key,), f"{name} cannot be used: {refused[name]}")
     if not isinstance(name, str) or name not in models:
-        refuse((key,), f"unknown {key} {shown(name)}{hint_for(name, models)}")
+        refuse((key,), f"unknown {key} {show_value(name)}{suggest(name, models)}")
     return models[name].model_validate(value)
 
 
@@ -164,12 +164,12 @@ class Section(BaseModel):
         for name, item in value.items():
             field = cls.model_fields.get(name)
             if field is None:
-                mistakes.append(mistake((name,), f"unknown key{hint_for(name, cls.model_fields)}", UNKNOWN_KEY))
+                mistakes.append(mistake((name,), f"unknown key{suggest(name, cls.model_fields)}", UNKNOWN_KEY))
             elif item is not None or field.is_required():
                 known[name] = item
         try:
             section = handler(known)
         except ValidationError as e:
-            mistakes += mistakes_in(e)
+            mistakes += collect_mistakes(e)
         raise_all(mistakes)
         return section

@@ -31,14 +31,14 @@ class TrainingSettings:
         self._config = config
         self._hparams = hparams or {}
         self._rungs = rungs
-        seed = _said(config.reproducibility, "experiment_seed") if trial_seed is None else trial_seed
+        seed = _get_if_given(config.reproducibility, "experiment_seed") if trial_seed is None else trial_seed
         optimizations = config.optimizations
         self.trial_seed: int | None = seed
         self.checkpoint_storage = checkpoint_storage
-        self.aggregation_frequency: int | None = _said(optimizations, "aggregation_frequency")
-        self.average_aggregated_gradients: bool | None = _said(optimizations, "average_aggregated_gradients")
-        self.checkpoint_policy: str | None = _said(config, "checkpoint_policy")
-        self.step_zero_validation: bool | None = _said(config, "perform_initial_validation")
+        self.aggregation_frequency: int | None = _get_if_given(optimizations, "aggregation_frequency")
+        self.average_aggregated_gradients: bool | None = _get_if_given(optimizations, "average_aggregated_gradients")
+        self.checkpoint_policy: str | None = _get_if_given(config, "checkpoint_policy")
+        self.step_zero_validation: bool | None = _get_if_given(config, "perform_initial_validation")
 
     @property
     def max_length(self) -> TrainUnit | None:
@@ -58,11 +58,11 @@ class TrainingSettings:
 
     @property
     def reporting_period(self) -> TrainUnit | None:
-        unit = _said(self._config, "scheduling_unit")
+        unit = _get_if_given(self._config, "scheduling_unit")
         return None if unit is None else Batch(unit)
 
     def _period(self, name: str) -> TrainUnit | None:
-        period: Length | None = _said(self._config, name)
+        period: Length | None = _get_if_given(self._config, name)
         return None if period is None else self._unit(name, period)
 
     def _validations_for_search(self) -> TrainUnit | None:
@@ -82,5 +82,5 @@ class TrainingSettings:
             raise ValueError(f"{name} of the configuration: {e}") from None
 
 
-def _said(section: BaseModel, name: str) -> Any:
+def _get_if_given(section: BaseModel, name: str) -> Any:
     return getattr(section, name) if name in section.model_fields_set else None

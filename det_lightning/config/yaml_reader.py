@@ -100,7 +100,7 @@ class YamlDocument(Document):
                 return self._mapping(node, path)
             if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
                 return self._sequence(node, path)
-            return self._wrong(node, path, f"values of the type {_shown(node.tag, path)} cannot be used")
+            return self._wrong(node, path, f"values of the type {_show_text(node.tag, path)} cannot be used")
         finally:
             self._open.pop()
 
@@ -133,7 +133,7 @@ class YamlDocument(Document):
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
                 self._wrong(key, path, "a key must be a string")
                 continue
-            name = self._joined(key, path, key.value)
+            name = self._join_surrogates(key, path, key.value)
             entry_path = (*path, name)
             if name in own:
                 self._wrong(key, entry_path, f"duplicate key; the first is in line {self.lines.find(entry_path)}")
@@ -153,10 +153,10 @@ class YamlDocument(Document):
                 message = f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'"
                 self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
                 return value
-            return self._joined(node, path, text)
+            return self._join_surrogates(node, path, text)
         if node.tag not in _NUMBERS | _CONSTANTS:
             return self._wrong(
-                node, path, f"values of the type {_shown(node.tag, path)} cannot be used; quote it if it is text"
+                node, path, f"values of the type {_show_text(node.tag, path)} cannot be used; quote it if it is text"
             )
         try:
             value = self._yaml.constructor.construct_object(node)
@@ -168,12 +168,12 @@ class YamlDocument(Document):
             meanings = f"is {value} in YAML 1.2 and {int(text, 8)} before: write {value} or 0o{text.lstrip('+-0')}"
             if _is_secret(path):
                 meanings = "is another number before YAML 1.2: write it in quotes"
-            return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
+            return self._wrong(node, path, f"{_show_text(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
-            return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
+            return self._wrong(node, path, f"must be a finite number; got {_show_text(text, path)}")
         return as_passed_on(value) if isinstance(value, float) else value
 
-    def _joined(self, node: Node, path: KeyPath, text: str) -> str:
+    def _join_surrogates(self, node: Node, path: KeyPath, text: str) -> str:
         """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -189,7 +189,7 @@ def _is_secret(path: KeyPath) -> bool:
     return any(map(is_secret_name, path))
 
 
-def _shown(text: str | None, path: KeyPath) -> str:
+def _show_text(text: str | None, path: KeyPath) -> str:
     """Return a text as a message may show it that is at, or below, the keys of a path."""
     return MASK if _is_secret(path) else f"{mask_text(str(text)):.100}"
 

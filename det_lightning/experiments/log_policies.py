@@ -41,7 +41,9 @@ def policy_against_retries(config: dict[str, Any], log: Path, limit_s: float = _
     }
     if not patterns or not log.exists():
         return None
-    policies = [(_AT_FIRST.sub("", go_patterns.compiled(given).pattern), name) for given, name in patterns.items()]
+    policies = [
+        (_AT_FIRST.sub("", go_patterns.compile_pattern(given).pattern), name) for given, name in patterns.items()
+    ]
     try:
         search = subprocess.run(
             [sys.executable, "-I", "-c", _SEARCH],

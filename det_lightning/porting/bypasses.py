@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from det_lightning.bypass_rules import find_bypasses, names_from_torch, parse
-from det_lightning.porting.counterparts import methods_in, package_finding
+from det_lightning.porting.counterparts import package_finding, read_methods
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.older_releases import spellings
 from det_lightning.porting.python_syntax import (
@@ -16,7 +16,7 @@ from det_lightning.porting.python_syntax import (
     dotted_name,
     is_keyword,
     last_name,
-    methods_of,
+    list_methods,
 )
 
 _LOADER = (
@@ -41,11 +41,11 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
     """Note what does not work with det_lightning although it is not a name of Determined."""
     for statement in file.find(cst.Import, cst.ImportFrom):
-        for module in _imported(statement):
+        for module in _list_imports(statement):
             _check_module(file, statement, module)
     for trial in trials:
-        optimizers = _wrapped_optimizers(file, trial)
-        for method in _training_methods(file, trial):
+        optimizers = _find_wrapped_optimizers(file, trial)
+        for method in _find_training_methods(file, trial):
             _check_steps(file, method, optimizers)
         if "disable_dataset_reproducibility_checks" not in file.edits.text:
             _check_loaders(file, trial)
@@ -59,7 +59,7 @@ def note_devices(file: PythonFile, premise: Premise) -> None:
             file.findings.append(Finding(found.line, Severity.check, found.reason, found.advice, premise=premise))
 
 
-def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
+def _list_imports(statement: cst.Import | cst.ImportFrom) -> list[str]:
     """Return what a statement imports; with a dot at the end where it is all names of a module."""
     if isinstance(statement, cst.Import):
         return [dotted_name(alias.name) for alias in statement.names]
@@ -88,7 +88,7 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
 def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
     names = names_from_torch(parse(file.edits.text))
     builders = ("build_training_data_loader", "build_validation_data_loader")
-    for method in methods_of(trial):
+    for method in list_methods(trial):
         for returned in file.find(cst.Return, within=method) if method.name.value in builders else []:
             loader = returned.value
             first, dot, rest = (dotted_name(loader.func) if isinstance(loader, cst.Call) else "").partition(".")
@@ -97,9 +97,9 @@ def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
                 file.note(loader, Severity.problem, *_LOADER)
 
 
-def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
+def _find_training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
     """Return ``train_batch``, and the methods that it calls, directly or indirectly."""
-    methods = {f"self.{method.name.value}": method for method in methods_of(trial)}
+    methods = {f"self.{method.name.value}": method for method in list_methods(trial)}
     found = [methods[name] for name in ("self.train_batch",) if name in methods]
     for method in found:  # which grows
         called = [
@@ -135,7 +135,7 @@ def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> 
     return around is not method
 
 
-def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
+def _find_wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
     names = spellings("wrap_optimizer")
     return {
         dotted_name(target.target)
@@ -189,7 +189,7 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
         )
         reason = "fit() without max_length, which the searcher of an experiment provides"
         file.note(call, Severity.check, reason, advice, Premise.by_hand)
-    elif method not in methods_in("_trainer.py", "Trainer"):
+    elif method not in read_methods("_trainer.py", "Trainer"):
         reason = f"Trainer has no method {method}(), neither here nor in Determined"
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 

@@ -76,7 +76,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         inside = Finding(line, Severity.problem, reason, "remove it", Need.file)
         findings.append(inside if trial is None else runs_a_class(trial, line))
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         before, quote, module = match.groups()
         words = launcher_counterpart(module)
         if words is None:
@@ -84,10 +84,10 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
             return match.group()
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
-    return _LAUNCH.sub(replaced, text), findings
+    return _LAUNCH.sub(replace, text), findings
 
 
-def trial_class_in(words: list[str]) -> str | None:
+def find_trial_class(words: list[str]) -> str | None:
     """Return the trial class that a command, given as words, has a launcher run; None if there is none."""
     command = " ".join(words)
     launched = _TRIAL.search(command)

@@ -93,12 +93,12 @@ _PACKAGES = {
 @functools.cache
 def counterpart(path: str) -> str | None:
     """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
-    is_there = any(_is_in(path, prefix) for prefix in _IN_BLOCKED)
-    if not is_there and any(_is_in(path, prefix) for prefix in _BLOCKED):
+    is_there = any(_is_below(path, prefix) for prefix in _IN_BLOCKED)
+    if not is_there and any(_is_below(path, prefix) for prefix in _BLOCKED):
         return None
     for candidate in _candidates(path):
         for old, new in _RENAMED.items():
-            if _is_in(candidate, old):
+            if _is_below(candidate, old):
                 candidate = new + candidate.removeprefix(old)
         ours = "det_lightning" + candidate.removeprefix("determined")
         if _exists(ours):
@@ -126,7 +126,7 @@ def has_own_advice(path: str, use: str) -> bool:
 
 def package_finding(module: str, line: int) -> Finding | None:
     """Return the finding for a module that is imported or started; None if there is nothing to say of its package."""
-    package = next((name for name in _PACKAGES if _is_in(module, name)), None)
+    package = next((name for name in _PACKAGES if _is_below(module, name)), None)
     if package is None:
         return None
     severity, reason, advice = _PACKAGES[package]
@@ -135,20 +135,20 @@ def package_finding(module: str, line: int) -> Finding | None:
 
 
 @functools.cache
-def methods_in(file: str, name: str) -> frozenset[str]:
+def read_methods(file: str, name: str) -> frozenset[str]:
     """Return the names of the methods of a class in a file of ``det_lightning.pytorch``."""
     tree = ast.parse((_ROOT / "pytorch" / file).read_text(encoding="utf-8"))
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return frozenset(node.name for node in definition.body if isinstance(node, ast.FunctionDef))
 
 
-def _is_in(path: str, prefix: str) -> bool:
+def _is_below(path: str, prefix: str) -> bool:
     return f"{path}.".startswith(f"{prefix}.")
 
 
 def _candidates(path: str) -> list[str]:
     """Return where to look for ``path``, in Determined's names."""
-    found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_in(path, module)]
+    found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_below(path, module)]
     # det_lightning has some private modules of the same names; a public name is the better one.
     found.append(path)
     parts = path.split(".")
@@ -161,21 +161,21 @@ def _candidates(path: str) -> list[str]:
 def _exists(path: str) -> bool:
     module, *rest = path.split(".")
     for name in rest:
-        if _file_of(f"{module}.{name}") is None:
-            return name in _names_in(module)  # what follows are attributes of its value
+        if _find_file(f"{module}.{name}") is None:
+            return name in _read_names(module)  # what follows are attributes of its value
         module = f"{module}.{name}"
     return True
 
 
-def _file_of(module: str) -> pathlib.Path | None:
+def _find_file(module: str) -> pathlib.Path | None:
     base = _ROOT.joinpath(*module.split(".")[1:])
     return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
 
 
 @functools.cache
-def _names_in(module: str) -> frozenset[str]:
+def _read_names(module: str) -> frozenset[str]:
     """Return ``__all__``, or what the module defines if it has none, and what it imports ``as`` the same name."""
-    file = _file_of(module)
+    file = _find_file(module)
     defined: set[str] = set()
     exported: set[str] = set()
     public: set[str] | None = None

@@ -91,7 +91,7 @@ def is_det_command(words: list[str]) -> bool:
     return group in _ALONE or (group in _GROUPS and (command in _COMMANDS or is_put_in))
 
 
-def translated(words: list[str]) -> list[str]:
+def translate(words: list[str]) -> list[str]:
     """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
     group, *rest = _without_global_options(words)
     group = _GROUPS.get(group, "")
@@ -112,14 +112,14 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
     """
     findings = []
 
-    def replaced(found: re.Match[str]) -> str:
+    def replace(found: re.Match[str]) -> str:
         words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
         begin = text.rfind("\n", 0, found.start("command")) + 1
         if not is_det_command(words) or _IN_COMMENT.search(text, begin, found.start("command")):
             return found.group()
         line = line_at(text, found.start("command"), first_line)
         try:
-            new = translated(words)
+            new = translate(words)
         except NoCounterpart as e:
             findings.append(needs_a_master(words, str(e), line))
             return found.group()
@@ -127,7 +127,7 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
             findings.append(prints_something_else(words, line))
         return found["before"] + " ".join(new)
 
-    return _COMMAND.sub(replaced, text), findings
+    return _COMMAND.sub(replace, text), findings
 
 
 def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:

@@ -89,61 +89,61 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     within = {
         reached.path
         for port in graph.ports.values()
-        for reached in (graph.reached_by(port)[1:] if port.is_configuration else graph.imported_by(port))
+        for reached in (graph.find_reached(port)[1:] if port.is_configuration else graph.find_imports(port))
         if not reached.is_configuration
     }
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
     found = []
     for port in graph.ports.values():
         may_be_started = port.facts.kind in order and port.path.name != STARTUP_HOOK and port.path not in within
-        if may_be_started and (port.facts.uses_determined or needs_of(port, Need.file, Need.script)):
+        if may_be_started and (port.facts.uses_determined or find_needs(port, Need.file, Need.script)):
             found.append(_entry_point(graph, port))
     return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
 
 
-def needs_of(port: FilePort, *needs: Need) -> list[Reason]:
+def find_needs(port: FilePort, *needs: Need) -> list[Reason]:
     """Return the findings of a file that have one of these needs, as reasons."""
     return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
 
 
-def needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
+def find_needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
     """Return what keeps on Determined a file and whatever it reaches, where it is imported and where it is started."""
-    started = [reason for file in graph.started_by(port) for reason in needs_of(file, Need.script)]
-    return started + [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+    started = [reason for file in graph.find_started(port) for reason in find_needs(file, Need.script)]
+    return started + [reason for file in graph.find_reached(port) for reason in find_needs(file, Need.file)]
 
 
 def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
-    files = graph.reached_by(port)
-    needs = [*needs_of(port, Need.script), *needs_around(graph, port)]
+    files = graph.find_reached(port)
+    needs = [*find_needs(port, Need.script), *find_needs_around(graph, port)]
     others = [
         Reason(file.path, finding)
         for file in files
         for finding in file.findings
         if finding.severity is Severity.problem and finding.needs_determined is Need.nothing
     ]
-    directory = graph.code_directory(port) if port.is_configuration else None
+    directory = graph.find_code_directory(port) if port.is_configuration else None
     if port.is_configuration:
-        found = _without_code(port) if directory is None else _not_startable(graph, port)
+        found = _explain_missing_code(port) if directory is None else _find_obstacles(graph, port)
         others += [Reason(path, Finding(0, Severity.problem, why, advice)) for path, why, advice in found]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
     for reason in needs or others:
         reasons.setdefault((reason.path, reason.finding.line), reason)
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
-    project = port.path.parent if directory is None else _shown(directory)
+    project = port.path.parent if directory is None else _shorten(directory)
     command = _command(port, files, project)
     return EntryPoint(port, project, outcome, command, list(reasons.values()), checks, files)
 
 
-def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
-    for name, module in graph.missing_classes(port):
-        yield port.path, f"there is no class {name} in {_shown(module.path)}", "correct its entrypoint"
-    script = graph.executed_by(port)
+def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+    for name, module in graph.find_missing_classes(port):
+        yield port.path, f"there is no class {name} in {_shorten(module.path)}", "correct its entrypoint"
+    script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
         advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
         yield script.path, "it is not executable", advice
-    for hook in [file for file in graph.started_by(port) if file.path.name == STARTUP_HOOK]:
-        for script in graph.reached_by(hook)[1:]:
+    for hook in [file for file in graph.find_started(port) if file.path.name == STARTUP_HOOK]:
+        for script in graph.find_reached(hook)[1:]:
             if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
                 yield (
                     script.path,
@@ -152,7 +152,7 @@ def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.P
                 )
 
 
-def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+def _explain_missing_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
     """Yield why the code of a configuration is not known, if it should be."""
     names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
     if names:
@@ -162,14 +162,14 @@ def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
         yield port.path, "it has no entrypoint", "name the class of the trial, as entrypoint: module:Class"
 
 
-def _shown(directory: pathlib.Path) -> pathlib.Path:
+def _shorten(directory: pathlib.Path) -> pathlib.Path:
     """Return a directory relative to the working directory where it is in it."""
     here = pathlib.Path.cwd()
     return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -> str:
-    path = shlex.quote(escape(_shown(port.path)))
+    path = shlex.quote(escape(_shorten(port.path)))
     if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
         return f"det-lightning run {path}{directory}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from det_lightning.porting.counterparts import CORE_CONTEXT
-from det_lightning.porting.embedded_python import programs_in
+from det_lightning.porting.embedded_python import find_programs
 
 _OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
@@ -59,7 +59,7 @@ class Facts:
     sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
 
 
-def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
+def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
     """Return what Python source says about its file."""
     try:
         with warnings.catch_warnings():
@@ -67,7 +67,7 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Facts()
-    imported = list(_imported(tree))
+    imported = list(_find_imports(tree))
     ours = [name for name in imported if name.split(".")[0] in _OF_DETERMINED]
     apis = {api for api, name in _APIS.items() if ours and name.search(text)}
     if CORE_CONTEXT.search(text):
@@ -83,12 +83,12 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
         uses_determined=bool(ours or starts),
         apis=frozenset(apis),
         imports_determined=any(name.split(".")[0] == "determined" for name in ours),
-        names=tuple(sorted(set(_bound(tree.body)))),
+        names=tuple(sorted(set(_find_bound_names(tree.body)))),
     )
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in _executed(tree):
+def _find_imports(tree: ast.Module) -> Iterator[str]:
+    for node in _find_executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +98,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
 
 
-def _executed(tree: ast.Module) -> Iterator[ast.AST]:
+def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes of a module without what is for type checkers only."""
     left: list[ast.AST] = [tree]
     for node in left:  # which grows
@@ -109,7 +109,7 @@ def _executed(tree: ast.Module) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
+def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
     """Yield the names that the statements of a module bind, and ``*`` if they may bind others too."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -120,9 +120,11 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
             stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
             yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
             yield from ("*" for node in stored if node.id in ("exec", "globals", "setattr"))
-            yield from _bound(child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt))
+            yield from _find_bound_names(
+                child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)
+            )
             handlers = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.ExceptHandler)]
-            yield from (name for handler in handlers for name in _bound(handler.body))
+            yield from (name for handler in handlers for name in _find_bound_names(handler.body))
 
 
 def _does_something(statement: ast.stmt) -> bool:
@@ -134,13 +136,13 @@ def _does_something(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.For | ast.While | ast.With)
 
 
-def facts_of_notebook(text: str) -> Facts:
+def read_notebook_facts(text: str) -> Facts:
     """Return what the code and the commands of a notebook, which was ported before, say about it."""
-    from det_lightning.porting.notebooks import parts_of
+    from det_lightning.porting.notebooks import split_notebook
 
-    program, commands = parts_of(text)
-    python = facts_of_python(program, Kind.notebook)
-    started = facts_of_commands(commands, Kind.notebook)
+    program, commands = split_notebook(text)
+    python = read_python_facts(program, Kind.notebook)
+    started = read_command_facts(commands, Kind.notebook)
     return dataclasses.replace(
         python,
         kind=Kind.notebook,
@@ -149,28 +151,28 @@ def facts_of_notebook(text: str) -> Facts:
     )
 
 
-def facts_of_yaml(text: str) -> Facts:
+def read_yaml_facts(text: str) -> Facts:
     """Return what YAML says about its file: a configuration of an experiment, or another one with commands."""
     from det_lightning.config.yaml_reader import YamlDocument
 
     content = YamlDocument(text).data
     if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
-        named = facts_of_commands(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
+        named = read_command_facts(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
         return dataclasses.replace(named, uses_determined=False)
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
-    started = facts_of_commands(command, Kind.configuration)
+    started = read_command_facts(command, Kind.configuration)
     words = _WORD.findall(command)
     return dataclasses.replace(
         started,
         uses_determined=True,
         has_entrypoint=bool(command),
         executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
-        sets=_variables_in(content),
+        sets=_find_variables(content),
     )
 
 
-def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
+def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:
     environment = config.get("environment")
     given = environment.get("environment_variables") if isinstance(environment, dict) else None
     lists = list(given.values()) if isinstance(given, dict) else [given]
@@ -178,9 +180,9 @@ def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
+def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
     """Return what shell commands, and the Python in them, say about their file."""
-    codes = [facts_of_python(code) for *_, code in programs_in(text)]
+    codes = [read_python_facts(code) for *_, code in find_programs(text)]
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = tuple(module for option, module in itertools.pairwise(words) if option == "-m")

@@ -15,40 +15,40 @@ class FileGraph:
 
     def __init__(self, ports: Iterable[FilePort]) -> None:
         self.ports = {_normal(port.path): port for port in ports}
-        self._imported = {port.path: self._imports_of(port) for port in self.ports.values()}
-        self._started = {port.path: self._starts_of(port) for port in self.ports.values()}
+        self._imported = {port.path: self._resolve_imports(port) for port in self.ports.values()}
+        self._started = {port.path: self._resolve_starts(port) for port in self.ports.values()}
 
-    def imported_by(self, port: FilePort) -> list[FilePort]:
+    def find_imports(self, port: FilePort) -> list[FilePort]:
         """Return the files that a file imports, directly or indirectly."""
-        return self._reached(port, started=False)
+        return self._walk(port, started=False)
 
-    def reached_by(self, port: FilePort) -> list[FilePort]:
+    def find_reached(self, port: FilePort) -> list[FilePort]:
         """Return a file, and those that it imports or starts, directly or indirectly."""
-        return [port, *self._reached(port, started=True)]
+        return [port, *self._walk(port, started=True)]
 
-    def started_by(self, port: FilePort) -> list[FilePort]:
+    def find_started(self, port: FilePort) -> list[FilePort]:
         """Return the files that a file starts as scripts, directly or by what it reaches."""
-        started = [one for file in self.reached_by(port) for one in self._started[file.path]]
+        started = [one for file in self.find_reached(port) for one in self._started[file.path]]
         return list({one.path: one for one in started}.values())
 
-    def named_by(self, port: FilePort) -> dict[str, FilePort]:
+    def find_named(self, port: FilePort) -> dict[str, FilePort]:
         """Return the files that commands in a file name, by these names."""
         modules = () if port.path.suffix == ".py" else port.facts.imports
         found = {name: self._file(port, name) for name in port.facts.starts}
         found |= {name: self._module(port, name) for name in modules}
         return {name: named for name, named in found.items() if named is not None}
 
-    def missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
+    def find_missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
         """Return the classes that commands in a file name, and that their modules do not have, with these."""
         given = [name.partition(":") for name in port.facts.classes]
         found = [(name, self._module(port, module)) for module, _, name in given]
         return [(name, module) for name, module in found if module and not {name, "*"} & set(module.facts.names)]
 
-    def executed_by(self, port: FilePort) -> FilePort | None:
+    def find_executed(self, port: FilePort) -> FilePort | None:
         """Return the file of the project that the command of a configuration begins with, if it does."""
         return self._file(port, port.facts.executes) if port.facts.executes else None
 
-    def code_directory(self, port: FilePort) -> pathlib.Path | None:
+    def find_code_directory(self, port: FilePort) -> pathlib.Path | None:
         """Return the directory that a configuration is to be run with; None if its code is not here."""
         for name in port.facts.imports:
             if found := self._module(port, name):
@@ -59,7 +59,7 @@ class FileGraph:
                 return _normal(found.path).parents[len(pathlib.PurePath(name).parts) - 1]
         return None
 
-    def _reached(self, port: FilePort, *, started: bool) -> list[FilePort]:
+    def _walk(self, port: FilePort, *, started: bool) -> list[FilePort]:
         reached: dict[pathlib.Path, FilePort] = {}
         left = [port]
         for file in left:  # which grows
@@ -69,14 +69,14 @@ class FileGraph:
                     left.append(found)
         return list(reached.values())
 
-    def _imports_of(self, port: FilePort) -> list[FilePort]:
+    def _resolve_imports(self, port: FilePort) -> list[FilePort]:
         found = [self._module(port, name) for name in port.facts.imports]
         return [imported for imported in found if imported is not None]
 
-    def _starts_of(self, port: FilePort) -> list[FilePort]:
+    def _resolve_starts(self, port: FilePort) -> list[FilePort]:
         found = [self._file(port, name) for name in port.facts.starts]
         found += [self._module(port, name) for name in port.facts.modules]
-        if port.is_configuration and (directory := self.code_directory(port)):
+        if port.is_configuration and (directory := self.find_code_directory(port)):
             found.append(self.ports.get(directory / STARTUP_HOOK))
         return [started for started in found if started is not None]
 

@@ -19,12 +19,12 @@ from det_lightning.masking import mask_text
 from det_lightning.porting.facts import (
     Facts,
     Kind,
-    facts_of_commands,
-    facts_of_notebook,
-    facts_of_python,
-    facts_of_yaml,
+    read_command_facts,
+    read_notebook_facts,
+    read_python_facts,
+    read_yaml_facts,
 )
-from det_lightning.porting.findings import Finding, Need, Severity, unresolved
+from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
 from det_lightning.porting.libraries import Libraries, note_pins
 
 #: Directories with what a service for continuous integration runs.
@@ -40,18 +40,18 @@ _FactsOf = Callable[[str], Facts]
 # By the name of a file, the first that fits: what ports its text, and what reads facts from it, if it may start others.
 # The first is imported when it is needed, since each needs a library of its own.
 _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
-    r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
+    r"(?is).+\.pyw?": ("python_files.port_python", read_python_facts),
     r"(?is).+\.pyi": ("python_files.port_python", None),
-    r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
-    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
+    r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
+    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
     r"(?is).+\.json": ("gone_names.port_options", None),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
-    r"startup-hook\.sh": ("shell_files.port_startup_hook", facts_of_commands),
+    r"startup-hook\.sh": ("shell_files.port_startup_hook", read_command_facts),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
         "shell_files.port_shell",
-        facts_of_commands,
+        read_command_facts,
     ),
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
@@ -99,14 +99,14 @@ class FilePort:
             temporary.unlink(missing_ok=True)
             raise
 
-    def not_written(self, reason: str, advice: str) -> FilePort:
+    def refuse_writing(self, reason: str, advice: str) -> FilePort:
         finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
     """Return whether a file is of a kind that the porting tool reads."""
-    return _kind_of(path) is not None
+    return _find_kind(path) is not None
 
 
 def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
@@ -121,7 +121,7 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])
     content = path.read_bytes()
-    encoding = _encoding_of(path, content)
+    encoding = _detect_encoding(path, content)
     try:
         text = content.decode(encoding)
         # Some of Python's codecs write different text than they read, such as text without line breaks.
@@ -129,7 +129,7 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
     except (UnicodeError, LookupError):
         is_readable = False
     if not is_readable:
-        return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
+        return FilePort(path, "", "", _note_unreadable(content.decode("latin-1"), f"it is not encoded as {encoding}"))
     if "\0" in text:  # it is not text, and may be a large file without content
         return FilePort(path, "", "", [], encoding)
     kind = import_port(path)
@@ -143,17 +143,17 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
         if ported != body:
             port(ported, libraries)  # what was written must be readable
     except Exception as e:
-        reason = _unreadable(e)
+        reason = _explain_error(e)
         if reason is None:
             raise
-        return FilePort(path, text, text, _not_understood(body, reason), encoding)
+        return FilePort(path, text, text, _note_unreadable(body, reason), encoding)
     facts = Facts() if facts_of is None else facts_of(ported)
-    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts)
+    return FilePort(path, text, mark + ported, drop_resolved(findings, body), encoding, facts=facts)
 
 
 def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
     """Return what ports the text of a file of this name, and what reads facts from it; None for other files."""
-    kind = _kind_of(path)
+    kind = _find_kind(path)
     if kind is None:
         return None
     name, facts_of = kind
@@ -182,12 +182,12 @@ def _lists_requirements(path: pathlib.Path) -> bool:
     return path.absolute().parent.name.lower() == "requirements"
 
 
-def _kind_of(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
+def _find_kind(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
     given = [path.name, *([f"requirements/{path.name}"] if _lists_requirements(path) else [])]
     return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 
 
-def _encoding_of(path: pathlib.Path, content: bytes) -> str:
+def _detect_encoding(path: pathlib.Path, content: bytes) -> str:
     if path.suffix.lower() not in _PYTHON or content.startswith(codecs.BOM_UTF8):
         return "utf-8"
     try:
@@ -197,7 +197,7 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
     return encoding
 
 
-def _unreadable(error: Exception) -> str | None:
+def _explain_error(error: Exception) -> str | None:
     """Return why a file is not of the kind that its name says; None if an error is not about that."""
     import libcst
     from ruamel.yaml.error import YAMLError
@@ -211,7 +211,7 @@ def _unreadable(error: Exception) -> str | None:
     return " ".join(mask_text(str(error)).split()) if isinstance(error, YAMLError | NotebookError) else None
 
 
-def _not_understood(text: str, why: str) -> list[Finding]:
+def _note_unreadable(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
     advice = "port it by hand, or make it readable first"

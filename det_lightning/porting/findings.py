@@ -53,7 +53,7 @@ def line_at(text: str, offset: int, first_line: int = 1) -> int:
     return first_line + text.count("\n", 0, offset)
 
 
-def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:
+def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:
     """Return the findings in line order, each once, without those that a comment declares resolved."""
     lines = ["", *text.splitlines()]
     return [

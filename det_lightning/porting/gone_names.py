@@ -12,16 +12,16 @@ from det_lightning.porting import ruff_rules
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
-from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
+from det_lightning.porting.gone_table import GoneName, find_packages, find_rows, mentions_gone_name, option_rows
 from det_lightning.porting.guards import Guards
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.python_syntax import (
     PythonFile,
     called_method,
     dotted_name,
-    methods_of,
-    parameters_of,
-    string_of,
+    list_methods,
+    list_parameters,
+    read_string,
 )
 
 #: The package whose options are renamed in every file of a project.
@@ -33,21 +33,21 @@ _USE = re.compile(r"[^\n,]*")
 
 def may_have_gone_names(text: str, libraries: Libraries) -> bool:
     """Return whether Python source is worth parsing."""
-    packages = _packages_in(text, libraries)
+    packages = _find_packages(text, libraries)
     if libraries.takes_options:
         packages.append(_WITH_OPTIONS)
     return bool(_RUFF_READS.search(text)) or mentions_gone_name(text, packages)
 
 
-def _packages_in(text: str, libraries: Libraries) -> list[str]:
+def _find_packages(text: str, libraries: Libraries) -> list[str]:
     """Return the packages of the table that a text mentions, without those that are the project's own."""
-    return [package for package in packages_in(text) if package not in libraries.shadowed]
+    return [package for package in find_packages(text) if package not in libraries.shadowed]
 
 
 def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
     """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
     port = _GoneNames(file, libraries)
-    for package in _packages_in(file.edits.text, libraries):
+    for package in _find_packages(file.edits.text, libraries):
         port.port_names(package)
     if libraries.takes_options:
         port.port_options()
@@ -69,7 +69,7 @@ class _GoneNames:
         needs_gpu = ".cuda." in row.name
         if not row.holds(self._libraries.lack):
             return False
-        return not self._guards.hold(self._file.line(node), self._guards.used_with(node), needs_gpu)
+        return not self._guards.hold(self._file.line(node), self._guards.find_use(node), needs_gpu)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -83,7 +83,7 @@ class _GoneNames:
 
     def port_names(self, package: str) -> None:
         """Port what a file imports from a package, and calls of it."""
-        rows = rows_of(package)
+        rows = find_rows(package)
         bindings = Bindings(self._file, package)
         paths: dict[cst.CSTNode, str] = {}
         for use in bindings.references:
@@ -95,14 +95,14 @@ class _GoneNames:
             for row in (one for one in rows if one.is_attribute):
                 self._check_attributes(row)
         of_calls = [row for row in rows if row.given and not row.is_attribute]
-        for call, path, own in self._calls_of(paths):
+        for call, path, own in self._find_calls(paths):
             for row in of_calls:
                 if (found := row.path.fullmatch(path)) and not any(map(row.word.fullmatch, own)):
                     self._check_call(row, call, found)
 
     def _check_use(self, use: Reference, path: str, rows: list[GoneName]) -> None:
         bound = use.binding.path.count(".") + 1
-        for row, found in _gone_in(path, rows):
+        for row, found in _find_gone(path, rows):
             end = found.group().count(".") + 1
             if end <= bound or (
                 row.still_exists and self._is_type(use.expression)
@@ -120,7 +120,7 @@ class _GoneNames:
         return self._file.is_annotation(node) or any(dotted_name(call.func) == "isinstance" for call in around)
 
     def _check_import(self, binding: Binding, path: str, rows: list[GoneName]) -> None:
-        for row, found in _gone_in(path, rows):
+        for row, found in _find_gone(path, rows):
             is_last = found.group() == path and isinstance(binding.statement, cst.ImportFrom)
             if not row.replacement or not is_last:
                 self._note(row, binding.alias, found.group(), found)
@@ -154,7 +154,7 @@ class _GoneNames:
         given = [] if first is None else self._file.assignments(first)
         return any(isinstance(one, cst.Import | cst.ImportFrom) for one in given)
 
-    def _calls_of(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
+    def _find_calls(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
         """Yield the calls of names with these paths, and of classes derived from them with parameters of their own."""
         bases: dict[cst.CSTNode, str] = {
             definition: paths[base.value]
@@ -169,7 +169,7 @@ class _GoneNames:
             own: list[str] = []
             if name in derived:
                 path = bases[derived[name]]
-                own = _parameters_of_init(derived[name])
+                own = _list_init_parameters(derived[name])
             elif path is None and name.rpartition(".")[2] in self._libraries.trainers:
                 path = f"{_WITH_OPTIONS}.Trainer"
             elif called_method(call) == "__init__" and self._file.source(call.func).startswith("super("):
@@ -183,7 +183,7 @@ class _GoneNames:
         positional = [argument for argument in call.args if argument.keyword is None and not argument.star]
         if row.given.startswith("'"):
             for text in self._file.find(cst.SimpleString, within=call):
-                if found := row.word.fullmatch(string_of(text) or ""):
+                if found := row.word.fullmatch(read_string(text) or ""):
                     self._check_text(row, text, found)
         elif row.given == _GENERATOR:
             if positional and isinstance(positional[0].value, cst.GeneratorExp):
@@ -210,7 +210,7 @@ class _GoneNames:
     def port_options(self) -> None:
         """Port what stands for an option that the project does not read itself: if renamed, any name or string."""
         for node in self._file.find(cst.Name, cst.SimpleString):
-            value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
+            value = node.value if isinstance(node, cst.Name) else read_string(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
                 if found is None or found.group() in self._libraries.own:
@@ -259,12 +259,12 @@ def _apply(edits: Edits, changes: list[dict[str, Any]]) -> None:
             edits.replace(start, end, change["content"])
 
 
-def _parameters_of_init(definition: cst.ClassDef) -> list[str]:
-    inits = [method for method in methods_of(definition) if method.name.value == "__init__"]
-    return [one.name.value for init in inits for one in (*parameters_of(init), *init.params.kwonly_params)]
+def _list_init_parameters(definition: cst.ClassDef) -> list[str]:
+    inits = [method for method in list_methods(definition) if method.name.value == "__init__"]
+    return [one.name.value for init in inits for one in (*list_parameters(init), *init.params.kwonly_params)]
 
 
-def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
+def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
     """Yield the row that says that a name, or what it is in, is gone, if there is one."""
     parts = path.split(".")
     prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]

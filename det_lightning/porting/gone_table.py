@@ -95,7 +95,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(',', '|')})", text))
 
 
-def rows_of(package: str) -> list[GoneName]:
+def find_rows(package: str) -> list[GoneName]:
     """Return the rows about a package."""
     return [row for row in read_table() if row.package == package]
 
@@ -105,7 +105,7 @@ def option_rows() -> list[GoneName]:
     return [row for row in read_table() if row.is_option]
 
 
-def packages_in(text: str) -> list[str]:
+def find_packages(text: str) -> list[str]:
     """Return the packages of the table that a text mentions."""
     return sorted(set(_packages().findall(text)))
 
@@ -122,4 +122,4 @@ def _packages() -> re.Pattern[str]:
 
 @functools.cache
 def _words(package: str) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{'|'.join(row.word.pattern for row in rows_of(package))})\b")
+    return re.compile(rf"\b(?:{'|'.join(row.word.pattern for row in find_rows(package))})\b")

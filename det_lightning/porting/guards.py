@@ -22,9 +22,9 @@ class Guards:
 
     def __init__(self, file: PythonFile) -> None:
         self._file = file
-        self._guarded = [*_guarded_lines(file)]
+        self._guarded = [*_find_guarded_lines(file)]
 
-    def used_with(self, node: cst.CSTNode) -> str:
+    def find_use(self, node: cst.CSTNode) -> str:
         """Return the source of the name or import that a node is in, or of the call that a keyword is for."""
         around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
         outer: cst.CSTNode | None = node
@@ -48,7 +48,7 @@ class Guards:
         )
 
 
-def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
+def _find_guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
     """Yield the lines of code for several releases of a library, or for a GPU, and what asks for that."""
     for node in file.find(cst.Try):
         for handler in node.handlers:

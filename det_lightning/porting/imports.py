@@ -31,13 +31,13 @@ class ImportRewriter:
 
     def _names_to_leave(self) -> set[str]:
         by_name: dict[str, list[bool]] = {}
-        for path, name in self._used_paths():
+        for path, name in self._find_used_paths():
             by_name.setdefault(name, []).append(counterpart(path) is not None)
         if not self.bindings.uses_trial_api() and not all(known for uses in by_name.values() for known in uses):
             return set(by_name)
         return {name for name, uses in by_name.items() if not any(uses)}
 
-    def _used_paths(self) -> Iterator[tuple[str, str]]:
+    def _find_used_paths(self) -> Iterator[tuple[str, str]]:
         used = {reference.binding for reference in self.bindings.references}
         for binding in self.bindings.found:
             if (binding not in used and self._is_movable(binding)) or self._is_for_types(binding):
@@ -198,7 +198,7 @@ class ImportRewriter:
     def _rewrite_use(self, use: Reference) -> None:
         if counterpart(use.path) is None and counterpart(use.binding.path) is not None:
             self._note_missing(missing_prefix(use.path), use.node)
-        spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
+        spelled = self._spell(use.binding, [attribute.attr.value for attribute in use.attributes])
         if spelled is None:
             return
         if self._decides_by_version(use):
@@ -229,17 +229,17 @@ class ImportRewriter:
                 break
         return False
 
-    def spelled(self, dotted: str) -> str | None:
+    def spell(self, dotted: str) -> str | None:
         """Return what to write for a name with attributes where code is in a string; None to leave it as it is."""
         name, *attributes = dotted.split(".")
         binding = next((binding for binding in self.bindings.found if binding.name == name), None)
-        spelled = None if binding is None else self._spelled(binding, attributes)
+        spelled = None if binding is None else self._spell(binding, attributes)
         if spelled is None or not attributes:
             return None
         name, new, kept = spelled
         return ".".join([name, *new, *attributes[len(attributes) - kept :]])
 
-    def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
+    def _spell(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
         """Return the new name, the attributes that replace the first ones, and how many last ones stay."""
         base = counterpart(binding.path)
         if binding.name in self._left or base is None:

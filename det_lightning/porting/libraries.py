@@ -44,9 +44,9 @@ class Libraries:
         name = normalize(library)
         if name == "python":
             return Version("{}.{}".format(*sys.version_info)) >= gone
-        if (installed := _installed(name)) is not None:
+        if (installed := _find_installed(name)) is not None:
             return installed >= gone
-        ours = _required().get(name, SpecifierSet())
+        ours = _read_required().get(name, SpecifierSet())
         # A pin that det_lightning itself does not allow must change, and so says nothing.
         for allowed in (ours & _specifiers(self.pins.get(name, "")), ours):
             if found := _releases(allowed, gone):
@@ -66,7 +66,7 @@ def note_pins(text: str) -> list[Finding]:
     """Return findings for the requirements in a file that no release fulfills that det_lightning allows."""
     findings = []
     for found in find_pins(text):
-        ours = _required().get(normalize(found[1]), SpecifierSet())
+        ours = _read_required().get(normalize(found[1]), SpecifierSet())
         if not _releases(ours & _specifiers(found[2])):
             pinned = found.group().strip()
             reason = f"{pinned} is not a release that det-lightning works with ({found[1]}{ours})"
@@ -95,7 +95,7 @@ def _specifiers(text: str) -> SpecifierSet:
 
 
 @functools.cache
-def _installed(name: str) -> Version | None:
+def _find_installed(name: str) -> Version | None:
     try:
         return Version(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -103,7 +103,7 @@ def _installed(name: str) -> Version | None:
 
 
 @functools.cache
-def _required() -> dict[str, SpecifierSet]:
+def _read_required() -> dict[str, SpecifierSet]:
     """Return what det_lightning requires of other distributions, with all extras."""
     try:
         lines = importlib.metadata.requires("det-lightning") or []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from det_lightning.bypass_rules import name_of, parse
 from det_lightning.porting.gone_table import option_rows
 from det_lightning.porting.libraries import Libraries, find_pins, normalize
-from det_lightning.porting.notebooks import parts_of
+from det_lightning.porting.notebooks import split_notebook
 
 # What takes the options of transformers; in trl everything does.
 _TAKES_OPTIONS = re.compile(r"\w*TrainingArguments|HfArgumentParser")
@@ -58,7 +58,7 @@ def survey_file(file: pathlib.Path, modules: Collection[str]) -> Libraries:
     pins = {} if is_code and file.name != "setup.py" else {normalize(pin[1]): pin[2] for pin in find_pins(text)}
     if not is_code:
         return Libraries(pins, taken=frozenset())
-    code = _read_code(parts_of(text)[0] if file.suffix == ".ipynb" else text, file, modules)
+    code = _read_code(split_notebook(text)[0] if file.suffix == ".ipynb" else text, file, modules)
     return dataclasses.replace(code, pins=pins)
 
 
@@ -67,7 +67,7 @@ def _read_code(text: str, file: pathlib.Path, modules: Collection[str]) -> Libra
     nodes = list(ast.walk(tree))
     plain = [node for node in nodes if isinstance(node, ast.Import)]
     partial = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    aliases = [alias for node in (*plain, *partial) for alias in node.names]
+    aliases = [alias for node in plain for alias in node.names] + [alias for node in partial for alias in node.names]
     imported = {alias.name.partition(".")[0] for node in plain for alias in node.names}
     imported |= {str(node.module).partition(".")[0] for node in partial if not node.level}
     beside = {module for module in imported if _is_beside(file, module)}

@@ -47,7 +47,7 @@ class MovedProject:
     @property
     def changed(self) -> list[tuple[FilePort, int]]:
         """The files that change, and in how many lines."""
-        return [(port, _lines_changed(port)) for port in self.files if port.changed and port.may_be_written]
+        return [(port, _count_changed_lines(port)) for port in self.files if port.changed and port.may_be_written]
 
     @property
     def left(self) -> list[tuple[FilePort, Finding]]:
@@ -111,7 +111,7 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
         yield MovedProject("", [], files[None])
 
 
-def _lines_changed(port: FilePort) -> int:
+def _count_changed_lines(port: FilePort) -> int:
     before = port.before.splitlines()
     after = port.after.splitlines()
     if len(before) == len(after):

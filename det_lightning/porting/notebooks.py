@@ -51,7 +51,7 @@ _LAYOUTS: list[_Dump] = [
 def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
     """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
     notebook, dump = _read(text)
-    cells = _ported_cells(notebook)
+    cells = _select_cells(notebook)
     hidden = [_hide(source) for _, source in cells]
     program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
     ported, findings = port_python(program, libraries)
@@ -65,11 +65,11 @@ def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list
     return dump(notebook) + _ending(text), findings + _findings_of_others(notebook)
 
 
-def parts_of(text: str) -> tuple[str, str]:
+def split_notebook(text: str) -> tuple[str, str]:
     """Return the Python of a notebook as one program, and the commands in it, a line each; or raise NotebookError."""
     notebook, _ = _read(text)
-    hidden = [_hide(source) for _, source in _ported_cells(notebook)]
-    commands = [_shown(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
+    hidden = [_hide(source) for _, source in _select_cells(notebook)]
+    commands = [_reveal(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
     return "\n".join(hidden), "\n".join(commands)
 
 
@@ -102,18 +102,20 @@ def _code_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     return [(cell, "".join(cell["source"])) for cell in notebook["cells"] if cell.get("cell_type") == "code"]
 
 
-def _ported_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+def _select_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """Return code cells and their source, without those that another program than Python and the shell gets."""
-    return [(cell, source) for cell, source in _code_cells(notebook) if _magic_of(source) in (None, *_PYTHON, *_SHELL)]
+    return [
+        (cell, source) for cell, source in _code_cells(notebook) if _find_magic(source) in (None, *_PYTHON, *_SHELL)
+    ]
 
 
-def _magic_of(source: str) -> str | None:
+def _find_magic(source: str) -> str | None:
     found = _OF_CELL.match(source)
     return None if found is None else found.group(1)
 
 
 def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
-    magics = {_magic_of(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
+    magics = {_find_magic(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
     advice = "port what it contains by hand, or keep it in a file of its own"
     return [
         Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
@@ -130,23 +132,23 @@ def _ending(text: str) -> str:
 
 def _hide(source: str) -> str:
     source = source.rstrip("\n")  # else a backslash at the end would join a line that is not there
-    if _magic_of(source) in _SHELL:
+    if _find_magic(source) in _SHELL:
         return _HIDE + source.replace("\n", f"\n{_HIDE}")
     return _MAGIC.sub(lambda found: found[1] + _HIDE + found[2].replace("\n", f"\n{found[1]}{_HIDE}"), source)
 
 
-def _shown(found: re.Match[str]) -> str:
+def _reveal(found: re.Match[str]) -> str:
     return _NEXT_HIDDEN.sub("\n", found[2])
 
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
     """Return a cell with its commands ported; findings refer to the lines before porting."""
     whole = re.sub(rf"^{_HIDE}", "", source, flags=re.MULTILINE)
-    if _magic_of(whole) in _SHELL:
+    if _find_magic(whole) in _SHELL:
         return port_shell(whole, first_line)
     lines = [line_at(before, found.start(), first_line) for found in _HIDDEN.finditer(before)]
     commands = list(_HIDDEN.finditer(source))
-    ported = [port_shell(_shown(command), line) for command, line in zip(commands, lines, strict=False)]
+    ported = [port_shell(_reveal(command), line) for command, line in zip(commands, lines, strict=False)]
     texts = iter(text for text, _ in ported)
-    shown = _HIDDEN.sub(lambda found: found[1] + next(texts, _shown(found)), source)
+    shown = _HIDDEN.sub(lambda found: found[1] + next(texts, _reveal(found)), source)
     return shown, [finding for _, findings in ported for finding in findings]

@@ -6,17 +6,17 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import methods_in
+from det_lightning.porting.counterparts import read_methods
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import (
     PythonFile,
     base_names,
     called_method,
     dotted_name,
+    find_lineage,
     is_keyword,
-    lineage_of,
-    methods_of,
-    string_of,
+    list_methods,
+    read_string,
 )
 
 _RENAMED = {
@@ -91,13 +91,13 @@ def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbac
         _rewrite_hooks(file, callback, attributes)
     for trial in trials:
         _remove_mode_calls(file, trial)
-        names = {method.name.value for method in methods_of(trial)}
+        names = {method.name.value for method in list_methods(trial)}
         if names >= _BUILDERS:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
             file.note(trial, Severity.note, reason, advice)
         if _wraps_its_own(trial, trials):
-            for method in methods_of(trial):
+            for method in list_methods(trial):
                 _remove_model(file, method)
 
 
@@ -141,9 +141,9 @@ def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
 
 
 def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str]) -> None:
-    hooks = methods_in("_callback.py", "PyTorchCallback")
-    defined = {method.name.value for method in methods_of(callback)}
-    for method in methods_of(callback):
+    hooks = read_methods("_callback.py", "PyTorchCallback")
+    defined = {method.name.value for method in list_methods(callback)}
+    for method in list_methods(callback):
         name = method.name.value
         new = _NEW_HOOKS.get(name)
         if new is not None and new not in defined and name not in attributes:
@@ -182,13 +182,13 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
         if called_method(assign.value) in spellings("wrap_model")
     } - {""}
     mode_calls = [call for call in file.find(cst.Call, within=trial) if called_method(call) in ("train", "eval")]
-    removable = [line for method in methods_of(trial) for line in _needless_lines(file, method, wrapped)]
+    removable = [line for method in list_methods(trial) for line in _find_needless_lines(file, method, wrapped)]
     if removable and len(removable) == len(mode_calls):
         for line in removable:
             file.remove_lines(line)
 
 
-def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
+def _find_needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
     needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
     lines = [
         line
@@ -200,8 +200,8 @@ def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]
 
 def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
     """Return whether a trial, all of whose base classes are in the file, wraps models instead of building one."""
-    lineage = lineage_of(trial, trials)
-    names = {method.name.value for one in lineage for method in methods_of(one)}
+    lineage = find_lineage(trial, trials)
+    names = {method.name.value for one in lineage for method in list_methods(one)}
     outside = {base for one in lineage for base in base_names(one)} - {one.name.value for one in lineage}
     return outside == {"PyTorchTrial"} and "__init__" in names and not names >= _BUILDERS
 
@@ -212,18 +212,18 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
     index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
     if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
         return
-    passed = _passed_to_base(file, method)
+    passed = _find_passed_models(file, method)
     if len(passed) < sum(name.value == "model" for name in file.names(within=method.body)):
         reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
         advice = "remove the parameter, and use the attribute that holds the wrapped model"
         file.note(method, Severity.problem, reason, advice)
         return
-    file.edits.replace(file.end_of(given[index - 1]), file.end_of(given[index]), "")
+    file.edits.replace(file.find_end(given[index - 1]), file.find_end(given[index]), "")
     for before, argument in passed:
         file.edits.replace(file.span(before.value)[1], file.span(argument.value)[1], "")
 
 
-def _passed_to_base(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
+def _find_passed_models(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
     """Return the model where a method passes it to the method that it overrides, with the argument before it."""
     return [
         (before, argument)
@@ -291,11 +291,11 @@ def _rewrite_batch_counts(file: PythonFile) -> None:
             file.replace(keyword, _COUNT)
         elif method in _STORES and owner.rpartition(".")[2] == "checkpoint":
             given = [keywords["metadata"]] if "metadata" in keywords else call.args[_STORES.index(method) :][:1]
-            metadata.update(dict.fromkeys(value for one in given for value in file.values_of(one.value)))
+            metadata.update(dict.fromkeys(value for one in given for value in file.find_values(one.value)))
     for literal in metadata:
         if not isinstance(literal, cst.Dict):
             continue
-        values = {string_of(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
+        values = {read_string(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
         count = values.get(_OLD_COUNT)
         if count is not None and _COUNT not in values and not file.find(cst.Call, within=count):
             start, _ = file.span(literal.elements[0])

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from det_lightning.files.file_kinds import require_file
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
@@ -123,10 +123,10 @@ def _port(pool: ReaderPool, path: pathlib.Path, libraries: Libraries) -> FilePor
     if not port.changed:
         return port
     if path.is_symlink():
-        return port.not_written(f"it is a link to {path.resolve()}", "name that file itself")
+        return port.refuse_writing(f"it is a link to {path.resolve()}", "name that file itself")
     # The administrator may write to any file, even one that is write-protected.
     if not path.stat().st_mode & stat.S_IWUSR or not os.access(path, os.W_OK):
-        return port.not_written("it is read-only", "make it writable first")
+        return port.refuse_writing("it is read-only", "make it writable first")
     return port
 
 
@@ -141,12 +141,12 @@ def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():
         if port.is_configuration:
-            for reached in graph.reached_by(port):
+            for reached in graph.find_reached(port):
                 configurations[reached.path].append(port.facts)
         elif port.facts.uses_determined:
-            for imported in graph.imported_by(port):
+            for imported in graph.find_imports(port):
                 users[imported.path].append(port.facts)
-    needs = any(needs_of(port, Need.file, Need.script) for port in graph.ports.values())
+    needs = any(find_needs(port, Need.file, Need.script) for port in graph.ports.values())
     kept = []
     for port in graph.ports.values():
         around = (configurations[port.path], users[port.path], needs)

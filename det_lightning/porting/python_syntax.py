@@ -49,7 +49,7 @@ class _Walk(cst.CSTVisitor):
         self.ranges[original_node] = (first, len(self.nodes))
 
 
-def _parsed(code: str) -> cst.Module:
+def _parse(code: str) -> cst.Module:
     module = cst.parse_module(code)
     joined = _JOINED.search(code)
     if joined is not None and module.code != code:  # its positions are those in another text
@@ -63,7 +63,7 @@ class PythonFile:
     """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not read as Python 3."""
 
     def __init__(self, text: str) -> None:
-        self._wrapper = metadata.MetadataWrapper(_parsed(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
+        self._wrapper = metadata.MetadataWrapper(_parse(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
         self._positions = self._wrapper.resolve(metadata.PositionProvider)
         self.module = self._wrapper.module
         self._walk = _Walk(self.module)
@@ -99,7 +99,7 @@ class PythonFile:
         start = self.edits.offset(position.start.line, position.start.column)
         return start, self.edits.offset(position.end.line, position.end.column)
 
-    def end_of(self, parameter: cst.Param) -> int:
+    def find_end(self, parameter: cst.Param) -> int:
         """Return where a parameter ends in the text, before its comma."""
         annotation = None if parameter.annotation is None else parameter.annotation.annotation
         return self.span(parameter.default or annotation or parameter.name)[1]
@@ -147,7 +147,7 @@ class PythonFile:
         scope = self._scopes.get(name)
         return [] if scope is None else [getattr(found, "node", None) for found in scope[name.value]]
 
-    def values_of(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    def find_values(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
         """Return an expression, or for a variable what is assigned to it."""
         if not isinstance(node, cst.Name):
             return [node]
@@ -193,7 +193,7 @@ def called_method(node: cst.CSTNode | None) -> str:
     return called.attr.value if isinstance(called, cst.Attribute) else ""
 
 
-def string_of(node: cst.CSTNode) -> str | None:
+def read_string(node: cst.CSTNode) -> str | None:
     """Return the value of a string without escapes that is neither bytes nor an f-string."""
     if not isinstance(node, cst.SimpleString) or set(node.prefix.lower()) - {"r", "u"}:
         return None
@@ -206,19 +206,19 @@ def is_keyword(argument: cst.Arg, name: str) -> bool:
     return argument.keyword is not None and argument.keyword.value == name
 
 
-def targets_of(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+def list_targets(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
     """Return what a statement assigns to."""
     return [statement.target] if isinstance(statement, cst.AnnAssign) else [given.target for given in statement.targets]
 
 
-def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
+def list_parameters(function: cst.FunctionDef) -> list[cst.Param]:
     """Return the parameters that can be passed by position."""
     return [*function.params.posonly_params, *function.params.params]
 
 
 def parameter_names(function: cst.FunctionDef) -> list[str]:
-    """Return the names of :func:`parameters_of`."""
-    return [parameter.name.value for parameter in parameters_of(function)]
+    """Return the names of :func:`list_parameters`."""
+    return [parameter.name.value for parameter in list_parameters(function)]
 
 
 def base_names(definition: cst.ClassDef) -> list[str]:
@@ -226,12 +226,12 @@ def base_names(definition: cst.ClassDef) -> list[str]:
     return [last_name(base.value) for base in definition.bases]
 
 
-def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
+def list_methods(definition: cst.ClassDef) -> list[cst.FunctionDef]:
     """Return the methods that a class defines in its body."""
     return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]
 
 
-def lineage_of(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
+def find_lineage(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
     """Return a class, and those of ``classes`` that it derives from, directly or indirectly."""
     found = [definition]
     for one in found:  # which grows
@@ -249,7 +249,7 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
     for node in file.find(cst.ClassDef):
         bases = base_names(node)
         is_derived = any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases)
-        is_trial = is_derived and any(method.name.value == "train_batch" for method in methods_of(node))
+        is_trial = is_derived and any(method.name.value == "train_batch" for method in list_methods(node))
         kind = next((kinds[base] for base in bases if base in kinds), "trial" if is_trial else None)
         if kind is not None:
             kinds[node.name.value] = kind

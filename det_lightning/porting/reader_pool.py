@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from det_lightning.porting.file_port import FilePort, import_port, port_file
 from det_lightning.porting.libraries import Libraries
@@ -56,8 +56,8 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
             self._used_s = 0.0
         before_s = _children_s()
         try:
-            given = (pathlib.Path.cwd(), self._cpu_s, function, path, *arguments)
-            reply, self._used_s = self._pool.submit(_call, *given).result()
+            call = self._pool.submit(_call, pathlib.Path.cwd(), self._cpu_s, function, path, *arguments)
+            reply, self._used_s = call.result()
         except BrokenProcessPool as e:
             self._end()
             # The system counts in ticks.
@@ -66,7 +66,8 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
             raise PortingFailed("reading it crashed the process") from e
         if isinstance(reply, str):
             raise PortingFailed(reply)
-        return reply
+        result: _Result = reply
+        return result
 
     def __exit__(self, *error: object) -> None:
         self._end()
@@ -96,8 +97,8 @@ def _begin(memory_bytes: int) -> None:
 
 
 def _call(
-    directory: pathlib.Path, cpu_s: float, function: Callable[..., _Result], path: pathlib.Path, *arguments: object
-) -> tuple[_Result | str, float]:
+    directory: pathlib.Path, cpu_s: float, function: Callable[..., object], path: pathlib.Path, *arguments: object
+) -> tuple[Any, float]:
     """Return the result of a function or the text of its error, and the processor time of this process in all."""
     try:
         os.chdir(directory)

@@ -71,21 +71,21 @@ def port_requirement(requirement: str) -> str | None:
 def port_installs(text: str) -> str:
     """Return shell commands that install det_lightning where they installed Determined."""
 
-    def installed(command: re.Match[str]) -> str:
+    def install(command: re.Match[str]) -> str:
         text = command.group()
         is_there = _OURS.search(text) is not None
         if is_there:
             text = _QUOTED_IN_LINE.sub("", text)
 
-        def required(found: re.Match[str]) -> str:
+        def require(found: re.Match[str]) -> str:
             if is_there and found["before"].isspace():
                 return ""
             return found["before"] + _NAME + (_compatible() if found["spec"] else "")
 
-        return _IN_LINE.sub(required, text)
+        return _IN_LINE.sub(require, text)
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
-    return _INSTALL.sub(installed, without_urls)
+    return _INSTALL.sub(install, without_urls)
 
 
 def install_both(old: str, new: str) -> str | None:
@@ -196,13 +196,13 @@ class _ConfigReader:
             self._depth += value.count("[") - value.count("]")
         is_ours = key is not None and self._key == "determined"
         if is_ours and self._section.endswith(_NAMED_SECTIONS) and not is_list:
-            return self._named(line)
+            return self._port_named(line)
         if is_ours and self._section == _SOURCES:
             if value.rstrip().endswith("}") and re.search(rf"[\"']{_RELEASE}[\"']", value):
                 return ""
             self._note(*_SOURCE)
         is_requirement = self._requires() and not line.lstrip().startswith("#")
-        return self._listed(line, key) if is_requirement else line
+        return self._port_list(line, key) if is_requirement else line
 
     def _note(self, reason: str, advice: str) -> None:
         self.findings.append(Finding(self._line, Severity.problem, reason, advice))
@@ -210,7 +210,7 @@ class _ConfigReader:
     def _requires(self) -> bool:
         return self._key in _KEYS or self._section.endswith(_SECTIONS)
 
-    def _listed(self, line: str, key: re.Match[str] | None) -> str:
+    def _port_list(self, line: str, key: re.Match[str] | None) -> str:
         quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
         if quoted != line:
             return quoted
@@ -221,7 +221,7 @@ class _ConfigReader:
         ported = port_requirement(bare)
         return line if ported is None else before + bare.replace(bare.strip(), ported)
 
-    def _named(self, line: str) -> str:
+    def _port_named(self, line: str) -> str:
         found = _VERSION.match(line)
         if found is None:
             self._note(*_TABLE)

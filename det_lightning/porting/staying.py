@@ -7,9 +7,9 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable
 
-from det_lightning.porting.embedded_python import programs_in
-from det_lightning.porting.entry_points import Reason, needs_around, needs_of
-from det_lightning.porting.facts import Kind, facts_of_commands
+from det_lightning.porting.embedded_python import find_programs
+from det_lightning.porting.entry_points import Reason, find_needs, find_needs_around
+from det_lightning.porting.facts import Kind, read_command_facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
@@ -35,9 +35,9 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
     found = list(graph.ports.values())
     why = _reasons_to_stay(graph)
     # Whatever keeps the requirement of Determined in the directories above it, and what needs det_lightning there.
-    needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
+    needs = [need for port in found for need in find_needs(port, Need.file, Need.script)]
     ours = [port.path for port in found if port.facts.uses_determined and port.path not in why]
-    return [_kept(port, graph, why, needs, ours) for port in found]
+    return [_keep(port, graph, why, needs, ours) for port in found]
 
 
 def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
@@ -45,24 +45,24 @@ def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
     why: dict[pathlib.Path, Reason] = {}
     found = graph.ports.values()
     for port in found:
-        needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+        needs = [reason for file in graph.find_reached(port) for reason in find_needs(file, Need.file)]
         if port.is_configuration:
-            needs = needs_around(graph, port)
+            needs = find_needs_around(graph, port)
         if needs:
             why[port.path] = needs[0]
     # What a configuration starts on Determined is made for it.
     for port in [port for port in found if port.path in why and port.is_configuration]:
-        for started in [*graph.started_by(port), *graph.named_by(port).values()]:
+        for started in [*graph.find_started(port), *graph.find_named(port).values()]:
             why.setdefault(started.path, why[port.path])
     # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
     for port in [port for port in found if port.path in why]:
-        for imported in graph.imported_by(port):
+        for imported in graph.find_imports(port):
             if imported.facts.apis & port.facts.apis:
                 why.setdefault(imported.path, why[port.path])
     return why
 
 
-def _kept(
+def _keep(
     port: FilePort,
     graph: FileGraph,
     why: dict[pathlib.Path, Reason],
@@ -71,14 +71,14 @@ def _kept(
 ) -> FilePort:
     """Return a file in which what stays, for the reason that ``why`` gives for its path, is as it was."""
     if not port.changed:
-        return _unchecked(port) if port.path in why else port
-    staying = {name: file for name, file in graph.named_by(port).items() if file.path in why}
+        return _drop_checks(port) if port.path in why else port
+    staying = {name: file for name, file in graph.find_named(port).items() if file.path in why}
     is_notebook = port.facts.kind is Kind.notebook
     is_python = port.path.suffix == ".py"
     before = _lines(port.before, port.facts.kind)
     after = _lines(port.after, port.facts.kind)
     # A notebook is restored as a whole where it stays, or where ours and theirs would meet in one program.
-    own = needs_of(port, Need.file, Need.script) if is_notebook else []
+    own = find_needs(port, Need.file, Need.script) if is_notebook else []
     is_mixed = is_notebook and (own or port.facts.apis or len(before) != len(after))
     reasons = [*own, *(why[file.path] for file in (port, *staying.values()) if file.path in why)]
     is_whole = is_python or port.is_configuration or is_mixed
@@ -87,13 +87,13 @@ def _kept(
         staying_for = f"stays as it is, for Determined: {reason}"
         finding = Finding(0, Severity.note, staying_for, "port again when that is changed")
         facts = dataclasses.replace(port.facts, imports_determined=True)
-        others = _unchecked(port).findings
+        others = _drop_checks(port).findings
         return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
     directory = project_directory(port.path)
     needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     needs_ours = any(path.is_relative_to(directory) for path in ours)
     if len(before) == len(after):
-        return _kept_by_line(port, before, after, list(staying), needed, needs_ours)
+        return _keep_by_line(port, before, after, list(staying), needed, needs_ours)
     if needed is None or is_notebook or _is_code(port):
         return port
     # Lines were removed, such as a source of Determined's package.
@@ -101,7 +101,7 @@ def _kept(
     return dataclasses.replace(port, after=port.before, findings=sorted(left))
 
 
-def _kept_by_line(
+def _keep_by_line(
     port: FilePort, before: list[str], after: list[str], staying: list[str], needed: Reason | None, needs_ours: bool
 ) -> FilePort:
     """Restore the lines that start what stays, and require Determined, or both, where that is needed."""
@@ -115,7 +115,7 @@ def _kept_by_line(
     for old, new in zip(before, after, strict=True):
         starts_staying = _starts(old, staying, port.facts.in_programs)
         # Where det_lightning is not installed, or not by these lines, a program stays with what installs Determined.
-        stays = starts_staying or (needed and not has_both and bool(programs_in(old)))
+        stays = starts_staying or (needed and not has_both and bool(find_programs(old)))
         both = install_both(old, new) if needed and has_both else None
         if old == new or starts_staying or not _OURS.search(new) or (is_code and not is_install(old)):
             lines.append(old if stays else new)
@@ -143,10 +143,10 @@ def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bo
     if any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", text) for name in commands):
         return True
     programs = set(names).intersection(in_programs)
-    return bool(programs) and not programs.isdisjoint(facts_of_commands(text).imports)
+    return bool(programs) and not programs.isdisjoint(read_command_facts(text).imports)
 
 
-def _unchecked(port: FilePort) -> FilePort:
+def _drop_checks(port: FilePort) -> FilePort:
     """Return a file that stays without the findings that are about running it on det_lightning."""
     kept = [one for one in port.findings if one.severity is not Severity.check and one.premise is not Premise.changed]
     return dataclasses.replace(port, findings=kept)
@@ -154,7 +154,7 @@ def _unchecked(port: FilePort) -> FilePort:
 
 def _lines(text: str, kind: Kind) -> list[str]:
     """Return the lines of a text; those that a backslash joins, or that a Python program is in, are returned as one."""
-    programs = [] if kind is Kind.notebook else programs_in(text)  # a command of a notebook is one line there
+    programs = [] if kind is Kind.notebook else find_programs(text)  # a command of a notebook is one line there
     lines = []
     start = 0
     for found in _LOGICAL_LINE.finditer(text):

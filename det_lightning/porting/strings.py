@@ -13,16 +13,16 @@ import libcst as cst
 
 from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.embedded_python import programs_in
+from det_lightning.porting.embedded_python import find_programs
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
     PythonFile,
     dotted_name,
     last_name,
+    list_targets,
+    read_string,
     rename_in_code,
-    string_of,
-    targets_of,
 )
 from det_lightning.porting.requirements import installs, port_installs, port_requirement
 
@@ -53,10 +53,10 @@ _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=q
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
     """Rewrite the strings of a file that hold names of Determined."""
     for node in file.find(cst.SimpleString):
-        value = string_of(node)
+        value = read_string(node)
         if value is not None and not isinstance(file.parent(node), cst.Expr):  # a docstring
             if file.is_annotation(node):
-                _put(file, node, rename_in_code(value, imports.spelled))
+                _put(file, node, rename_in_code(value, imports.spell))
             elif "determined" in value:
                 _rewrite(file, node, value)
     for text in file.find(cst.FormattedStringText):
@@ -101,7 +101,7 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
         if isinstance(outer, cst.Assign | cst.AnnAssign):
             passed = [one for one in file.find(cst.Arg) if one.keyword and one.keyword.value in _REQUIREMENTS]
             required = {name.value for one in passed for name in file.names(within=one.value)}
-            return any(dotted_name(target) in required for target in targets_of(outer))
+            return any(dotted_name(target) in required for target in list_targets(outer))
         if isinstance(outer, cst.Call | cst.Subscript | cst.BaseStatement | cst.Comparison):
             break
     return False
@@ -131,7 +131,7 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
 def note_python_variables(file: PythonFile) -> None:
     """Note the variables of Determined that Python code names in a string of its own."""
     for node in file.find(cst.SimpleString):
-        value = string_of(node) or ""
+        value = read_string(node) or ""
         if re.fullmatch(r"\w+", value):
             file.findings += commands.note_variables(value, file.line(node))
 
@@ -144,8 +144,8 @@ def rewrite_started_commands(file: PythonFile) -> None:
     lines: dict[cst.CSTNode, bool] = {}
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
-            for given in file.values_of(call.args[0].value):
-                lines.update(_strings_in(file, given))
+            for given in file.find_values(call.args[0].value):
+                lines.update(_find_strings(file, given))
             if not any(argument.star for argument in call.args):
                 _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
     for sequence in file.find(cst.List, cst.Tuple):
@@ -161,7 +161,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
             file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
-def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
+def _find_strings(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
     """Return the strings that a command is made of, and whether each is all of it."""
     if isinstance(command, _Strings):
         return {command: True}
@@ -179,7 +179,7 @@ def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     ported = port_installs(ported)
-    if any(_IMPORTED.search(code) for *_, code in programs_in(quoted["text"])):
+    if any(_IMPORTED.search(code) for *_, code in find_programs(quoted["text"])):
         file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     file.findings += [
         dataclasses.replace(found, needs_determined=found.needs_determined and Need.script) for found in findings
@@ -194,13 +194,13 @@ def _reads_output(file: PythonFile) -> bool:
 
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     """Rewrite a command that is given as words; an expression stands for one word."""
-    values = [string_of(node) for node in nodes]
+    values = [read_string(node) for node in nodes]
     if installs(values):
         for node, value in zip(nodes, values, strict=True):
             if value is not None and (required := port_requirement(value)) is not None:
                 _put(file, node, required)
     for option, code in itertools.pairwise(nodes):
-        if string_of(option) == "-c" and _IMPORTED.search(file.source(code)):
+        if read_string(option) == "-c" and _IMPORTED.search(file.source(code)):
             file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
     if not values or not det_program.is_det(values[0] or ""):
         return
@@ -213,7 +213,7 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     try:
         if "#" in file.edits.text[start:end]:
             raise det_program.NoCounterpart("translate it by hand, since there is a comment in it")
-        new = det_program.translated(words)
+        new = det_program.translate(words)
     except det_program.NoCounterpart as e:
         file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return

@@ -36,7 +36,7 @@ def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectP
         copy = _Copy(pathlib.Path(directory), list(paths))
         for port in project.files:
             if port.changed and port.may_be_written:
-                copy.path_of(port.path).write_text(port.after, port.encoding, newline="")
+                copy.locate(port.path).write_text(port.after, port.encoding, newline="")
         tried = [_try(entry, copy) for entry in project.entry_points]
     return dataclasses.replace(project, entry_points=tried)
 
@@ -57,17 +57,17 @@ class _Copy:
             size += file.stat().st_size
             if size > _MOST_BYTES:
                 raise ValueError(f"--try copies at most {_MOST_BYTES / 1024**3:g} GiB, and the project is larger.")
-            target = self.path_of(file)
+            target = self.locate(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
             target.chmod(target.stat().st_mode | 0o200)
 
-    def path_of(self, path: pathlib.Path) -> pathlib.Path:
+    def locate(self, path: pathlib.Path) -> pathlib.Path:
         return self._directory / path.resolve().relative_to(self._base)
 
-    def started_in(self, entry: EntryPoint) -> pathlib.Path:
+    def find_directory(self, entry: EntryPoint) -> pathlib.Path:
         """Return the directory in which the command of an entry point is given."""
-        return self.path_of(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
+        return self.locate(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
 
 
 def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -82,7 +82,7 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
     command = _command(entry, copy) if entry.outcome is Outcome.moves else None
     if command is None:
         return entry
-    error = _error_of(command, copy.started_in(entry))
+    error = _run(command, copy.find_directory(entry))
     if error is not None and entry.port.is_configuration:
         logs = sorted(copy.experiments.glob("*/trials/*/log.txt"))
         error = _last_line(logs[-1].read_text(encoding="utf-8", errors="replace") if logs else "") or error
@@ -93,16 +93,16 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
 
 def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
     """Return what starts an entry point in the copy; None for one that is not tried, such as a notebook."""
-    path = str(copy.path_of(entry.port.path))
+    path = str(copy.locate(entry.port.path))
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
-        return [sys.executable, "-c", _CLI, "run", path, str(copy.path_of(entry.project)), *options]
+        return [sys.executable, "-c", _CLI, "run", path, str(copy.locate(entry.project)), *options]
     if entry.port.facts.kind is not Kind.script or entry.needs_configuration:
         return None
     return [sys.executable, *(["-m", "det_lightning"] if "-m det_lightning" in entry.command else []), path]
 
 
-def _error_of(command: list[str], directory: pathlib.Path) -> str | None:
+def _run(command: list[str], directory: pathlib.Path) -> str | None:
     """Return the last line of a program that fails; None if it ends well, or still runs after minutes."""
     environment = {**os.environ, _VARIABLE: "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:

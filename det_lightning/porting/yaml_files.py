@@ -12,10 +12,10 @@ from det_lightning.config.yaml_reader import compose_documents
 from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
+    find_trial_class,
     launcher_counterpart,
     missing_launcher,
     runs_a_class,
-    trial_class_in,
 )
 from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
@@ -91,11 +91,11 @@ class _YamlPort:
                 if words := launcher_counterpart(found.group(1)):
                     before_word = self.edits.text[self.edits.offset(_line(word), 0) : word.start_mark.index]
                     separator = ", " if node.flow_style else self.edits.newline() + before_word
-                    self._replace(word, separator.join(_quoted(new, word) for new in words))
+                    self._replace(word, separator.join(_quote(new, word) for new in words))
                 else:
                     self.findings.append(missing_launcher(found.group(1), _line(word)))
         scalars = [word for word in node.value if isinstance(word, ScalarNode)]
-        if trial := trial_class_in([word.value for word in scalars]):
+        if trial := find_trial_class([word.value for word in scalars]):
             self.findings.append(runs_a_class(trial, next(_line(word) for word in scalars if trial in word.value)))
 
     # Kinds of documents
@@ -109,7 +109,7 @@ class _YamlPort:
             for package in _items(_entries(item).get("pip")):
                 ported = port_requirement(package.value) if isinstance(package, ScalarNode) else None
                 if ported is not None:
-                    self._replace(package, _quoted(ported, package))
+                    self._replace(package, _quote(ported, package))
 
     def check_configuration(self, entries: dict[str, Node]) -> None:
         """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
@@ -185,7 +185,7 @@ def _line(node: Node) -> int:
     return line + 1
 
 
-def _quoted(text: str, like: Node) -> str:
+def _quote(text: str, like: Node) -> str:
     quote = like.style if isinstance(like, ScalarNode) and like.style in ("'", '"') else ""
     return f"{quote}{text}{quote}"
 

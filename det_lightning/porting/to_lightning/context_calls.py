@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import called_method, dotted_name, targets_of
+from det_lightning.porting.python_syntax import called_method, dotted_name, list_targets
 from det_lightning.porting.to_lightning.late_values import BATCH_SIZE, LATE_VALUES, replace_expression, write_late_value
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
@@ -95,7 +95,7 @@ def _remove_assignment(trial: Trial, context: cst.BaseExpression) -> bool:
     statement = trial.file.parent(context)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not context:
         return False
-    if not all(attribute_of_self(target) or trial.is_context(target) for target in targets_of(statement)):
+    if not all(attribute_of_self(target) or trial.is_context(target) for target in list_targets(statement)):
         return False
     trial.file.replace_statement(statement, [])
     return True
@@ -146,7 +146,7 @@ def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
 def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
     """Where all hyperparameters are taken, leave out those that stand for other settings."""
     outer = trial.file.parent(call)
-    settings = settings_of(trial)
+    settings = find_settings(trial)
     if not settings or isinstance(outer, cst.Subscript | cst.Attribute):
         trial.file.replace(call, "self.hparams")
         return
@@ -154,7 +154,7 @@ def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
     trial.file.replace(call, f"{{name: self.hparams[name] for name in self.hparams if name not in [{left_out}]}}")
 
 
-def settings_of(trial: Trial) -> list[str]:
+def find_settings(trial: Trial) -> list[str]:
     """Return the hyperparameters of the module that were not hyperparameters of the trial."""
     return [name for method, (name, _) in _SETTINGS.items() if trial.calls_context(method)]
 
@@ -167,7 +167,7 @@ def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:
         file.todo(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
-    holder = dotted_name(targets_of(statement)[0]) if isinstance(statement, cst.Assign) else dotted_name(wrapped)
+    holder = dotted_name(list_targets(statement)[0]) if isinstance(statement, cst.Assign) else dotted_name(wrapped)
     is_needless = isinstance(statement, cst.Expr | cst.Assign) and holder == dotted_name(wrapped) != ""
     if is_needless:
         file.replace_statement(file.statement(call), [])
@@ -189,5 +189,5 @@ def _rewrite_stop(trial: Trial, call: cst.Call) -> None:
         file.todo(call, "set self.trainer.should_stop = True to end the training")
         return
     file.replace_around(call, call.args[0].value, "self.trainer.should_stop = ", "")
-    if any(outer in trial.reached_from("train_batch") for outer in file.ancestors(call)):
+    if any(outer in trial.find_reached("train_batch") for outer in file.ancestors(call)):
         file.todo(call, "Lightning stops after this batch, Determined did at the end of a report, validation or epoch")

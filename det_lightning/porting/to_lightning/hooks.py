@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, methods_of, parameter_names
+from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, list_methods, parameter_names
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
 from det_lightning.porting.to_lightning.trial import Scheduler, Trial
@@ -94,7 +94,7 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
     reducer = argument(call, 0, "reducer")
     name = argument(call, 1, "name")
     statement = trial.file.parent(call)
-    holder = trial.file.attribute_as_written(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    holder = trial.file.render_attribute(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
     for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
     if not for_validation:
         trial.file.todo(call, "reset this reducer in training, and log what it reduces to")
@@ -201,7 +201,7 @@ _CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
     """Rewrite a class that derives from ``PyTorchCallback``."""
     file.replace_base(definition, "PyTorchCallback", "pl.Callback")
-    for method in methods_of(definition):
+    for method in list_methods(definition):
         if method.name.value in _HOOKS:
             _rewrite_hook(file, method)
         elif method.name.value in _OF_DETERMINED:

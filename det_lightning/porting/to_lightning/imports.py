@@ -7,8 +7,8 @@ import re
 import libcst as cst
 
 from det_lightning.porting.bindings import Bindings, Reference
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, rename_in_code, string_of
-from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, read_string, rename_in_code
+from det_lightning.porting.to_lightning.module_file import ModuleFile, list_statements
 
 _LOADER = "determined.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
@@ -43,16 +43,16 @@ class Imports:
                 self._file.replace(use.expression, "Any")
         paths = {binding.name: binding.path for binding in reversed(self._bindings.found)}  # the first of each name
 
-        def renamed(name: str) -> str | None:
+        def rename(name: str) -> str | None:
             first, dot, rest = name.partition(".")
             if first not in paths:
                 return None
             return _TORCH_LOADER if f"{paths[first]}{dot}{rest}" == _LOADER else "Any"
 
         for quoted in self._file.find(cst.SimpleString):
-            code = string_of(quoted)
+            code = read_string(quoted)
             if code is not None and self._file.is_annotation(quoted):
-                new = rename_in_code(code, renamed)
+                new = rename_in_code(code, rename)
                 if new != code:
                     self.needed |= {"import torch", _ANY}
                     self._file.replace(quoted, f'"{new}"')
@@ -89,7 +89,7 @@ class Imports:
         return existing
 
 
-def advice_for(path: str) -> str:
+def find_advice(path: str) -> str:
     """Return what replaces a name of det_lightning; empty if nothing is known."""
     return _ADVICE.get(path.rpartition(".")[2], "")
 
@@ -108,8 +108,8 @@ def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.Impo
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
     """Remove the imports that only code that was in the file ``before`` needed."""
-    gone = _used(PythonFile(before)) - _used(file)
-    for statement in statements_of(file.module):
+    gone = _find_used_names(PythonFile(before)) - _find_used_names(file)
+    for statement in list_statements(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
             names = {one: one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names}
             kept = [alias for alias, name in names.items() if name not in gone]
@@ -117,7 +117,7 @@ def remove_unused_imports(file: ModuleFile, before: str) -> None:
                 file.replace_statement(statement, _import_lines(statement, kept))
 
 
-def _used(file: PythonFile) -> set[str]:
+def _find_used_names(file: PythonFile) -> set[str]:
     """Return the names that code uses, and the words of its strings, which may be annotations."""
     imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
     used = {name.value for name in set(file.names()) - set(imports)}

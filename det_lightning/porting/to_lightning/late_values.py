@@ -7,8 +7,8 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import targets_of
-from det_lightning.porting.to_lightning.module_file import attribute_of_self, statements_of
+from det_lightning.porting.python_syntax import list_targets
+from det_lightning.porting.to_lightning.module_file import attribute_of_self, list_statements
 from det_lightning.porting.to_lightning.trial import Trial
 
 _KEY = re.compile(r'\["(\w+)"\]')
@@ -75,11 +75,11 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
         replace_expression(trial, use, value.without_trainer or value.text)
         file.todo(use, value.advice)
         return
-    new_name = file.render(trial.uses_of(holder)[0].attr)
+    new_name = file.render(trial.find_uses(holder)[0].attr)
     file.replace_statement(file.statement(use), [])
     if value.text != f"self.{new_name}":
         trial.properties[new_name] = value.text
-    for other in trial.uses_of(holder):
+    for other in trial.find_uses(holder):
         if trial.runs_before_training(other) and not _is_changed(trial, other):
             if value.without_trainer:
                 replace_expression(trial, other, value.without_trainer)
@@ -99,10 +99,10 @@ def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
     statement = trial.file.parent(use)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not use:
         return ""
-    names = [attribute_of_self(target) for target in targets_of(statement)]
-    if len(names) != 1 or not names[0] or statement not in statements_of(trial.methods["__init__"].body):
+    names = [attribute_of_self(target) for target in list_targets(statement)]
+    if len(names) != 1 or not names[0] or statement not in list_statements(trial.methods["__init__"].body):
         return ""
-    return names[0] if sum(_is_changed(trial, node) for node in trial.uses_of(names[0])) == 1 else ""
+    return names[0] if sum(_is_changed(trial, node) for node in trial.find_uses(names[0])) == 1 else ""
 
 
 def _is_changed(trial: Trial, attribute: cst.Attribute) -> bool:

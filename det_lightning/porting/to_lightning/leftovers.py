@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, methods_of, parameters_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, list_methods, list_parameters
 from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
@@ -33,10 +33,10 @@ def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
         if parameter.annotation is not None and "TrialContext" in trial.file.source(parameter.annotation.annotation)
     }
     found = {parameter for key, parameter in _parameters(file) if key in annotated}
-    found |= _used_as_context(file, trial.context_parameter)
+    found |= _find_contexts(file, trial.context_parameter)
     for definition in file.find(cst.ClassDef):
         is_module = definition.name.value == module_name
-        kept = trial.context_attributes if is_module else _kept(file, definition, found)
+        kept = trial.context_attributes if is_module else _find_attributes(file, definition, found)
         for attribute in file.find(cst.Attribute, within=definition):
             if attribute_of_self(attribute) in kept:
                 _mark(file, attribute)
@@ -55,7 +55,7 @@ def _parameters(file: PythonFile) -> Iterator[tuple[str, cst.Param]]:
     for function in file.find(cst.FunctionDef):
         outer = next((node for node in file.ancestors(function) if isinstance(node, cst.ClassDef)), None)
         name = f"{'' if outer is None else outer.name.value}.{function.name.value}"
-        for parameter in [*parameters_of(function), *function.params.kwonly_params]:
+        for parameter in [*list_parameters(function), *function.params.kwonly_params]:
             yield f"{name}.{parameter.name.value}", parameter
 
 
@@ -66,7 +66,7 @@ def _mark(file: ModuleFile, node: cst.CSTNode) -> None:
         file.todo(node, _ADVICE)
 
 
-def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
+def _find_contexts(file: ModuleFile, name: str) -> set[cst.Param]:
     """Return the parameters that are used like a context; for those called ``name``, common method names count too."""
     found: set[cst.Param] = set()
     for attribute in file.find(cst.Attribute):
@@ -77,10 +77,10 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
     return {parameter for parameter in found if parameter.name.value != "self"}
 
 
-def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
+def _find_attributes(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
     attributes = file.find(cst.Attribute, within=definition)
     kept = {attribute_of_self(one.value) for one in attributes if one.attr.value in _OF_CONTEXT}
-    for method in methods_of(definition):
+    for method in list_methods(definition):
         for statement in file.find(cst.Assign, within=method):
             value = statement.value
             if isinstance(value, cst.Name) and not parameters.isdisjoint(file.assignments(value)):

@@ -70,7 +70,7 @@ class ModuleFile(PythonFile):
         start, end = self.span(statement)
         rest = self.text[end:last].strip()
         block = next(outer for outer in self.ancestors(statement) if isinstance(outer, cst.BaseSuite | cst.Module))
-        is_only_one = all(other is statement or other in self._removed for other in statements_of(block))
+        is_only_one = all(other is statement or other in self._removed for other in list_statements(block))
         return is_only_one or bool(self.text[first:start].strip()) or not (rest == "" or rest.startswith("#"))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
@@ -105,13 +105,13 @@ class ModuleFile(PythonFile):
         self.todos.append(text)
         return f"# TODO: {text}"
 
-    def attribute_as_written(self, node: cst.CSTNode) -> str:
+    def render_attribute(self, node: cst.CSTNode) -> str:
         """Return ``x`` for ``self.x``, or its new name if it was renamed."""
         return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""
 
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
         """Put lines at the beginning of a function, after its docstring."""
-        first, *others = statements_of(function.body)
+        first, *others = list_statements(function.body)
         if others and isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
             first = others[0]
         if isinstance(function.body, cst.SimpleStatementSuite):  # def f(self): pass
@@ -136,7 +136,7 @@ class ModuleFile(PythonFile):
                 self.replace(base.value, new)
 
     def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
-        body = statements_of(definition.body)
+        body = list_statements(definition.body)
         last = [statement for statement in body if statement not in self._removed][-1]
         indentation = self.indentation(body[0])
         written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
@@ -173,7 +173,7 @@ def _expand_block(file: PythonFile, block: cst.SimpleStatementSuite | cst.Simple
         file.edits.replace(end, file.edits.text.index(";", end) + 1, "")
 
 
-def statements_of(block: cst.BaseSuite | cst.Module) -> list[Statement]:
+def list_statements(block: cst.BaseSuite | cst.Module) -> list[Statement]:
     """Return the statements of a block, including each of those that share a line."""
     found: list[Statement] = []
     for node in block.body:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameters_of, targets_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, list_methods, list_parameters, list_targets
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
 _ATTRIBUTE = re.compile(r"(?<=self\.)\w+")
@@ -28,7 +28,7 @@ _Assignments = list[tuple[str, cst.BaseExpression]]
 class Scheduler:
     """A wrapped learning rate scheduler."""
 
-    holder: str  # see _holders_of()
+    holder: str  # see _find_holders()
     mode: str  # empty if the code does not say
     frequency: cst.BaseExpression | None
     every: str = "1"  # the frequency, as it is written
@@ -40,17 +40,17 @@ class Trial:
     def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
         self.file = file
         self.definition = definition
-        self.methods = {method.name.value: method for method in methods_of(definition)}
+        self.methods = {method.name.value: method for method in list_methods(definition)}
         init = self.methods.get("__init__")
-        parameters = [] if init is None else parameters_of(init)
+        parameters = [] if init is None else list_parameters(init)
         self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
         self.context_attributes: set[str] = set()  # of self, that are assigned the context
         self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}  # where those get their value that hold it
         self._find_contexts()
-        self._called_by_init = self.reached_from("__init__")
+        self._called_by_init = self.find_reached("__init__")
         self.properties: dict[str, str] = {}  # expressions, by the names that replace attributes
         self.finds_optimizers = False  # a step looks up Lightning's optimizer for that of the trial
-        # What holds them; see _holders_of().
+        # What holds them; see _find_holders().
         self.models: list[str] = []
         self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
@@ -61,14 +61,14 @@ class Trial:
     def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
         """Yield the attributes of ``self`` that are assigned to, and their values."""
         for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
-            for target in targets_of(statement):
+            for target in list_targets(statement):
                 if (name := attribute_of_self(target)) and statement.value is not None:
                     yield name, statement.value
 
-    def assigned(self) -> set[str]:
+    def list_assigned(self) -> set[str]:
         return {name for name, _ in self.assignments()}
 
-    def uses_of(self, attribute: str) -> list[cst.Attribute]:
+    def find_uses(self, attribute: str) -> list[cst.Attribute]:
         """Return where an attribute of ``self`` is named, including assignments."""
         found = self.file.find(cst.Attribute, within=self.definition)
         return [node for node in found if attribute_of_self(node) == attribute]
@@ -80,7 +80,7 @@ class Trial:
             known = found
             statements = self.file.find(cst.Assign, cst.AnnAssign, within=self.definition)
             of_context = [one for one in statements if one.value is not None and self.is_context(one.value)]
-            for target in itertools.chain.from_iterable(map(targets_of, of_context)):
+            for target in itertools.chain.from_iterable(map(list_targets, of_context)):
                 if isinstance(target, cst.Name):
                     self._context_variables.add(target)
                 elif name := attribute_of_self(target):
@@ -113,7 +113,7 @@ class Trial:
         """Return whether code is run by ``__init__``, when there is no trainer yet."""
         return any(outer in self._called_by_init for outer in self.file.ancestors(node))
 
-    def reached_from(self, name: str) -> set[cst.FunctionDef]:
+    def find_reached(self, name: str) -> set[cst.FunctionDef]:
         """Return a method and the methods that it names, directly or not."""
         found: set[cst.FunctionDef] = set()
         waiting = [name]
@@ -124,17 +124,17 @@ class Trial:
                 waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
         return found
 
-    def _wrapped_by(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
+    def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
         """Yield the calls of a method, and what holds their results; where the code does not say, give the advice."""
         for call in self.context_calls(method):
-            holders = _holders_of(self.file, call, list(self.assignments()))
+            holders = _find_holders(self.file, call, list(self.assignments()))
             if not holders:
                 self.file.todo(call, advice)
             yield call, holders
 
     def _find_models(self) -> None:
         advice = "keep this model in an attribute: Lightning saves, moves and counts no other ones"
-        for call, holders in self._wrapped_by("wrap_model", advice):
+        for call, holders in self._find_wrapped("wrap_model", advice):
             outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
             is_in_module = any(last_name(node.func) in _MODULES for node in outer)
             if any(holder.startswith("*") for holder in holders) and not is_in_module:
@@ -144,7 +144,7 @@ class Trial:
 
     def _find_optimizers(self) -> None:
         advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
-        for call, holders in self._wrapped_by("wrap_optimizer", advice):
+        for call, holders in self._find_wrapped("wrap_optimizer", advice):
             unset = {f"self.{name}" for name, value in self.assignments() if dotted_name(value) == "None"}
             for holder in holders:
                 if holder in unset:
@@ -153,7 +153,7 @@ class Trial:
 
     def _find_schedulers(self) -> None:
         advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
-        for call, holders in self._wrapped_by("wrap_lr_scheduler", advice):
+        for call, holders in self._find_wrapped("wrap_lr_scheduler", advice):
             frequency = argument(call, 2, "frequency")
             if holders and frequency is not None and self._is_local(frequency):
                 self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
@@ -174,12 +174,12 @@ class Trial:
         return any(self.file.is_local(name) for name in own)
 
 
-def renamed(holder: str, names: dict[str, str]) -> str:
+def rename_holder(holder: str, names: dict[str, str]) -> str:
     """Return a holder under its new name, if its attribute was renamed."""
     return _ATTRIBUTE.sub(lambda found: names.get(found.group(), found.group()), holder)
 
 
-def _holders_of(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
+def _find_holders(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
     """Return what holds the result of a call that wraps something; empty if the code does not say."""
     statement = file.statement(call)
     if isinstance(statement, cst.Return):  # of a method: what keeps its result
@@ -215,7 +215,7 @@ def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> li
 def _holders_in_assignment(
     statement: cst.Assign | cst.AnnAssign, value: cst.BaseExpression, call: cst.Call, assignments: _Assignments
 ) -> list[str]:
-    target = targets_of(statement)[0]
+    target = list_targets(statement)[0]
     if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
         pairs = zip(target.elements, value.elements, strict=False)
         held_by = [left.value for left, right in pairs if right.value is call]

@@ -13,18 +13,18 @@ from det_lightning.porting.python_syntax import (
     base_names,
     dotted_name,
     is_keyword,
-    methods_of,
+    list_methods,
+    list_parameters,
+    list_targets,
     parameter_names,
-    parameters_of,
-    targets_of,
 )
 from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import hooks, steps
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports
+from det_lightning.porting.to_lightning.imports import Imports, find_advice, remove_unused_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
-from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, list_statements
 from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
@@ -86,7 +86,7 @@ def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lig
     imports = Imports(file)
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
-    for derived in _classes_of(file, definition.name.value):
+    for derived in _find_classes(file, definition.name.value):
         file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
     loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
     if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
@@ -102,17 +102,17 @@ def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lig
     _rewrite_methods(trial)
     _mark_settings(trial, aggregated_by)
     hooks.append_hooks(trial, reducing)
-    for callback in _classes_of(file, "PyTorchCallback"):
+    for callback in _find_classes(file, "PyTorchCallback"):
         hooks.rewrite_callback(file, callback)
     imports.needed.add(f"import {package} as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
             imports.needed.add(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
-    return dataclasses.replace(_finished(trial, module_name), package=package)
+    return dataclasses.replace(_finish(trial, module_name), package=package)
 
 
-def _finished(trial: Trial, module_name: str) -> WrittenModule:
+def _finish(trial: Trial, module_name: str) -> WrittenModule:
     written = trial.file.edits.result()
     try:
         file = ModuleFile(written)
@@ -122,7 +122,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
     mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
     text = sort_imports(file.edits.result())
-    given = parameters_of(trial.methods["__init__"])[2:]
+    given = list_parameters(trial.methods["__init__"])[2:]
     own = [parameter.name.value for parameter in given if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
@@ -156,20 +156,20 @@ def _mark_settings(trial: Trial, aggregated_by: str) -> None:
             trial.file.todo(given, "from the second epoch on, workers draw other random numbers than with Determined")
 
 
-def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
+def _find_classes(file: ModuleFile, base: str) -> list[cst.ClassDef]:
     return [node for node in file.find(cst.ClassDef) if base in base_names(node)]
 
 
 def _find_trial(file: ModuleFile) -> cst.ClassDef:
-    trials = _classes_of(file, "PyTorchTrial")
+    trials = _find_classes(file, "PyTorchTrial")
     if len(trials) != 1:
         names = ", ".join(trial.name.value for trial in trials) or "none"
         raise NoTrialError(f"exactly one class must derive from PyTorchTrial; found: {names}")
     (trial,) = trials
-    defined = {method.name.value for method in methods_of(trial)}
-    for statement in statements_of(trial.body):
+    defined = {method.name.value for method in list_methods(trial)}
+    for statement in list_statements(trial.body):
         if isinstance(statement, cst.Assign):
-            defined.update({dotted_name(target) for target in targets_of(statement)} - {"__init__"})
+            defined.update({dotted_name(target) for target in list_targets(statement)} - {"__init__"})
     missing = [method for method in _REQUIRED if method not in defined]
     if {"evaluate_batch", "evaluate_full_dataset"}.isdisjoint(defined):
         missing.append("evaluate_batch")
@@ -204,14 +204,14 @@ def _parameters(file: ModuleFile, function: cst.FunctionDef) -> list[str]:
     """Return the text of all parameters but the context."""
 
     def texts(*parameters: cst.Param) -> list[str]:
-        return [file.edits.render(file.span(given.name)[0], file.end_of(given)) for given in parameters]
+        return [file.edits.render(file.span(given.name)[0], file.find_end(given)) for given in parameters]
 
     given = function.params
     star = ["*"] if given.kwonly_params else []
     if isinstance(given.star_arg, cst.Param):
         star = [f"*{text}" for text in texts(given.star_arg)]
     rest = [] if given.star_kwarg is None else [f"**{text}" for text in texts(given.star_kwarg)]
-    return ["self", *texts(*parameters_of(function)[2:]), *star, *texts(*given.kwonly_params), *rest]
+    return ["self", *texts(*list_parameters(function)[2:]), *star, *texts(*given.kwonly_params), *rest]
 
 
 def _rewrite_methods(trial: Trial) -> None:
@@ -227,19 +227,19 @@ def _comment_out_what_trains(file: ModuleFile, imports: Imports) -> set[str]:
     """Turn statements that need Determined's trainer into comments; return the names that are used nevertheless."""
     remaining: set[str] = set()
     gone: set[str] = set()
-    for statement in statements_of(file.module):
+    for statement in list_statements(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom):
             continue
         left = imports.left_uses(statement)
         if isinstance(statement, cst.ClassDef):
             remaining.update(use.node.value for use in left)
             for use in left:
-                file.todo(use.node, advice_for(use.path) or f"nothing replaces {dotted_name(use.expression)}")
+                file.todo(use.node, find_advice(use.path) or f"nothing replaces {dotted_name(use.expression)}")
         elif left or any(name.value in gone for name in file.names(within=statement)):
             if isinstance(statement, cst.FunctionDef):
                 gone.add(statement.name.value)
             elif isinstance(statement, cst.Assign):
-                gone.update(dotted_name(target) for target in targets_of(statement))
+                gone.update(dotted_name(target) for target in list_targets(statement))
             file.todo(statement, "pl.Trainer(max_epochs=...).fit(module) replaces this")
             lines = file.render(statement).splitlines()
             file.replace(statement, "\n".join(f"# {line}".rstrip() for line in lines))
