@@ -1,4 +1,4 @@
-"""The start-up hook of a project's trials: the commands in it that may install something."""
+"""The start-up hook of a project's trials, and the commands in the hook with a possible installation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TOKEN = re.compile(
 
 
 class Install(NamedTuple):
-    """A command that may install something."""
+    """A command with a possible installation."""
 
     line: int
     tool: str
@@ -43,15 +43,15 @@ class Install(NamedTuple):
 
 
 def find_installs(script: str) -> list[Install]:
-    """Return the commands of a shell script that may install something, without those that a comment accepts.
+    """Return the commands of a shell script with a possible installation, except on lines accepted by a comment.
 
-    All may that are not known to be harmless: programs have many ways to install.
+    Every command counts, unless known to be harmless: programs have many ways to install.
     """
     return _Reader(script).found
 
 
 def find_all_installs(code: Path) -> Iterator[tuple[Path, Install]]:
-    """Yield the commands that may install something, in the hook of a directory and in the scripts that it runs."""
+    """Yield the possible installations in the hook of a directory, and in the scripts run by the hook."""
     scripts = [code / STARTUP_HOOK]
     for script in scripts:  # which grows
         if script.is_file():
@@ -62,7 +62,7 @@ def find_all_installs(code: Path) -> Iterator[tuple[Path, Install]]:
 
 
 class _Reader:
-    """Finds the commands of a shell script, those within others included; not read as strictly as a shell does."""
+    """Finds the commands of a shell script, nested commands included; less strict than a shell."""
 
     def __init__(self, script: str, *, begins: bool = True) -> None:
         self.found: list[Install] = []

@@ -1,4 +1,4 @@
-"""What each field of a configuration does, under ``det-lightning run`` and in calls, in one table."""
+"""The table of effects: the part of each configuration field under ``det-lightning run`` and in calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Effect = Literal["used", "ignored", "warned", "refused"]
 
 
 class FieldRule(NamedTuple):
-    """A row of the table; it also applies to everything below its field that has no row of its own."""
+    """A row of the table; the row also applies below the field, except to fields with their own row."""
 
     field: str  # dotted keys
     effect: Effect
@@ -139,7 +139,7 @@ _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 
 @dataclasses.dataclass(frozen=True)
 class FieldEffect:
-    """What a field that was given does."""
+    """The effect of a given field."""
 
     line: int | None  # in the file; None if it came from elsewhere
     path: str  # its keys, such as resources.shm_size
@@ -148,7 +148,7 @@ class FieldEffect:
 
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
-    """Return what each given field of a configuration does under ``det-lightning run``, in the order of the file."""
+    """Return the effect of each given field under ``det-lightning run``, in the order of the file."""
     effects = [_effect(config, path) for path in _find_given(config, ()) if path[0] != "bind_mounts"]
     for i, mount in enumerate(config.bind_mounts):
         path = ("bind_mounts", i)
@@ -163,9 +163,9 @@ def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
 def without_effect_in_calls(
     config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
 ) -> list[str]:
-    """Return the names of given fields that a call which trains one trial ignores, unless they have their defaults.
+    """Return the names of given fields ignored by a call for one trial, unless a field has the default value.
 
-    This call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
+    The call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
     """
     paths = {path_text(path): path for path in _find_given(config, ())}
     return sorted(
@@ -193,7 +193,7 @@ def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
 
 
 def rule_for(path: KeyPath) -> FieldRule:
-    """Return the row of the table that applies to a field; raise a KeyError if there is none."""
+    """Return the row of the table for a field, or raise a KeyError."""
     names = [key for key in path if isinstance(key, str)]
     for end in range(len(names), 0, -1):
         if (rule := _BY_FIELD.get(".".join(names[:end]))) is not None:

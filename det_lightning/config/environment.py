@@ -33,7 +33,7 @@ def _below_the_code(path: str) -> str:
 
 
 def _device(value: Any) -> Any:
-    """Return the mapping that ``host:container:mode`` abbreviates."""
+    """Return the mapping abbreviated as ``host:container:mode``."""
     parts = value.split(":") if isinstance(value, str) else []
     if len(parts) not in (2, 3):
         return value
@@ -65,7 +65,7 @@ class Resources(Section):
 
 
 class BindMount(Section):
-    """A directory of the machine that is visible in containers."""
+    """A directory of the machine, visible in containers."""
 
     host_path: Annotated[str, AfterValidator(_absolute)]
     container_path: Annotated[str, AfterValidator(_below_the_code)]
@@ -111,7 +111,7 @@ class EnvironmentVariables(Section):
 
 
 class ProxyPort(Section):
-    """A port that the master forwards."""
+    """A port forwarded by the master."""
 
     proxy_port: Integer
     proxy_tcp: bool = False

@@ -65,7 +65,7 @@ class Profiling(Section):
 
 
 class Reproducibility(Section):
-    """The seed from which all random numbers derive; by default the time of reading."""
+    """The seed of all random numbers. Defaults to the time of reading."""
 
     experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=lambda: int(time.time()))
 
@@ -83,7 +83,7 @@ def _pattern(pattern: str) -> str:
 
 
 class LogPolicy(Section):
-    """What to do when a line appears in a trial's log."""
+    """The action after a line appears in a trial's log."""
 
     name: str | None = None
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -103,9 +103,9 @@ _DEFAULT_LOG_POLICIES = [
 
 
 class ExperimentConfig(Section):
-    """A Determined experiment configuration, including its defaults.
+    """A Determined experiment configuration, including all defaults.
 
-    Created by :func:`~det_lightning.config.read_config`, which also checks what no single section can see.
+    Created by :func:`~det_lightning.config.read_config`, after checks across sections.
     """
 
     name: str = "experiment"
@@ -156,14 +156,14 @@ class ExperimentConfig(Section):
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
-        """What was read differently than written, or is probably not intended, in the order of the file."""
+        """Values read differently than written, and probable mistakes, in the order of the file."""
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
 
     @property
     def unknown_keys(self) -> tuple[ConfigMistake, ...]:
-        """Keys that no release knows; they are allowed only in a configuration that a call was given."""
+        """Keys unknown to every release; allowed only in a configuration given to a call."""
         return tuple(sorted(self._unknown, key=ConfigMistake.position))
 
     def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
@@ -172,12 +172,12 @@ class ExperimentConfig(Section):
             yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
 
     def find_line(self, path: KeyPath) -> int | None:
-        """Return the line of a key in the file; None if it came from elsewhere."""
+        """Return the line of a key in the file, or None for a key from elsewhere."""
         return self._lines.find(path)
 
     @property
     def trial_class(self) -> str | None:
-        """The trial as ``module:Class``, if Determined's training loop runs one; it may be named with ``--trial``."""
+        """The trial as ``module:Class``, if Determined's training loop runs one, also through ``--trial``."""
         command = self.entrypoint if isinstance(self.entrypoint, str) else " ".join(self.entrypoint or [])
         if _TRIAL_CLASS.fullmatch(command):
             return command
@@ -185,7 +185,7 @@ class ExperimentConfig(Section):
         return found[1] if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
-        """Return the configuration with all its defaults, as Determined gave it to trials; ``masked`` for display."""
+        """Return the configuration with all defaults, as Determined gave trials; ``masked`` for display."""
         plain = self.model_dump()
         displayed: dict[str, Any] = mask(plain) if masked else plain
         return displayed

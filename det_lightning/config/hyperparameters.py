@@ -1,4 +1,4 @@
-"""The hyperparameters of a configuration: constants, ranges, choices, and groups of them."""
+"""The hyperparameters of a configuration: constants, ranges, choices, and groups."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _LARGEST_EXPONENT = 709
 
 
 class Const(Section):
-    """One value; a bare value in a file means the same."""
+    """A constant; a bare value in a file means the same."""
 
     type: Literal["const"] = "const"
     val: Annotated[Any, UNTYPED]
 
 
 class Categorical(Section):
-    """One of several values, which may be anything that JSON can hold."""
+    """A choice among values of any type known to JSON."""
 
     type: Literal["categorical"] = "categorical"
     vals: Annotated[list[Any], Field(min_length=1), UNTYPED]
@@ -155,7 +155,7 @@ def _as_plain(entry: Hyperparameter) -> dict[str, Any]:
 
 
 def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yield each hyperparameter that is not a group, preceded by the names that lead to it."""
+    """Yield each hyperparameter except groups, after the path of names."""
     for name, entry in group.items():
         if isinstance(entry, dict):
             yield from leaves(entry, (*path, name))

@@ -28,9 +28,9 @@ class Length:
         return self.units if self.unit is None else {self.unit: self.units}
 
     def train_unit(self, global_batch_size: int | None = None) -> TrainUnit:
-        """Return the length or period as ``Trainer.fit`` takes it; 0 means never, as in a configuration.
+        """Return the length or period for ``Trainer.fit``; 0 means never, as in a configuration.
 
-        Raises a ValueError if it has no unit, or is in records and there is no ``global_batch_size`` to convert them.
+        Raises a ValueError for a length without a unit, and for records without a ``global_batch_size`` to convert by.
         """
         if self.unit == "records" and self.units and global_batch_size is None:
             raise ValueError(f"{self.units} records cannot be converted to batches without global_batch_size.")

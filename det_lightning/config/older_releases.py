@@ -1,4 +1,4 @@
-"""Older spellings in releases from 0.12 to 0.38, rewritten to those of the newest release.
+"""Spellings of the releases from 0.12 to 0.38, rewritten to the newest release.
 
 Until 0.12.13, training was counted in steps of ``batches_per_step`` batches.
 """
@@ -28,9 +28,9 @@ _OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
 
 
 def rewrite_older_spellings(document: Document) -> None:
-    """Rewrite a configuration in place, note what was rewritten, and report what could not be.
+    """Rewrite old spellings in place, note each change, and report mistakes.
 
-    A rewritten key has the line of the old one.
+    A rewritten key has the line of the old key.
     """
     searcher = document.data.get("searcher")
     searcher = searcher if isinstance(searcher, dict) else {}
@@ -92,7 +92,7 @@ def _rewrite_steps(document: Document, searcher: dict[str, Any]) -> None:
 
 
 def _take_integer(document: Document, parent: dict[str, Any], path: tuple[str, ...]) -> int | None:
-    """Return the integer at ``path``; remove any other value, and report it unless it is null."""
+    """Return the integer at ``path``. Remove any other value, and report a value other than null."""
     value = parent.get(path[-1])
     if isinstance(value, int) and not isinstance(value, bool):
         return value

@@ -1,4 +1,4 @@
-"""Options ``--config a.b=v``, which override a file."""
+"""Options ``--config a.b=v`` to override a file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DEEPEST = 50
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a configuration with some values replaced; ``data`` stays as it is.
+    """Return a configuration with some values replaced; ``data`` stays unchanged.
 
-    Each override is ``a.b=v``, where ``v`` is YAML. ``x,y`` is a list of two; a mapping is merged with the old one,
-    unless it is a length, and null removes what the file says. Raises a ConfigError that lists all that cannot be read.
+    Each override is ``a.b=v``, with ``v`` in YAML. ``x,y`` is a list of two. A mapping is merged with the old mapping,
+    unless the mapping is a length; null removes the old value. Raises a ConfigError with all mistakes.
     """
     merged = dict(data)
     for path, value in read_overrides(overrides):
@@ -33,7 +33,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """Return the path and value of each override; raise a ConfigError that lists all that cannot be read."""
+    """Return the path and value of each override; raise a ConfigError with all mistakes."""
     mistakes: list[ConfigMistake] = []
     found: list[tuple[KeyPath, Any]] = []
     for override in overrides:

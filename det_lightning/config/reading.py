@@ -31,11 +31,11 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 
     Args:
         source: a file; its text, as a string with a line break; or its content, as a dict.
-        overrides: values that override those of the source, each written like ``searcher.max_trials=4``.
-        partial: the configuration may lack what only an experiment needs: entrypoint, searcher and metric.
+        overrides: new values for the configuration, each written like ``searcher.max_trials=4``.
+        partial: allow the configuration to lack entrypoint, searcher and metric, needed by experiments only.
 
     Raises:
-        ConfigError: the configuration cannot be read or used; the message lists all mistakes with their lines.
+        ConfigError: the configuration is unreadable or unusable; the message lists all mistakes with line numbers.
     """
     document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _open(source)
     return _build(document, overrides, partial=partial)
@@ -43,7 +43,7 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 
 @dataclasses.dataclass(frozen=True)
 class GivenConfig:
-    """The configuration that a call was given."""
+    """A configuration given to a call."""
 
     #: Its values; fields that it does not set are not among the ``model_fields_set`` of a section.
     typed: ExperimentConfig
@@ -54,10 +54,10 @@ class GivenConfig:
 
 
 def read_given(source: Source) -> GivenConfig:
-    """Read the configuration that a call was given: a file, or a dict that may have only some keys, also unknown ones.
+    """Read a configuration given to a call: a file, or a dict with any keys, also unknown ones.
 
     Raises:
-        ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
+        ConfigError: Determined's master would refuse a value; the message lists all mistakes.
     """
     document = Document(_plain(source)) if isinstance(source, Mapping) else _open(source)
     section = _take_storage(document.data)
@@ -73,14 +73,14 @@ def read_given(source: Source) -> GivenConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Copy mappings and sequences, but not the values in them, which may be large or impossible to copy."""
+    """Copy mappings and sequences, but not the values inside: a value may be large or impossible to copy."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _take_storage(data: Any) -> dict[str, Any] | None:
-    """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
+    """Return the ``checkpoint_storage`` section, and drop masked values from the data."""
     section = data.get("checkpoint_storage") if isinstance(data, dict) else None
     if not isinstance(section, dict):
         return None
@@ -110,7 +110,7 @@ def _text(path: Path) -> str:
 def _build(
     document: Document, overrides: Sequence[str] = (), *, partial: bool, forgiving: bool = False
 ) -> ExperimentConfig:
-    """Return the configuration in a document, which is modified."""
+    """Return the configuration in a document; the document is modified."""
     if document.data is None and overrides:
         document.data = {}
     if not isinstance(document.data, dict):
@@ -133,7 +133,7 @@ def _build(
 
 
 def _validate(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
-    """Return the configuration without the sections that cannot be read, whose mistakes are added to the document."""
+    """Return the configuration without unreadable sections, and add the mistakes to the document."""
     context = {"document": document, "forgiving": forgiving}
     unreadable: set[str] = set()
     try:

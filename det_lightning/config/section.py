@@ -1,4 +1,4 @@
-"""What all sections of a configuration have in common: strict types, null for the default, plain error messages."""
+"""The base of all sections: strict types, null for the default, plain error messages."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _EXPECTED = {
 
 
 def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetails:
-    """Return a mistake for :func:`raise_all`; its path is relative to the value that is validated."""
+    """Return a mistake for :func:`raise_all`; the path is relative to the validated value."""
     return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
 
 def collect_mistakes(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
-    """Yield the mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
+    """Yield the mistakes in the value at ``below``; messages about a secret show no values."""
     is_secret = any(map(is_secret_name, below))
     for found in error.errors(include_url=False):
         kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
@@ -70,7 +70,7 @@ def raise_all(mistakes: list[InitErrorDetails]) -> None:
 
 
 def refuse(path: KeyPath, message: str) -> NoReturn:
-    """Raise one mistake."""
+    """Raise a single mistake."""
     raise ValidationError.from_exception_data("configuration", [mistake(path, message)])
 
 
@@ -87,7 +87,7 @@ def _message(found: Any) -> str:
 
 
 def show_value(value: Any, name: str | int = "") -> str:
-    """Return a value as shown in messages: in YAML's spelling, on one line, shortened, with secrets masked."""
+    """Return a value for messages: in YAML's spelling, on a single line, shortened, with secrets masked."""
     masked = mask({name: value})[name]
     if masked is None or isinstance(masked, bool):
         return {None: "null", True: "true", False: "false"}[masked]
@@ -96,7 +96,7 @@ def show_value(value: Any, name: str | int = "") -> str:
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Return what to append to a message: the most similar known name, or all if there are few, or nothing."""
+    """Return a hint to append to a message: the most similar known name, or all names if there are few, or nothing."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
@@ -122,16 +122,16 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 
 def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
-    """Return models by the value of their entry ``key``."""
+    """Return models by the default of their field ``key``."""
     return {model.model_fields[key].default: model for model in models}
 
 
 def read_variant(
     value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
 ) -> SectionT:
-    """Return the section in a mapping, whose entry ``key`` selects one of ``models``; raise a ValidationError.
+    """Return the section in a mapping, selected from ``models`` by the entry ``key``; raise a ValidationError.
 
-    ``refused`` says what to write in place of values that older releases knew.
+    ``refused`` has the advice for values known to older releases only.
     """
     if not isinstance(value, dict):
         refuse((), f"must be a mapping; got {show_value(value)}")

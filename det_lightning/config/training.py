@@ -1,4 +1,4 @@
-"""What a configuration says about training one trial, under the names of the corresponding arguments."""
+"""The settings of a configuration for training a trial, under the names of the corresponding arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 
 class TrainingSettings:
-    """What a configuration supplies for arguments that ``init`` and ``fit`` were not given; None if it does not.
+    """Values of a configuration for arguments missing in ``init`` and ``fit``; None for values not in the file.
 
     ``global_batch_size`` among ``hparams`` converts records to batches. ``trial_seed`` replaces the experiment's seed.
-    ``rungs`` are lengths, in units of the search, at which the search needs a validation.
+    ``rungs`` are the lengths with a validation for the search, in units of the search.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class TrainingSettings:
 
     @property
     def max_length(self) -> TrainUnit | None:
-        """How long to train; a ValueError if it has no unit, or is in records without ``global_batch_size``."""
+        """The training length. Raises a ValueError for a missing unit, or records without batch size."""
         length = self._config.searcher.training_length
         return None if length is None else self._unit("searcher.max_length", length)
 
     @property
     def validation_period(self) -> list[TrainUnit] | None:
-        """When validations are due; if there are several periods, after each of them."""
+        """The periods between validations; a validation is due after each period."""
         periods = [self._period("min_validation_period"), self._validations_for_search()]
         return [period for period in periods if period is not None] or None
 

@@ -1,8 +1,8 @@
-"""Reading YAML as Determined did, with the line of every key and all mistakes at once.
+"""Reading YAML like Determined, with the line of every key and all mistakes at once.
 
-Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values, also
-accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, and only what JSON can hold got through, where
-``64.0`` is ``64``.
+Determined's command line read YAML 1.2 and refused duplicate keys. Determined's master had the last word on values, and
+also accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, only values known to JSON got through, and
+``64.0`` became ``64``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _MOST_VALUES = 25_000
 
 
 def _make_parser() -> YAML:
-    """Return a parser for one text: directives of the text may change the parser's version of YAML."""
+    """Return a parser for a single text: directives in the text may change the parser's version of YAML."""
     parser = YAML(typ="safe", pure=True)
     parser.composer.warn_double_anchors = False  # YAML allows double anchors, and the warning would show the text
     return parser
 
 
 def compose_documents(text: str) -> list[Node]:
-    """Return the root node of each document in a text that is not empty; raise a YAMLError for other texts."""
+    """Return the root node of each non-empty document in a text, or raise a YAMLError."""
     try:
         return [node for node in _make_parser().compose_all(text) if node is not None]
     except AssertionError as e:  # a %YAML directive with an unknown version
@@ -55,7 +55,7 @@ def compose_documents(text: str) -> list[Node]:
 
 
 class YamlDocument(Document):
-    """The content of one YAML document. The notes say what was read differently than YAML 1.2 specifies."""
+    """The content of a YAML document. The notes list values read differently than in YAML 1.2."""
 
     def __init__(self, text: str, name: str = "the configuration") -> None:
         super().__init__(None, name)
@@ -174,7 +174,7 @@ class YamlDocument(Document):
         return as_passed_on(value) if isinstance(value, float) else value
 
     def _join_surrogates(self, node: Node, path: KeyPath, text: str) -> str:
-        """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""
+        """Return a text with the surrogate pairs from JSON's escapes joined to characters."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
@@ -190,7 +190,7 @@ def _is_secret(path: KeyPath) -> bool:
 
 
 def _show_text(text: str | None, path: KeyPath) -> str:
-    """Return a text as a message may show it that is at, or below, the keys of a path."""
+    """Return a text for a message about the value at a path, masked below the name of a secret."""
     return MASK if _is_secret(path) else f"{mask_text(str(text)):.100}"
 
 

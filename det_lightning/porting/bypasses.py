@@ -1,4 +1,4 @@
-"""Code that bypasses a trial's context, such as its own devices and steps, and what scripts use of a cluster."""
+"""Findings for code around a trial's context, such as devices and steps of its own, and for uses of a cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 
 
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
-    """Note what does not work with det_lightning although it is not a name of Determined."""
+    """Note code that does not work with det_lightning, beyond the names of Determined."""
     for statement in file.find(cst.Import, cst.ImportFrom):
         for module in _list_imports(statement):
             _check_module(file, statement, module)
@@ -52,7 +52,7 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
 
 
 def note_devices(file: PythonFile, premise: Premise) -> None:
-    """Note devices and processes that code sets up itself, although a trial's context does so."""
+    """Note devices and processes set up by the code, although a trial's context sets them up."""
     makes_own_group = "from_torch_distributed" in file.edits.text
     for found in find_bypasses(parse(file.edits.text)):
         if not (makes_own_group and "init_process_group" in found.code):
@@ -60,7 +60,7 @@ def note_devices(file: PythonFile, premise: Premise) -> None:
 
 
 def _list_imports(statement: cst.Import | cst.ImportFrom) -> list[str]:
-    """Return what a statement imports; with a dot at the end where it is all names of a module."""
+    """Return the imported names; a module with a dot at the end stands for all names of the module."""
     if isinstance(statement, cst.Import):
         return [dotted_name(alias.name) for alias in statement.names]
     module = dotted_name(statement.module)
@@ -98,7 +98,7 @@ def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
 
 
 def _find_training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
-    """Return ``train_batch``, and the methods that it calls, directly or indirectly."""
+    """Return ``train_batch``, and all methods called by it, directly or indirectly."""
     methods = {f"self.{method.name.value}": method for method in list_methods(trial)}
     found = [methods[name] for name in ("self.train_batch",) if name in methods]
     for method in found:  # which grows
@@ -130,7 +130,7 @@ def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]
 
 
 def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> bool:
-    """Return whether a node is in a function within a method, such as one that is passed as ``clip_grads``."""
+    """Return whether a node is in a function within a method, for example a function passed as ``clip_grads``."""
     around = next(outer for outer in file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef))
     return around is not method
 
@@ -179,7 +179,7 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
 
 
 def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
-    """Note a call of Determined's ``Trainer`` that cannot work, or that only works in an experiment."""
+    """Note a call of Determined's ``Trainer`` that always fails, or works in experiments only."""
     # Lightning's fit() takes a module first; scripts pass all arguments of Determined's by name.
     has_length = any(given.star or given.keyword is None or is_keyword(given, "max_length") for given in call.args)
     if method == "fit" and not has_length:

@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
 
 def note_variables(text: str, first_line: int) -> list[Finding]:
-    """Return a finding for each variable of Determined in a text that ``det-lightning run`` does not set."""
+    """Return a finding for each of Determined's variables in a text, except those set by ``det-lightning run``."""
     findings = []
     for found in _VARIABLE.finditer(text):
         name = found.group()
@@ -48,7 +48,7 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:
-    """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
+    """Return the replacement of ``determined.launch.<module>`` after ``-m``, word by word, or None."""
     if module in ("autohorovod", "auto_horovod"):
         return ("det_lightning.launch.horovod", "--autohorovod")
     ours = counterpart(f"determined.launch.{module}")
@@ -56,16 +56,17 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
 
 
 def missing_launcher(module: str, line: int) -> Finding:
-    """Return the finding for a command that starts ``determined.launch.<module>``, which nothing replaces.
+    """Return the finding for a command with ``determined.launch.<module>``, a launcher without counterpart.
 
-    What DeepSpeed's launcher starts need not stay with it: another launcher can start it once the command is changed.
+    A script started by DeepSpeed's launcher can move without the launcher: after a change of the command another
+    launcher can start the script.
     """
     need = Need.nothing if module == "deepspeed" else Need.file
     return missing(f"determined.launch.{module}", line, need)
 
 
 def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return any text with the launch layers of the commands in it rewritten, and what could not be."""
+    """Return a text with the launch layers of all commands rewritten, and findings for the rest."""
     findings = []
     for found in _TRIAL.finditer(text):
         findings.append(runs_a_class(found.group(1), line_at(text, found.start(1), first_line)))
@@ -88,7 +89,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 
 def find_trial_class(words: list[str]) -> str | None:
-    """Return the trial class that a command, given as words, has a launcher run; None if there is none."""
+    """Return the trial class run by a launcher in a command, or None. The command is given as words."""
     command = " ".join(words)
     launched = _TRIAL.search(command)
     inside = _RUN_INSIDE.search(command)
@@ -103,6 +104,6 @@ RUN_AN_EXPERIMENT = (
 
 
 def runs_a_class(given: str, line: int) -> Finding:
-    """Return the finding for a command that has a launcher run a trial class."""
+    """Return the finding for a command in which a launcher runs a trial class."""
     reason = f"{given}: the launchers of det_lightning run classes in experiments only"
     return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)

@@ -1,6 +1,6 @@
-"""What replaces a name of Determined in det_lightning, or the finding that nothing does.
+"""Counterparts in det_lightning of Determined's names, and findings for names without a counterpart.
 
-Names are looked up in the files of det_lightning: importing them would import torch.
+The lookup parses the files of det_lightning, because importing the modules would import torch.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _PACKAGES = {
 
 @functools.cache
 def counterpart(path: str) -> str | None:
-    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
+    """Return the dotted name in det_lightning for Determined's ``path``, or None."""
     is_there = any(_is_below(path, prefix) for prefix in _IN_BLOCKED)
     if not is_there and any(_is_below(path, prefix) for prefix in _BLOCKED):
         return None
@@ -107,25 +107,25 @@ def counterpart(path: str) -> str | None:
 
 
 def missing_prefix(path: str) -> str:
-    """Return the shortest prefix of ``path`` that det_lightning does not have."""
+    """Return the shortest prefix of ``path`` without a counterpart in det_lightning."""
     parts = path.split(".")
     prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return next((prefix for prefix in prefixes if counterpart(prefix) is None), path)
 
 
 def missing(path: str, line: int, need: Need = Need.file) -> Finding:
-    """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
+    """Return the finding for a use of ``path``, a dotted name of Determined without counterpart in det_lightning."""
     part = parts_of_determined.missing_part(path)
     return Finding(line, Severity.problem, f"{part.path}: {part.reason}", part.advice, need)
 
 
 def has_own_advice(path: str, use: str) -> bool:
-    """Return whether the advice for ``use``, which begins with ``path``, differs from that for all of ``path``."""
+    """Return whether the advice for ``use``, a name below ``path``, differs from the advice for all of ``path``."""
     return parts_of_determined.topic_of(path) != parts_of_determined.topic_of(use)
 
 
 def package_finding(module: str, line: int) -> Finding | None:
-    """Return the finding for a module that is imported or started; None if there is nothing to say of its package."""
+    """Return the finding for an imported or started module, or None if the package needs no advice."""
     package = next((name for name in _PACKAGES if _is_below(module, name)), None)
     if package is None:
         return None
@@ -174,7 +174,7 @@ def _find_file(module: str) -> pathlib.Path | None:
 
 @functools.cache
 def _read_names(module: str) -> frozenset[str]:
-    """Return ``__all__``, or what the module defines if it has none, and what it imports ``as`` the same name."""
+    """Return ``__all__`` or else all definitions of a module, plus all imports ``as`` the same name."""
     file = _find_file(module)
     defined: set[str] = set()
     exported: set[str] = set()

@@ -1,4 +1,4 @@
-"""The program ``det`` in shell commands and in words, and what replaces its commands."""
+"""The program ``det`` in shell commands and in lists of words, and the replacements of its commands."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ _INSTEAD = {
 
 
 class NoCounterpart(ValueError):
-    """A command of ``det`` cannot be translated; the message says what to do."""
+    """A command of ``det`` has no translation; the message says how to go on."""
 
 
 def is_det(word: str) -> bool:
-    """Return whether a word is ``det``, by itself or by its path."""
+    """Return whether a word is ``det``, with or without a directory."""
     return re.fullmatch(_PROGRAM, word) is not None
 
 
 def is_det_command(words: list[str]) -> bool:
-    """Return whether words, the first of which is ``det``, name one of its commands."""
+    """Return whether words, beginning with ``det``, name a command of Determined."""
     group, command = [*_without_global_options(words), "", ""][:2]
     # What is put in while the project runs may be any command, at least of the groups that are no ordinary words.
     is_put_in = command.startswith(("{", "$")) and bool(_GROUPS.get(group))
@@ -92,7 +92,7 @@ def is_det_command(words: list[str]) -> bool:
 
 
 def translate(words: list[str]) -> list[str]:
-    """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
+    """Return the words of the command to run instead of a command of ``det``, or raise NoCounterpart."""
     group, *rest = _without_global_options(words)
     group = _GROUPS.get(group, "")
     if group == "preview-search" and len(rest) == 1:
@@ -106,9 +106,10 @@ def translate(words: list[str]) -> list[str]:
 
 
 def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> tuple[str, list[Finding]]:
-    """Return shell commands with those of ``det`` translated, and findings for those that cannot be.
+    """Return shell commands with all commands of ``det`` translated, and findings for the untranslatable rest.
 
-    If their output ``is_read`` by whatever runs them, it is a finding, too; otherwise only where the commands show it.
+    With ``is_read``, the output of every command is read, and each translation is a finding because its output differs.
+    Without, only commands in pipes and substitutions count as read.
     """
     findings = []
 
@@ -131,12 +132,12 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
 
 
 def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:
-    """Return the finding for a command of ``det`` that stays."""
+    """Return the finding for an untranslatable command of ``det``."""
     return Finding(line, Severity.problem, f"{_short(words)}: it needs a Determined master", advice, need)
 
 
 def prints_something_else(words: list[str], line: int) -> Finding:
-    """Return the finding for a translated command whose output is read."""
+    """Return the finding for a translated command with a reader of its output."""
     reason = f"{_short(words)}: its output is read, and that of the command in its place is another one"
     advice = "det-lightning experiment ls --json lists experiments; det-lightning run returns when its one is over"
     return Finding(line, Severity.check, reason, advice, premise=Premise.changed)

@@ -37,9 +37,9 @@ _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
 def port_parts(
     text: str, port_commands: Callable[[str, int], str], port_code: Callable[[str, int], str], first_line: int = 1
 ) -> str:
-    """Return a shell script with its commands and the Python code in it ported, each by a function of its own.
+    """Port a shell script by two functions, for the commands and for the Python code, and return the new script.
 
-    The functions also get the line of the script that the part begins in. Comments stay.
+    Each function gets a part of the script and the number of the part's first line. Comments stay.
     """
     written = []
     position = 0
@@ -62,7 +62,7 @@ def find_programs(text: str) -> list[tuple[int, int, str]]:
 
 
 def _split(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield what is no command, from where to where, and of which kind it is."""
+    """Yield the start, the end and the kind of each part besides commands."""
     for found in _PARTS.finditer(text):
         kind = next(name for name in ("comment", "document", "single", "double", "escaped") if found[name] is not None)
         yield *found.span(kind), kind
@@ -80,7 +80,7 @@ def _port(part: str, kind: str, line: int, port_code: Callable[[str, int], str])
 
 
 def _unquote(part: str, kind: str) -> tuple[str, str]:
-    """Return code as Python reads it, and the white space that the text has before each of its lines."""
+    """Return code as Python reads the code, and the common indentation of all lines in the script."""
     numbers = itertools.count()
     text = _EXPANSION.sub(lambda _: _make_name(next(numbers)), part)
     text = text.replace('\\"', '"') if kind == "double" else text

@@ -1,4 +1,4 @@
-"""What can be started in a project, and on which side it runs once that is ported."""
+"""The entry points of a project, and where each will run after porting: on det_lightning or on Determined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_REASONS = 3
 
 
 class Outcome(str, enum.Enum):
-    """On which side an entry point runs."""
+    """Where an entry point runs after porting."""
 
     moves = "moves"  #: should run on det_lightning, or ran
     waits = "waits"  #: will, once some lines are changed
@@ -29,7 +29,7 @@ class Outcome(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """A line that keeps an entry point from running on det_lightning."""
+    """A finding that keeps an entry point from running on det_lightning."""
 
     path: pathlib.Path
     finding: Finding
@@ -41,7 +41,7 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoint:
-    """Something that a user starts: a configuration, a script, a notebook."""
+    """A configuration, script or notebook that users start."""
 
     port: FilePort  # its file
     project: pathlib.Path  # the directory that its code is in
@@ -55,7 +55,7 @@ class EntryPoint:
 
     @property
     def state(self) -> str:
-        """What is known of the entry point, in a word or two."""
+        """The state of the entry point in one or two words."""
         if self.tried:
             return "failed" if self.error else "ran"
         return {"moves": "should run", "waits": "waits", "stays": "stays"}[self.outcome.value]
@@ -67,7 +67,7 @@ class EntryPoint:
 
     @property
     def sentence(self) -> str:
-        """What the entry point will do, without its name."""
+        """A sentence on the future of the entry point, without the entry point's name."""
         how = f"with `{self.command}`" if self.command else "with det_lightning"
         if self.error:
             return f"failed {how}: {self.error}"
@@ -84,7 +84,7 @@ class EntryPoint:
 
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
-    """Return the entry points of the files of a project, by their directories."""
+    """Return the entry points of a project, sorted by directory."""
     # What a configuration starts, and what a script imports, is not an entry point itself.
     within = {
         reached.path
@@ -102,12 +102,12 @@ def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
 
 
 def find_needs(port: FilePort, *needs: Need) -> list[Reason]:
-    """Return the findings of a file that have one of these needs, as reasons."""
+    """Return the findings of a file with one of the given needs, as reasons."""
     return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
 
 
 def find_needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
-    """Return what keeps on Determined a file and whatever it reaches, where it is imported and where it is started."""
+    """Return the reasons why a file and all files reached by imports or starts need Determined."""
     started = [reason for file in graph.find_started(port) for reason in find_needs(file, Need.script)]
     return started + [reason for file in graph.find_reached(port) for reason in find_needs(file, Need.file)]
 
@@ -153,7 +153,7 @@ def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.
 
 
 def _explain_missing_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
-    """Yield why the code of a configuration is not known, if it should be."""
+    """Yield why the code of a configuration is unknown."""
     names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
     if names:
         reason = f"there is no {names[0]} in the directories that were given"
@@ -163,7 +163,7 @@ def _explain_missing_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, s
 
 
 def _shorten(directory: pathlib.Path) -> pathlib.Path:
-    """Return a directory relative to the working directory where it is in it."""
+    """Return a directory below the working directory as a relative path, and any other directory unchanged."""
     here = pathlib.Path.cwd()
     return directory.relative_to(here) if directory.is_relative_to(here) else directory
 

@@ -1,4 +1,4 @@
-"""What a file is, and which others it imports or starts, as far as its text shows."""
+"""The kind of each file, and the other files named by its text through imports or commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
 class Kind(str, enum.Enum):
-    """What a file is to its project."""
+    """The part of a file in a project."""
 
     configuration = "configuration"  #: of an experiment
     script = "script"  #: Python that does something when it is run
@@ -42,7 +42,7 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What connects the files of a project."""
+    """The links from a file to other files of a project."""
 
     kind: Kind = Kind.other
     imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
@@ -60,7 +60,7 @@ class Facts:
 
 
 def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
-    """Return what Python source says about its file."""
+    """Return the facts in Python source."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
@@ -99,7 +99,7 @@ def _find_imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of a module without what is for type checkers only."""
+    """Yield the nodes of a module without code for type checkers."""
     left: list[ast.AST] = [tree]
     for node in left:  # which grows
         yield node
@@ -110,7 +110,7 @@ def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the names that the statements of a module bind, and ``*`` if they may bind others too."""
+    """Yield the names bound by the statements of a module, and ``*`` if any other name may be bound."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield "*" if statement.name == "__getattr__" else statement.name
@@ -128,7 +128,7 @@ def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def _does_something(statement: ast.stmt) -> bool:
-    """Return whether a statement at the top of a module is one of a script."""
+    """Return whether a statement at the top of a module makes the module a script."""
     if isinstance(statement, ast.If):
         return "__name__" in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
     if isinstance(statement, ast.Expr):
@@ -137,7 +137,7 @@ def _does_something(statement: ast.stmt) -> bool:
 
 
 def read_notebook_facts(text: str) -> Facts:
-    """Return what the code and the commands of a notebook, which was ported before, say about it."""
+    """Return the facts in the code and the commands of a ported notebook."""
     from det_lightning.porting.notebooks import split_notebook
 
     program, commands = split_notebook(text)
@@ -152,7 +152,7 @@ def read_notebook_facts(text: str) -> Facts:
 
 
 def read_yaml_facts(text: str) -> Facts:
-    """Return what YAML says about its file: a configuration of an experiment, or another one with commands."""
+    """Return the facts in YAML: in an experiment configuration, or in any other file with commands."""
     from det_lightning.config.yaml_reader import YamlDocument
 
     content = YamlDocument(text).data
@@ -181,7 +181,7 @@ def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
-    """Return what shell commands, and the Python in them, say about their file."""
+    """Return the facts in shell commands, embedded Python included."""
     codes = [read_python_facts(code) for *_, code in find_programs(text)]
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)

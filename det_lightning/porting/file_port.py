@@ -1,4 +1,4 @@
-"""One file, ported: what kind it is, how it is encoded, and what it is to contain."""
+"""The port of one file: kind, encoding, old and new content, and findings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _UNKNOWN = Libraries()
 
 @dataclasses.dataclass(frozen=True)
 class FilePort:
-    """The content of a file, and what it becomes."""
+    """The content of a file before and after porting, with findings and facts."""
 
     path: pathlib.Path
     before: str
@@ -80,7 +80,7 @@ class FilePort:
         return self.facts.kind is Kind.configuration
 
     def write(self) -> None:
-        """Replace the file by a new one with the ported content, or raise OSError; hard links to the old one stay."""
+        """Replace the file by a new file with the ported content, or raise OSError; hard links keep the old content."""
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
         content = self.after.encode(self.encoding)
@@ -105,14 +105,14 @@ class FilePort:
 
 
 def is_portable(path: pathlib.Path) -> bool:
-    """Return whether a file is of a kind that the porting tool reads."""
+    """Return whether the porting tool reads files of this kind."""
     return _find_kind(path) is not None
 
 
 def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
-    """Port a file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so.
+    """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so.
 
-    ``libraries`` are those of the project.
+    ``libraries`` are the libraries of the project.
     """
     size = path.stat().st_size
     if path.suffix.lower() == ".json" and (size > _MOST_BYTES_OF_SETTINGS or not libraries.takes_options):
@@ -152,7 +152,7 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
 
 
 def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
-    """Return what ports the text of a file of this name, and what reads facts from it; None for other files."""
+    """Return the functions that port a file of this name and read its facts, or None for other files."""
     kind = _find_kind(path)
     if kind is None:
         return None
@@ -163,7 +163,7 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
 
 
 def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Port the options of programs in a file, then everything else; note what it pins."""
+    """Port the options of programs in a file, then everything else, and check the pinned releases."""
     from det_lightning.porting.gone_names import port_options  # which needs libcst
 
     renamed, findings = port_options(text, libraries)
@@ -172,7 +172,7 @@ def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, li
 
 
 def project_directory(path: pathlib.Path) -> pathlib.Path:
-    """Return the directory whose code a file is for: its own, but the one above ``requirements`` or ``.github``."""
+    """Return the directory whose code a file serves: the parent, or the one above ``requirements`` or ``.github``."""
     of_ci = next((directory for directory in path.parents if directory.name in OF_CI), None)
     inner = path.parent if _lists_requirements(path) else path
     return inner.parent if of_ci is None else of_ci.parent
@@ -198,7 +198,7 @@ def _detect_encoding(path: pathlib.Path, content: bytes) -> str:
 
 
 def _explain_error(error: Exception) -> str | None:
-    """Return why a file is not of the kind that its name says; None if an error is not about that."""
+    """Return why a file cannot be read as its name says, or None for an error of another cause."""
     import libcst
     from ruamel.yaml.error import YAMLError
 

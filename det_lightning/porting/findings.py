@@ -1,4 +1,4 @@
-"""What the porting tool cannot change by itself, and what to do about it."""
+"""Findings: code for the user to change, and the advice for the change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Severity(str, enum.Enum):
 
 
 class Need(str, enum.Enum):
-    """Whether what was found keeps something on the real Determined."""
+    """Whether a finding keeps files on the real Determined."""
 
     nothing = ""  #: no
     script = "script"  #: the file, where it is run as a script; not where it is imported
@@ -26,7 +26,7 @@ class Need(str, enum.Enum):
 
 
 class Premise(str, enum.Enum):
-    """What a finding in one file assumes, which the whole project may disprove."""
+    """The assumption behind a finding in one file; the whole project may disprove the assumption."""
 
     nothing = ""
     changed = "changed"  #: the file is written as it was ported
@@ -38,7 +38,7 @@ class Premise(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
-    """Something that the porting tool leaves to its user."""
+    """A piece of work for the user."""
 
     line: int  # in the file before it was ported, from 1; 0 for the file as a whole
     severity: Severity
@@ -49,12 +49,12 @@ class Finding:
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:
-    """Return the line of ``text[offset]`` in a file in which the text begins at line ``first_line``."""
+    """Return the line of ``text[offset]`` in a file; ``first_line`` is the line of the text's beginning."""
     return first_line + text.count("\n", 0, offset)
 
 
 def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:
-    """Return the findings in line order, each once, without those that a comment declares resolved."""
+    """Return the findings sorted by line, without duplicates and without lines declared resolved by a comment."""
     lines = ["", *text.splitlines()]
     return [
         finding

@@ -1,4 +1,4 @@
-"""Names that today's libraries no longer have: renamed where another one does the same, else a problem."""
+"""Names removed from today's libraries: an equivalent name is written, any other name becomes a problem."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def may_have_gone_names(text: str, libraries: Libraries) -> bool:
 
 
 def _find_packages(text: str, libraries: Libraries) -> list[str]:
-    """Return the packages of the table that a text mentions, without those that are the project's own."""
+    """Return the packages of the table mentioned by a text, without the project's own packages."""
     return [package for package in find_packages(text) if package not in libraries.shadowed]
 
 
 def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
-    """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
+    """Rename removed names and note the names without replacement, except where the code checks for a name."""
     port = _GoneNames(file, libraries)
     for package in _find_packages(file.edits.text, libraries):
         port.port_names(package)
@@ -82,7 +82,7 @@ class _GoneNames:
             self._file.replace(node, found.expand(row.replacement) + ending)
 
     def port_names(self, package: str) -> None:
-        """Port what a file imports from a package, and calls of it."""
+        """Port the imports from a package, the uses of the imported names, and the calls."""
         rows = find_rows(package)
         bindings = Bindings(self._file, package)
         paths: dict[cst.CSTNode, str] = {}
@@ -149,13 +149,13 @@ class _GoneNames:
                 self._note(row, node, f"{owner}.{found.group()}{f'({row.keyword}=)' if named else ''}", found)
 
     def _is_imported(self, name: str, within: cst.CSTNode) -> bool:
-        """Return whether a name stands for a module or part of one, rather than for an object."""
+        """Return whether a name stands for a module or for part of a module, rather than for an object."""
         first = next((node for node in self._file.names(within=within) if node.value == name), None)
         given = [] if first is None else self._file.assignments(first)
         return any(isinstance(one, cst.Import | cst.ImportFrom) for one in given)
 
     def _find_calls(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
-        """Yield the calls of names with these paths, and of classes derived from them with parameters of their own."""
+        """Yield the calls of the named functions and classes, and of derived classes with parameters of their own."""
         bases: dict[cst.CSTNode, str] = {
             definition: paths[base.value]
             for definition in self._file.find(cst.ClassDef)
@@ -208,7 +208,7 @@ class _GoneNames:
             self._file.replace(text, self._file.source(text).replace(found.group(), found.expand(row.replacement)))
 
     def port_options(self) -> None:
-        """Port what stands for an option that the project does not read itself: if renamed, any name or string."""
+        """Port the names, attributes and strings of options, except for options read by the project itself."""
         for node in self._file.find(cst.Name, cst.SimpleString):
             value = node.value if isinstance(node, cst.Name) else read_string(node) or ""
             for row in option_rows():
@@ -221,7 +221,7 @@ class _GoneNames:
                     self._note(row, node, f"{value} of TrainingArguments", found)
 
     def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
-        """Return whether a node is an attribute of arguments, or a key of a dict for them."""
+        """Return whether a node is an attribute of arguments, or a key in a dict of arguments."""
         parent = self._file.parent(node)
         if isinstance(parent, cst.DictElement):
             return parent.key is node and "TrainingArguments" in self._file.edits.text
@@ -233,7 +233,7 @@ class _GoneNames:
             self._file.replace(node, self._file.source(node).replace(found.group(), new))
 
     def ask_ruff(self) -> None:
-        """Apply the fixes of ruff that are safe, and note what else it finds."""
+        """Apply ruff's safe fixes, and note the other violations."""
         edits = self._file.edits
         rules = [*ruff_rules.OF_PYTHON, *ruff_rules.OF_NUMPY_1]
         rules += ruff_rules.OF_NUMPY_2 if self._libraries.lack("numpy", "2.0") else ()
@@ -265,7 +265,7 @@ def _list_init_parameters(definition: cst.ClassDef) -> list[str]:
 
 
 def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
-    """Yield the row that says that a name, or what it is in, is gone, if there is one."""
+    """Yield the first row about a name or about a part of the library around the name, with the match."""
     parts = path.split(".")
     prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]
     pairs = ((row, row.path.fullmatch(prefix)) for prefix in prefixes for row in rows if not row.given)
@@ -276,7 +276,7 @@ def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.M
 
 
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Return YAML or shell commands with options of programs renamed, and findings for options that are gone."""
+    """Return YAML, JSON or shell commands with options renamed, and findings for removed options."""
     if not libraries.takes_options:
         return text, []
     edits = Edits(text)

@@ -1,4 +1,4 @@
-"""The table of names that today's libraries no longer have: ``gone_names.csv``, whose first lines describe it."""
+"""The table of names removed from today's libraries: ``gone_names.csv``, with a description in the first lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RELEASE = re.compile(r"(?P<library>\S+) (?P<release>[\d.]+)")
 
 @dataclasses.dataclass(frozen=True)
 class GoneName:
-    """A row of the table, with patterns for its name."""
+    """A row of the table, with patterns for the name."""
 
     name: str
     gone: str
@@ -46,11 +46,11 @@ class GoneName:
 
     @property
     def still_exists(self) -> bool:
-        """Whether only its use has changed, so that nothing is wrong with the name itself."""
+        """Whether the name still exists and only the described use of the name fails."""
         return _RELEASE.fullmatch(self.gone) is None
 
     def holds(self, lack: Callable[[str, str], bool]) -> bool:
-        """Return whether a project does not have the name, given whether it lacks what a release of a library lacks."""
+        """Return whether the name is missing in a project; ``lack`` compares releases."""
         release = _RELEASE.fullmatch(self.gone)
         return release is None or lack(release["library"], release["release"])
 
@@ -90,7 +90,7 @@ def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> Gon
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern for a name of the table: ``..`` are any modules, ``*`` any letters, ``{a,b}`` one of two."""
+    """Return a pattern for a name of the table: ``..`` is any modules, ``*`` any letters, ``{a,b}`` a or b."""
     text = text.replace("*", r"\w*").replace("..", "\0").replace(".", r"\.").replace("\0", r"\.(?:\w+\.)*")
     return re.compile(re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(',', '|')})", text))
 
@@ -106,12 +106,12 @@ def option_rows() -> list[GoneName]:
 
 
 def find_packages(text: str) -> list[str]:
-    """Return the packages of the table that a text mentions."""
+    """Return the packages of the table mentioned in a text."""
     return sorted(set(_packages().findall(text)))
 
 
 def mentions_gone_name(text: str, packages: list[str]) -> bool:
-    """Return whether a text has a word from one of the names of ``packages``."""
+    """Return whether a text has a word from a removed name of ``packages``."""
     return any(_words(package).search(text) for package in packages)
 
 

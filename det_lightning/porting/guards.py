@@ -1,4 +1,4 @@
-"""Code that asks whether a name is there, or whether there is a GPU: what is in it may be for other releases."""
+"""Code behind a check for a name, a release or a GPU; such code may be written for other releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Guards:
         self._guarded = [*_find_guarded_lines(file)]
 
     def find_use(self, node: cst.CSTNode) -> str:
-        """Return the source of the name or import that a node is in, or of the call that a keyword is for."""
+        """Return the source of the name or import around a node; for a keyword, the source of the called name."""
         around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
         outer: cst.CSTNode | None = node
         while outer is not None:
@@ -38,7 +38,7 @@ class Guards:
         return self._file.source(node)
 
     def hold(self, line: int, use: str, needs_gpu: bool = False) -> bool:
-        """Return whether a line is only for releases that have what it uses, or for a machine with a GPU."""
+        """Return whether a line only runs with releases where ``use`` exists, or on a machine with a GPU."""
         words = set(re.findall(r"\w+", use))
         return any(
             line in lines
@@ -49,7 +49,7 @@ class Guards:
 
 
 def _find_guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
-    """Yield the lines of code for several releases of a library, or for a GPU, and what asks for that."""
+    """Yield the lines of code behind a check, and the match of the check."""
     for node in file.find(cst.Try):
         for handler in node.handlers:
             if handler.type is not None and (found := _ASKS.search(file.source(handler.type))):

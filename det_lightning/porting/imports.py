@@ -18,9 +18,9 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites imports and their uses. A name none of whose uses can be rewritten stays, and so does such a file.
+    """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names.
 
-    ``taken`` are the names that other files of the project may import from this one; with ``*`` if that is any.
+    ``taken`` are the names imported from this file by other files of the project; ``*`` stands for any name.
     """
 
     def __init__(self, file: PythonFile, taken: Collection[str] = ("*",)) -> None:
@@ -51,7 +51,7 @@ class ImportRewriter:
                 yield reference.path, reference.binding.name
 
     def rewrite(self) -> None:
-        """Rewrite the file, and note what cannot be."""
+        """Rewrite the file, and note the rest."""
         for statement in dict.fromkeys(binding.statement for binding in self.bindings.found):
             if isinstance(statement, cst.Import):
                 self._rewrite_import(statement)
@@ -109,7 +109,7 @@ class ImportRewriter:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Return whether a name is missing, has its own import line in the module, and is not mentioned in strings."""
+        """Return whether a name is missing, imported by a line of its own, and not mentioned in strings."""
         if isinstance(binding.statement, cst.Import):
             is_used = any(use.binding.name == binding.name for use in self.bindings.references)
             if is_used or len(binding.statement.names) > 1:
@@ -133,7 +133,7 @@ class ImportRewriter:
         )
 
     def _may_lose(self, binding: Binding) -> bool:
-        """Return whether a file may do without a name: one with a trial, or one that uses nothing missing."""
+        """Return whether a file can lose a name: a file with a trial, or a file without other missing names."""
         if self.bindings.uses_trial_api():
             return True
         # Nobody imports from a script what it does not use itself.
@@ -145,7 +145,7 @@ class ImportRewriter:
         return not is_taken and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _move(self, binding: Binding) -> bool:
-        """Import a name only where it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
+        """Move the import of a name below ``if __name__ == "__main__"``, or drop an unused import."""
         scripts = {self._script_around(use.node) for use in self._uses(binding)}
         if len(scripts) > 1 or None in scripts:
             return False
@@ -166,7 +166,7 @@ class ImportRewriter:
         return around[-1] if is_script else None
 
     def _split_from(self, statement: cst.ImportFrom, counterparts: dict[Binding, str | None]) -> None:
-        """Write one statement for each module that the names are imported from now."""
+        """Write one statement for each new module of the names."""
         groups: dict[str, list[cst.ImportAlias]] = {}
         for binding, ours in counterparts.items():
             module = dotted_name(statement.module)
@@ -230,7 +230,7 @@ class ImportRewriter:
         return False
 
     def spell(self, dotted: str) -> str | None:
-        """Return what to write for a name with attributes where code is in a string; None to leave it as it is."""
+        """Return the new spelling of a dotted name in a string of code, or None to keep the old spelling."""
         name, *attributes = dotted.split(".")
         binding = next((binding for binding in self.bindings.found if binding.name == name), None)
         spelled = None if binding is None else self._spell(binding, attributes)
@@ -240,7 +240,7 @@ class ImportRewriter:
         return ".".join([name, *new, *attributes[len(attributes) - kept :]])
 
     def _spell(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
-        """Return the new name, the attributes that replace the first ones, and how many last ones stay."""
+        """Return the new name, the attributes to write next, and how many of the old attributes follow."""
         base = counterpart(binding.path)
         if binding.name in self._left or base is None:
             return None
@@ -263,7 +263,7 @@ class ImportRewriter:
         return name, new[: len(new) - kept], kept
 
     def _note_missing_binding(self, binding: Binding) -> None:
-        """Note a missing name that a statement imports; if all its uses have their own advice, note those instead."""
+        """Note an imported name without counterpart; if every use has advice of its own, note the uses."""
         uses = self._uses(binding)
         is_movable = self._is_movable(binding)
         if self._is_for_types(binding):

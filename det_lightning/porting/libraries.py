@@ -1,4 +1,4 @@
-"""Which releases of libraries a project runs with: those that are installed, else those that its files allow."""
+"""The releases of libraries a project runs with: the installed release, or else the newest allowed by the project."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ANY = (Version("0"), Version("99999"))
 
 @dataclasses.dataclass(frozen=True)
 class Libraries:
-    """The libraries of a project, as far as its files tell; whatever they do not pin is the newest release.
+    """The libraries of a project, as told by its files. A library without a pin counts as the newest release.
 
-    The files also tell which names belong to the project itself.
+    The files also tell the names defined by the project itself.
     """
 
     pins: dict[str, str] = dataclasses.field(default_factory=dict)  # by the names of distributions
@@ -39,7 +39,7 @@ class Libraries:
     taken: frozenset[str] = frozenset({"*"})  # the names that files import from modules of the project; * for any
 
     def lack(self, library: str, release: str) -> bool:
-        """Return whether the release of ``library`` that the project runs with is ``release`` or a later one."""
+        """Return whether the project runs with ``release`` of a library or a later release."""
         gone = Version(release)
         name = normalize(library)
         if name == "python":
@@ -55,7 +55,7 @@ class Libraries:
 
 
 def find_pins(text: str) -> Iterator[re.Match[str]]:
-    """Yield the requirements in a file, without those in comments."""
+    """Yield the requirements in a file, except in comments."""
     for found in _PIN.finditer(text):
         before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
         if re.search(r"(?:^|\s)#", before) is None:
@@ -63,7 +63,7 @@ def find_pins(text: str) -> Iterator[re.Match[str]]:
 
 
 def note_pins(text: str) -> list[Finding]:
-    """Return findings for the requirements in a file that no release fulfills that det_lightning allows."""
+    """Return findings for requirements that exclude every release allowed by det_lightning."""
     findings = []
     for found in find_pins(text):
         ours = _read_required().get(normalize(found[1]), SpecifierSet())
@@ -77,7 +77,7 @@ def note_pins(text: str) -> list[Finding]:
 
 
 def _releases(allowed: SpecifierSet, *others: Version) -> list[Version]:
-    """Return which of the releases that matter, those in the specifiers themselves included, are allowed."""
+    """Return the allowed releases among the ones to compare, including all releases named by the specifiers."""
     named = [Version(one.version.removesuffix(".*")) for one in allowed]
     return [one for one in (*_ANY, *others, *named) if allowed.contains(one, prereleases=True)]
 
@@ -104,7 +104,7 @@ def _find_installed(name: str) -> Version | None:
 
 @functools.cache
 def _read_required() -> dict[str, SpecifierSet]:
-    """Return what det_lightning requires of other distributions, with all extras."""
+    """Return the requirements of det_lightning, with all extras."""
     try:
         lines = importlib.metadata.requires("det-lightning") or []
     except importlib.metadata.PackageNotFoundError:  # run from a clone that is not installed

@@ -1,4 +1,4 @@
-"""What the files of a project say about libraries: pins, imports, and the project's own names and options."""
+"""A survey of a project's files for libraries: pins, imports, and the project's own names and options."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SETS = [field.name for field in dataclasses.fields(Libraries) if field.type == 
 def read_libraries(
     files: Sequence[pathlib.Path], *, is_whole: bool = True, survey: Callable[..., Libraries] | None = None
 ) -> Libraries:
-    """Return what the files of a project say about libraries.
+    """Survey the files of a project for libraries.
 
     Args:
-        files: the files of the project.
-        is_whole: no other files may import names from these.
-        survey: calls :func:`survey_file`, perhaps in another process. Files that raise an error say nothing.
+        files: all files to survey.
+        is_whole: no file outside of ``files`` imports names from the files.
+        survey: calls :func:`survey_file`, perhaps in another process. A file that raises an error is left out.
     """
     modules = frozenset({file.stem for file in files} | {file.parent.name for file in files})
     pins: dict[str, str] = {}
@@ -50,7 +50,7 @@ def read_libraries(
 
 
 def survey_file(file: pathlib.Path, modules: Collection[str]) -> Libraries:
-    """Return what one file of a project with these ``modules`` says about libraries."""
+    """Survey one file of a project; ``modules`` are the names of the project's modules."""
     if file.stat().st_size > _MOST_BYTES:
         return Libraries(taken=frozenset())
     text = file.read_text(encoding="utf-8", errors="replace")
@@ -98,7 +98,7 @@ def _is_trainer(definition: ast.ClassDef) -> bool:
 
 
 def _find_own_options(nodes: list[ast.AST], text: str) -> set[str]:
-    """Return the options that a program defines or reads itself, and the options with old and new name in its text."""
+    """Return the options defined or read by a program itself, and the options present by old and new name."""
     skipped = {id(node.func) for node in nodes if isinstance(node, ast.Call)}  # methods
     skipped |= {id(key) for node in nodes if isinstance(node, ast.Dict) for key in node.keys}
     words = {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -118,6 +118,6 @@ def _find_own_options(nodes: list[ast.AST], text: str) -> set[str]:
 
 
 def _is_beside(file: pathlib.Path, module: str) -> bool:
-    """Return whether a file finds a module in its own project."""
+    """Return whether Python finds a module of the project when a file imports the module."""
     roots = [directory for directory in file.parents if not (directory / "__init__.py").is_file()]
     return any((root / name).is_file() for root in roots for name in (f"{module}.py", f"{module}/__init__.py"))

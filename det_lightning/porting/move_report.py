@@ -1,4 +1,4 @@
-"""The report of a move: for each project and entry point, what was done, what is left, and which checks passed."""
+"""The report of a move: for each project and entry point the changes, the work left, and the results of checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The outcome of a check of ``pytest --trial``, from its JUnit file."""
+    """The outcome of a check of ``pytest --trial``, read from a JUnit file."""
 
     trial: str
     name: str  # of the check
@@ -46,18 +46,18 @@ class MovedProject:
 
     @property
     def changed(self) -> list[tuple[FilePort, int]]:
-        """The files that change, and in how many lines."""
+        """The changed files, with the number of changed lines."""
         return [(port, _count_changed_lines(port)) for port in self.files if port.changed and port.may_be_written]
 
     @property
     def left(self) -> list[tuple[FilePort, Finding]]:
-        """What is left to do, problems first."""
+        """The work left, problems first."""
         found = [(port, finding) for port in self.files for finding in port.findings if finding.severity in _LEFT]
         return sorted(found, key=lambda item: _LEFT.index(item[1].severity))
 
 
 def read_checks(file: pathlib.Path) -> list[Check]:
-    """Return the checks in a file that ``pytest --junitxml`` wrote; raises ValueError if it is another one."""
+    """Return the checks in a file written by ``pytest --junitxml``; raise a ValueError for other files."""
     require_file(file)
     try:
         cases = list(ElementTree.parse(file).iter("testcase"))
@@ -121,5 +121,5 @@ def _count_changed_lines(port: FilePort) -> int:
 
 
 def _markdown_cell(text: object) -> str:
-    """Return text that stays in one table cell and is not interpreted as Markdown or HTML."""
+    """Return text escaped for one table cell, without a meaning in Markdown or HTML."""
     return re.sub(r"([\\|*\[\]<>])", r"\\\1", escape(text))

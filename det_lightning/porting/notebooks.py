@@ -1,4 +1,4 @@
-"""Notebooks: the code of their cells, ported as one program."""
+"""Notebooks: the code of all cells, ported as one program."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _SHELL = ("!", "bash", "script", "sh", "sx", "system")
 
 
 class NotebookError(ValueError):
-    """The file is not a notebook that can be written back as it was."""
+    """The file is not a notebook, or has a layout that cannot be reproduced."""
 
 
 def _dump(notebook: dict[str, Any], line_break: str, **options: Any) -> str:
-    """Return the text of a notebook, without what follows its last brace."""
+    """Return the text of a notebook up to the last brace."""
     return json.dumps(notebook, **options).replace("\n", line_break)
 
 
@@ -49,7 +49,7 @@ _LAYOUTS: list[_Dump] = [
 
 
 def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
-    """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
+    """Return a notebook with the code cells ported, and findings; lines count over the code of all cells."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)
     hidden = [_hide(source) for _, source in cells]
@@ -66,7 +66,7 @@ def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list
 
 
 def split_notebook(text: str) -> tuple[str, str]:
-    """Return the Python of a notebook as one program, and the commands in it, a line each; or raise NotebookError."""
+    """Return the Python of a notebook as one program, and the commands, one per line; or raise NotebookError."""
     notebook, _ = _read(text)
     hidden = [_hide(source) for _, source in _select_cells(notebook)]
     commands = [_reveal(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
@@ -74,7 +74,7 @@ def split_notebook(text: str) -> tuple[str, str]:
 
 
 def _read(text: str) -> tuple[dict[str, Any], _Dump]:
-    """Return a notebook, and a function that writes it in its current layout."""
+    """Return a notebook, and a function to write the notebook in the same layout."""
     try:
         notebook = json.loads(text)
     except ValueError as e:
@@ -142,7 +142,7 @@ def _reveal(found: re.Match[str]) -> str:
 
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
-    """Return a cell with its commands ported; findings refer to the lines before porting."""
+    """Return a cell with the commands ported, and findings with line numbers from before porting."""
     whole = re.sub(rf"^{_HIDE}", "", source, flags=re.MULTILINE)
     if _find_magic(whole) in _SHELL:
         return port_shell(whole, first_line)

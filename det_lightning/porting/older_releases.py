@@ -1,4 +1,4 @@
-"""What older releases of Determined had: names and calls, rewritten to today's."""
+"""Names and calls of older releases of Determined, rewritten to today's."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("ev
 
 
 def spellings(method: str) -> list[str]:
-    """Return the names that a method of the context has had."""
+    """Return all names a method of the context has had."""
     return [method, *(old for old, new in _RENAMED.items() if new == method)]
 
 
 def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
-    """Rewrite names of the context, hooks of callbacks and calls of older releases, and note what is gone."""
+    """Rewrite old names of the context, old hooks and old calls; note names without replacement."""
     attributes = {node.attr.value for node in file.find(cst.Attribute)}
     for node in file.find(cst.Attribute):
         _check_attribute(file, node)
@@ -121,7 +121,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
 
 
 def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
-    """Rewrite what is read of an inner object of the context if the context has it too; return whether it has."""
+    """Rewrite an access to an inner object of the context if the context has the same; return whether it has."""
     read = file.parent(inner)
     outer = file.parent(read)
     if not isinstance(read, cst.Attribute) or isinstance(outer, cst.Del) or getattr(outer, "target", None) is read:
@@ -161,7 +161,7 @@ def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str
 
 
 def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
-    """Give a hook its argument, which it did not have until Determined 0.17."""
+    """Give a hook the argument added in Determined 0.17."""
     given = method.params
     alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
     starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
@@ -174,7 +174,7 @@ def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
 
 
 def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
-    """Remove ``self.model.train()`` if the model is in that mode anyway and nothing in the class changes it."""
+    """Remove ``self.model.train()`` where the model is in training mode anyway and the class keeps the mode."""
     wrapped = {
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
@@ -199,7 +199,7 @@ def _find_needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set
 
 
 def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
-    """Return whether a trial, all of whose base classes are in the file, wraps models instead of building one."""
+    """Return whether a trial wraps models instead of building one, and all base classes are in the file."""
     lineage = find_lineage(trial, trials)
     names = {method.name.value for one in lineage for method in list_methods(one)}
     outside = {base for one in lineage for base in base_names(one)} - {one.name.value for one in lineage}
@@ -207,7 +207,7 @@ def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
 
 
 def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
-    """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
+    """Remove an unused model from the parameters of a method, because the model is no longer passed."""
     given = method.params.params
     index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
     if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
@@ -224,7 +224,7 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
 
 
 def _find_passed_models(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
-    """Return the model where a method passes it to the method that it overrides, with the argument before it."""
+    """Return each model passed on to the overridden method, with the argument before."""
     return [
         (before, argument)
         for call in file.find(cst.Call, within=method)
@@ -254,7 +254,7 @@ _STORES = ("store_path", "upload")
 
 
 def rewrite_core_api(file: PythonFile) -> None:
-    """Rewrite what older releases and private names of the Core API had, and note what is internal."""
+    """Rewrite old and private names of the Core API, and note internal names."""
     for node in file.find(cst.Attribute):
         owner = dotted_name(node.value)
         *_, context, part = ["", "", *owner.split(".")]
@@ -268,7 +268,7 @@ def rewrite_core_api(file: PythonFile) -> None:
 
 
 def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
-    """Rewrite a report of any group of metrics, if it is one without the metrics of each batch."""
+    """Rewrite a report of a group of metrics, unless the report has metrics of each batch."""
     call = file.parent(method)
     if method.attr.value != _OLD_REPORT or not isinstance(call, cst.Call) or len(call.args) != 3:
         return False
@@ -280,7 +280,7 @@ def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
 
 
 def _rewrite_batch_counts(file: PythonFile) -> None:
-    """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
+    """Rename the number of batches in reports, and add the number by today's name to new checkpoints."""
     metadata: dict[cst.BaseExpression, None] = {}  # in the order of the file
     for call in file.find(cst.Call):
         owner, _, method = dotted_name(call.func).rpartition(".")

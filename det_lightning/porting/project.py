@@ -1,4 +1,4 @@
-"""The files of a project, which are not trusted: a separate process reads them, and links are never written through."""
+"""The files of a project. A separate process reads these untrusted files, and nothing is written through links."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _RECORDS = (
 
 
 def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Return the files below ``paths`` that can be ported, each once, leaving out directories such as ``.git``.
+    """Return all portable files below ``paths``, without duplicates and without directories such as ``.git``.
 
-    Raises FileNotFoundError for paths that do not exist, and ValueError for files of other kinds.
+    Raises FileNotFoundError for missing paths, and ValueError for files of other kinds.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
@@ -86,20 +86,20 @@ def is_skipped(directory: pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ProjectPort:
-    """What becomes of the files below some paths."""
+    """The ported files and the entry points below some paths."""
 
     files: list[FilePort]  # those that change or have findings
     entry_points: list[EntryPoint]  # what can be started there
 
 
 def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
-    """Port all files below ``paths``; nothing is written.
+    """Port all files below ``paths``, without writing.
 
-    Nothing is returned if nothing but hints was found: such files have nothing to do with Determined.
+    The result is empty if there is nothing but hints: such files have nothing to do with Determined.
 
     Args:
         paths: files and directories of the project.
-        pool: what reads the files, left running for the next project; None starts one, and ends it.
+        pool: a reader to use, and to leave running for the next project. Defaults to a new reader, ended afterwards.
     """
     given = list(paths)
     files = find_files(given)
@@ -136,7 +136,7 @@ def _is_of_determined(port: FilePort) -> bool:
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
-    """Return the files of a project without the findings whose premise the project disproves."""
+    """Return the files of a project without the findings disproved by other files."""
     configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():
@@ -155,9 +155,9 @@ def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
 
 
 def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts], needs_determined: bool) -> bool:
-    """Return whether a finding still holds, given the configurations that reach its file and what imports it.
+    """Return whether a finding holds, given the configurations around the file and the users of its module.
 
-    It may also depend on whether anything in the project ``needs_determined``.
+    ``needs_determined`` says whether any file of the project needs Determined.
     """
     if finding.premise is Premise.unneeded:
         return not needs_determined

@@ -25,7 +25,7 @@ _UNKNOWN = Libraries()
 
 
 def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
-    """Return Python source that uses det_lightning and today's libraries, and what could not be rewritten."""
+    """Return Python source ported to det_lightning and to today's libraries, and findings for the rest."""
     has_gone_names = may_have_gone_names(text, libraries)
     if not has_gone_names and not _WORTH_PARSING.search(text):
         return text, []

@@ -1,4 +1,4 @@
-"""A process that ports files, so that a file that cannot be read affects nothing else, however it fails."""
+"""A process for reading untrusted files; a crash or a hang of the process affects one file only."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _Result = TypeVar("_Result")
 
 
 class PortingFailed(ValueError):
-    """A file could not be ported, for a reason that says nothing about other files."""
+    """A file could not be ported; other files are not affected."""
 
 
 class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
-    """Ports files in another process, which is replaced after a file that crashed it or took too long.
+    """Reads and ports files in another process, and replaces the process after a crash or a timeout.
 
     Args:
-        cpu_s: how much time of the processor a file may take.
-        memory_bytes: how much address space the process may add, where the system can limit it.
+        cpu_s: the processor time allowed for a file, in seconds.
+        memory_bytes: the address space to add at most, on systems with such a limit.
     """
 
     def __init__(self, cpu_s: float = 15.0, memory_bytes: int = 4 * 2**30) -> None:
@@ -43,7 +43,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._used_s = 0.0  # by the process, up to its last file
 
     def port(self, path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
-        """Port one file. Raises PortingFailed as :meth:`call` does."""
+        """Port one file. Raises PortingFailed like :meth:`call`."""
         return dataclasses.replace(self.call(port_file, path, libraries), path=path)
 
     def call(self, function: Callable[..., _Result], path: pathlib.Path, *arguments: object) -> _Result:
@@ -79,7 +79,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
 
 
 def _children_s() -> float:
-    """Return the time of the processor that the ended children of this process took."""
+    """Return the processor time of all ended children of this process."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -99,7 +99,7 @@ def _begin(memory_bytes: int) -> None:
 def _call(
     directory: pathlib.Path, cpu_s: float, function: Callable[..., object], path: pathlib.Path, *arguments: object
 ) -> tuple[Any, float]:
-    """Return the result of a function or the text of its error, and the processor time of this process in all."""
+    """Return the result of a function or the text of an error, and the processor time used by this process so far."""
     try:
         os.chdir(directory)
         import_port(path)  # which takes its time, too
@@ -113,6 +113,6 @@ def _call(
 
 
 def _limit_time(cpu_s: float) -> None:
-    """Let the system end this process once it has used the processor for so long; 0 is no limit."""
+    """Let the system end this process after ``cpu_s`` seconds of processor time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)

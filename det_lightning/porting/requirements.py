@@ -1,4 +1,4 @@
-"""The package's name, wherever a project lists its requirements."""
+"""The package's name in all places where a project lists requirements."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ _QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
 
 @functools.cache
 def _compatible() -> str:
-    """Return the version requirement, in characters that mean nothing to a shell."""
+    """Return the version requirement, in characters without a meaning in a shell."""
     major, minor, *_ = det_lightning.__version__.split(".")
     return f"~={major}.{minor}"
 
 
 def port_requirement(requirement: str) -> str | None:
-    """Return what to require instead of ``requirement``; None if that is not Determined."""
+    """Return the requirement to write instead of a requirement of Determined, or None for other packages."""
     requirement = requirement.strip()
     if found := _REQUIREMENT.fullmatch(requirement):
         return _NAME + (_compatible() if found["spec"] else "") + (found["marker"] or "")
@@ -69,7 +69,7 @@ def port_requirement(requirement: str) -> str | None:
 
 
 def port_installs(text: str) -> str:
-    """Return shell commands that install det_lightning where they installed Determined."""
+    """Return shell commands with det_lightning installed in place of Determined."""
 
     def install(command: re.Match[str]) -> str:
         text = command.group()
@@ -89,9 +89,9 @@ def port_installs(text: str) -> str:
 
 
 def install_both(old: str, new: str) -> str | None:
-    """Return a command that installs Determined, as ``old`` does, beside det_lightning, as ``new`` does.
+    """Return a command to install Determined, as ``old`` does, beside det_lightning, as ``new`` does.
 
-    None if it cannot be put together, as where packages are in a list of quoted words.
+    None for a command without room for both, for example a list of quoted words.
     """
     words = old.split(" ")
     ours = new.split(" ")
@@ -110,7 +110,7 @@ def install_both(old: str, new: str) -> str | None:
 
 
 def is_install(text: str) -> bool:
-    """Return whether commands, or their words in a list, install packages."""
+    """Return whether commands, or words in a list, install packages."""
     return re.search(_INSTALLER, text) is not None
 
 
@@ -120,7 +120,7 @@ def installs(words: Collection[str | None]) -> bool:
 
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
-    """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
+    """Return a requirements file with Determined replaced, and findings for the rest."""
     lines = []
     findings = [_useless(found.group(1), line_at(text, found.start(1))) for found in _REQUIRED_USELESS.finditer(text)]
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -137,14 +137,14 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
 
 
 def _note_urls(text: str) -> list[Finding]:
-    """Return findings for the requirements of Determined by a URL that is not one of its own."""
+    """Return findings for requirements of Determined by a URL other than Determined's own."""
     reason = "Determined is installed from a URL"
     lines = [line_at(text, found.end()) for found in _BY_URL.finditer(text)]
     return [Finding(line, Severity.problem, reason, f"require {_NAME} instead") for line in lines]
 
 
 def useless_installs(text: str, first_line: int) -> list[Finding]:
-    """Return findings for packages that shell commands install and that are of no use without Determined."""
+    """Return findings for installed packages without a use outside of Determined."""
     return [
         _useless(found.group(1), line_at(text, command.start() + found.start(), first_line))
         for command in _INSTALL.finditer(text)

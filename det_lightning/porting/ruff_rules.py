@@ -1,4 +1,4 @@
-"""What ruff finds in Python source, and rewrites there."""
+"""ruff's findings and fixes in Python source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_PYTHON = ("UP005", "UP035")
 
 
 def find_violations(text: str, rules: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what violates ``rules``, as ruff's JSON describes it; nothing if the text is not Python."""
+    """Return the violations of ``rules`` as in ruff's JSON; the list is empty for text other than Python."""
     # For an old release UP035 knows only what is gone, not what has a newer name.
     reported = _run(text, "--select", ",".join(rules), "--target-version", "py37", "--output-format", "json")
     found: list[dict[str, Any]] = json.loads(reported)
@@ -24,7 +24,7 @@ def find_violations(text: str, rules: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def sort_imports(text: str) -> str:
-    """Return Python source with its imports sorted."""
+    """Return Python source with sorted imports."""
     return _run(text, "--select", "I", "--fix-only", "--quiet")
 
 

@@ -24,7 +24,7 @@ _IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands with launch layers, packages and Python code rewritten, and what could not be.
+    """Return shell commands with launch layers, packages and Python code rewritten, and findings for the rest.
 
     Comments stay.
     """
@@ -47,7 +47,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 
 def _port_code(code: str) -> tuple[str, list[Finding]]:
-    """Return a Python program in a script ported, or as it was if it needs Determined: it has one package for all."""
+    """Return a Python program in a script ported, or unchanged if the program needs Determined for any part."""
     try:
         ported, findings = port_python(code)
     except cst.ParserSyntaxError:
@@ -67,7 +67,7 @@ def _not_read(code: str) -> list[Finding]:
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
-    """Return a Dockerfile with launch layers and installed packages rewritten, and what could not be."""
+    """Return a Dockerfile with launch layers and installed packages rewritten, and findings for the rest."""
     ported, findings = port_shell(text)
     for found in _IMAGE.finditer(text):
         reason = f"{found.group(1)} brings Determined's environment, with an old torch"
@@ -77,9 +77,9 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
 
 
 def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it may install something.
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with a finding for the first possible installation.
 
-    Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
+    Determined ran the hook in the container of a trial; ``det-lightning run`` runs the hook on the machine.
     """
     ported, findings = port_shell(text)
     for install in find_installs(text)[:1]:

@@ -1,4 +1,4 @@
-"""What stays in a project, so that whatever still needs Determined keeps running on it."""
+"""The files and lines of a project to leave unchanged, so that everything in need of Determined keeps running there."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ON_ITS_OWN = re.compile(
 
 
 def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
-    """Return the files of a project, with everything for which Determined is still needed left as it was.
+    """Return the files of a project, unchanged wherever Determined is still needed.
 
-    This includes whatever imports or starts what cannot be ported; what such code passes trials to, or gets them from;
-    the commands that start it; and the requirement of Determined itself.
+    Files that import or start unportable files stay, and so do modules sharing an API with such files, the commands to
+    start all of these, and the requirement of Determined itself.
     """
     graph = FileGraph(ports)
     found = list(graph.ports.values())
@@ -41,7 +41,7 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
 
 
 def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
-    """Return why files stay, by their paths; of shell scripts and notebooks only some lines may."""
+    """Return why files stay, by path. In shell scripts and notebooks perhaps only some lines stay."""
     why: dict[pathlib.Path, Reason] = {}
     found = graph.ports.values()
     for port in found:
@@ -69,7 +69,7 @@ def _keep(
     needs: list[Reason],
     ours: list[pathlib.Path],
 ) -> FilePort:
-    """Return a file in which what stays, for the reason that ``why`` gives for its path, is as it was."""
+    """Return a file with the staying parts unchanged; ``why`` has the reasons by path."""
     if not port.changed:
         return _drop_checks(port) if port.path in why else port
     staying = {name: file for name, file in graph.find_named(port).items() if file.path in why}
@@ -104,7 +104,7 @@ def _keep(
 def _keep_by_line(
     port: FilePort, before: list[str], after: list[str], staying: list[str], needed: Reason | None, needs_ours: bool
 ) -> FilePort:
-    """Restore the lines that start what stays, and require Determined, or both, where that is needed."""
+    """Restore the lines that start staying files, and require Determined, or both packages, where necessary."""
     stripped = {line.strip() for line in before}
     is_code = _is_code(port)
     of_ci = not set(OF_CI).isdisjoint(port.path.parts)
@@ -133,12 +133,12 @@ def _keep_by_line(
 
 
 def _is_code(port: FilePort) -> bool:
-    """Return whether a file is Python that lists no requirements."""
+    """Return whether a file is Python without a list of requirements."""
     return port.path.suffix == ".py" and port.path.name != "setup.py"
 
 
 def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bool:
-    """Return whether commands name one of several files, or programs in them import one of ``in_programs``."""
+    """Return whether commands name a file of ``names``, or import one of ``in_programs`` in an embedded program."""
     commands = [name for name in names if name not in in_programs]
     if any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", text) for name in commands):
         return True
@@ -147,13 +147,13 @@ def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bo
 
 
 def _drop_checks(port: FilePort) -> FilePort:
-    """Return a file that stays without the findings that are about running it on det_lightning."""
+    """Return a staying file without findings about running on det_lightning."""
     kept = [one for one in port.findings if one.severity is not Severity.check and one.premise is not Premise.changed]
     return dataclasses.replace(port, findings=kept)
 
 
 def _lines(text: str, kind: Kind) -> list[str]:
-    """Return the lines of a text; those that a backslash joins, or that a Python program is in, are returned as one."""
+    """Return the lines of a text. Lines joined by a backslash, and all lines of a Python program, count as one line."""
     programs = [] if kind is Kind.notebook else find_programs(text)  # a command of a notebook is one line there
     lines = []
     start = 0
@@ -168,9 +168,9 @@ def _lines(text: str, kind: Kind) -> list[str]:
 
 
 def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
-    """Return what to write for a line that requires Determined, and what is left to do about it.
+    """Return the new text of a line that requires Determined, and the findings.
 
-    If ``is_there``, nothing needs the ``new`` line, which the file may already have.
+    With ``is_there``, no file needs the ``new`` line, or the file has the line already.
     """
     if needed is None:
         return ("" if is_there else new), []

@@ -1,4 +1,4 @@
-"""Strings that hold names, commands and variables, as in annotations, module paths and what ``subprocess`` starts.
+"""Strings with names, commands and variables, for example annotations, module paths and arguments of ``subprocess``.
 
 ``determined`` stays in all other strings.
 """
@@ -51,7 +51,7 @@ _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=q
 
 
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
-    """Rewrite the strings of a file that hold names of Determined."""
+    """Rewrite the strings with names of Determined."""
     for node in file.find(cst.SimpleString):
         value = read_string(node)
         if value is not None and not isinstance(file.parent(node), cst.Expr):  # a docstring
@@ -129,7 +129,7 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
 
 
 def note_python_variables(file: PythonFile) -> None:
-    """Note the variables of Determined that Python code names in a string of its own."""
+    """Note Determined's variables in strings without other text."""
     for node in file.find(cst.SimpleString):
         value = read_string(node) or ""
         if re.fullmatch(r"\w+", value):
@@ -140,7 +140,7 @@ def note_python_variables(file: PythonFile) -> None:
 
 
 def rewrite_started_commands(file: PythonFile) -> None:
-    """Translate the commands of ``det`` that a file starts; note those that nothing replaces."""
+    """Translate the started commands of ``det``, and note the untranslatable ones."""
     lines: dict[cst.CSTNode, bool] = {}
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
@@ -162,7 +162,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
 
 
 def _find_strings(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
-    """Return the strings that a command is made of, and whether each is all of it."""
+    """Return the strings in a command; True marks a string that is the whole command."""
     if isinstance(command, _Strings):
         return {command: True}
     method = command.func if isinstance(command, cst.Call) else None
@@ -174,7 +174,7 @@ def _find_strings(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CST
 
 
 def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
-    """Rewrite a string that is a line for the shell."""
+    """Rewrite a string with a line for the shell."""
     quoted = _QUOTED.fullmatch(source)
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
@@ -193,7 +193,7 @@ def _reads_output(file: PythonFile) -> bool:
 
 
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
-    """Rewrite a command that is given as words; an expression stands for one word."""
+    """Rewrite a command given as words; an expression stands for one word."""
     values = [read_string(node) for node in nodes]
     if installs(values):
         for node, value in zip(nodes, values, strict=True):

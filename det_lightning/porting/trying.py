@@ -1,4 +1,4 @@
-"""Trying a ported project: each entry point that should run is started for a few batches, in a copy of the files."""
+"""Trying a ported project: every entry point expected to run is started for a few batches, in a copy of the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_BYTES = 2 * 1024**3
 
 
 def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectPort:
-    """Return a project whose configurations and scripts were tried, if they should run; its own files stay as they are.
+    """Return a project with all runnable configurations and scripts tried in a copy of the files.
 
     Raises ValueError if the files below ``paths`` are too large to copy.
     """
@@ -42,7 +42,7 @@ def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectP
 
 
 class _Copy:
-    """A copy of the files below some paths, which lie to each other as the original ones do."""
+    """A copy of the files below some paths, with the same relative positions."""
 
     def __init__(self, directory: pathlib.Path, paths: list[pathlib.Path]) -> None:
         found = [path.resolve() for path in paths]
@@ -66,7 +66,7 @@ class _Copy:
         return self._directory / path.resolve().relative_to(self._base)
 
     def find_directory(self, entry: EntryPoint) -> pathlib.Path:
-        """Return the directory in which the command of an entry point is given."""
+        """Return the directory to start an entry point in."""
         return self.locate(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
 
 
@@ -92,7 +92,7 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
 
 
 def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
-    """Return what starts an entry point in the copy; None for one that is not tried, such as a notebook."""
+    """Return the command for an entry point in the copy, or None for an entry point not to be tried."""
     path = str(copy.locate(entry.port.path))
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
@@ -103,7 +103,7 @@ def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
 
 
 def _run(command: list[str], directory: pathlib.Path) -> str | None:
-    """Return the last line of a program that fails; None if it ends well, or still runs after minutes."""
+    """Return the last line of a failing program, or None for a program that succeeds or still runs after minutes."""
     environment = {**os.environ, _VARIABLE: "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
@@ -131,6 +131,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that is not indented, which in a traceback is the error."""
+    """Return the last line without indentation; in a traceback, this line is the error."""
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     return escape(lines[-1].strip())[:300] if lines else ""

@@ -34,9 +34,9 @@ _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
-    """Return YAML with launch layers and packages rewritten, and what could not be.
+    """Return YAML with launch layers and packages rewritten, and findings for the rest.
 
-    Files that describe a cluster of Determined stay; templates of Helm are not even YAML.
+    Files for a cluster of Determined stay. Templates of Helm are not even YAML.
     """
     code = _COMMENT.sub("", text)
     if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
@@ -60,7 +60,7 @@ class _YamlPort:
         self._seen: set[int] = set()
 
     def visit(self, node: Node) -> None:
-        """Port the scalars of a node; an anchored one, which aliases repeat, only once."""
+        """Port the scalars of a node, each only once, even where aliases repeat the node."""
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
@@ -83,7 +83,7 @@ class _YamlPort:
         self.edits.replace(node.start_mark.index, node.end_mark.index, new)
 
     def _visit_words(self, node: SequenceNode) -> None:
-        """Port a command that is given as a list of words."""
+        """Port a command given as a list of words."""
         for before, word in zip(node.value, node.value[1:], strict=False):
             found = _MODULE.fullmatch(word.value) if isinstance(word, ScalarNode) else None
             if before.value == "-m" and found:
@@ -101,7 +101,7 @@ class _YamlPort:
     # Kinds of documents
 
     def check_document(self, entries: dict[str, Node]) -> None:
-        """Port the packages of a conda environment, and note what cannot stay."""
+        """Port the packages of a conda environment, and note unportable packages."""
         for item in _items(entries.get("dependencies")):
             if isinstance(item, ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
@@ -112,7 +112,7 @@ class _YamlPort:
                     self._replace(package, _quote(ported, package))
 
     def check_configuration(self, entries: dict[str, Node]) -> None:
-        """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
+        """Note the fields of an experiment configuration with little or no effect under ``det-lightning run``."""
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
@@ -142,7 +142,7 @@ class _YamlPort:
 
 
 def _findings_of_run(text: str) -> list[Finding]:
-    """Return a finding for each field of a configuration that is refused, ignored, or read differently."""
+    """Return a finding for each refused, ignored or differently read field of a configuration."""
     try:
         config = read_config(f"{text}\n", partial=True)
     except ConfigError as e:
@@ -170,7 +170,7 @@ def _findings_of_run(text: str) -> list[Finding]:
 
 
 def _class_that_run_trains(text: str) -> str | None:
-    """Return the trial class that the entrypoint of a configuration names or has a launcher run, if it does."""
+    """Return the trial class named or launched by the entrypoint of a configuration, or None."""
     try:
         return read_config(f"{text}\n", partial=True).trial_class
     except ConfigError:

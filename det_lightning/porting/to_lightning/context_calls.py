@@ -36,7 +36,7 @@ _ADVICE = {
 
 
 def rewrite_context(trial: Trial) -> None:
-    """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
+    """Rewrite the uses of a trial's context; a use without replacement gets a comment."""
     file = trial.file
     found = file.find(cst.Name, cst.Attribute, within=trial.definition)
     # Reversed, so that the arguments of a call come before the call.
@@ -84,14 +84,14 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
 
 
 def calls_init_of_trial(call: cst.Call) -> bool:
-    """Return whether a call is ``super().__init__(...)``, or that of a base class with Determined's name."""
+    """Return whether a call is ``super().__init__(...)``, or ``__init__`` of a base class with Determined's name."""
     base = call.func.value if isinstance(call.func, cst.Attribute) else None
     is_super = isinstance(base, cst.Call) and dotted_name(base.func) == "super"
     return called_method(call) == "__init__" and (is_super or dotted_name(base).endswith("PyTorchTrial"))
 
 
 def _remove_assignment(trial: Trial, context: cst.BaseExpression) -> bool:
-    """Remove ``self.context = context``; return whether a context is used in such a statement."""
+    """Remove ``self.context = context``; return whether the context is used in such a statement."""
     statement = trial.file.parent(context)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not context:
         return False
@@ -144,7 +144,7 @@ def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
 
 
 def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
-    """Where all hyperparameters are taken, leave out those that stand for other settings."""
+    """Replace all hyperparameters, without those added for other settings."""
     outer = trial.file.parent(call)
     settings = find_settings(trial)
     if not settings or isinstance(outer, cst.Subscript | cst.Attribute):
@@ -155,7 +155,7 @@ def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
 
 
 def find_settings(trial: Trial) -> list[str]:
-    """Return the hyperparameters of the module that were not hyperparameters of the trial."""
+    """Return the hyperparameters of the module that stand for other settings of the trial."""
     return [name for method, (name, _) in _SETTINGS.items() if trial.calls_context(method)]
 
 

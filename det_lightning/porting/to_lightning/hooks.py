@@ -1,4 +1,4 @@
-"""Hooks of Lightning: those that a module needs and a trial does not have, and those of a trial's callbacks."""
+"""Hooks of Lightning: new hooks for the module, and rewritten hooks of a trial's callbacks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Reducer(NamedTuple):
 
 
 def rewrite_reducers(trial: Trial) -> list[list[str]]:
-    """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each as a list of lines."""
+    """Rewrite wrapped reducers, and return the hooks for the reducers, each as a list of lines."""
     file = trial.file
     functions = {function.name.value for function in file.find(cst.FunctionDef)}
     found = [_rewrite_reducer(trial, call, functions) for call in trial.context_calls("wrap_reducer")]
@@ -116,7 +116,7 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
 
 
 def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
-    """Append properties and hooks to the class; ``reducing`` are those of reducers."""
+    """Append properties and hooks to the class; ``reducing`` are the hooks for reducers."""
     methods = [["@property", f"def {name}(self):", f"    return {text}"] for name, text in trial.properties.items()]
     if full_dataset := trial.methods.get("evaluate_full_dataset"):
         if "self.device" not in trial.file.render(full_dataset):
@@ -199,7 +199,7 @@ _CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 
 
 def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
-    """Rewrite a class that derives from ``PyTorchCallback``."""
+    """Rewrite a class derived from ``PyTorchCallback``."""
     file.replace_base(definition, "PyTorchCallback", "pl.Callback")
     for method in list_methods(definition):
         if method.name.value in _HOOKS:
@@ -225,7 +225,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Write ``configure_callbacks``, which returns a list."""
+    """Write ``configure_callbacks``, returning a list."""
     file.replace_signature(method, "def configure_callbacks(self)")
     # Callbacks from other files must be rewritten as Lightning callbacks too.
     own = {definition.name.value for definition in file.find(cst.ClassDef)}
@@ -244,7 +244,7 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
-    """Return whether a callback is one of Determined's that clip, and note what replaces it."""
+    """Return whether a callback is a clipping callback of Determined, and note the replacement."""
     if not isinstance(callback, cst.Call) or last_name(callback.func) not in _CLIPPING:
         return False
     positional = [given.value for given in callback.args if given.keyword is None]

@@ -1,4 +1,4 @@
-"""The imports of a file: what replaces those from det_lightning, and which ones nothing uses any more."""
+"""The imports of a module's file: replacements of det_lightning's names, and removal of unused imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ADVICE = {
 
 
 class Imports:
-    """Knows what the names of a file stand for, and rewrites its import statements."""
+    """Resolves the imported names of a file, and rewrites the import statements."""
 
     def __init__(self, file: ModuleFile) -> None:
         self._file = file
@@ -58,13 +58,13 @@ class Imports:
                     self._file.replace(quoted, f'"{new}"')
 
     def left_uses(self, within: cst.CSTNode) -> list[Reference]:
-        """Return the uses within a node that still need a name of det_lightning."""
+        """Return the uses within a node with names of det_lightning still to be replaced."""
         names = set(self._file.names(within=within))
         uses = [use for use in self._bindings.references if use.node in names and use.path != _LOADER]
         return [use for use in uses if not self._file.edits.covers(*self._file.span(use.expression))]
 
     def rewrite(self, remaining: set[str]) -> None:
-        """Replace the imports of det_lightning, except for the names that are ``remaining`` in use."""
+        """Replace the imports of det_lightning, except for the ``remaining`` names."""
         if not re.search(r"\bAny\b", self._file.edits.result()):
             self.needed.discard(_ANY)
         new = sorted(self.needed - self._existing())
@@ -90,7 +90,7 @@ class Imports:
 
 
 def find_advice(path: str) -> str:
-    """Return what replaces a name of det_lightning; empty if nothing is known."""
+    """Return the replacement of a name of det_lightning; empty if there is none."""
     return _ADVICE.get(path.rpartition(".")[2], "")
 
 
@@ -99,7 +99,7 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
 
 
 def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
-    """Return an import statement with only these of its names; no lines if there are none."""
+    """Return an import statement with the given names only; no lines without names."""
     named = [(alias.evaluated_name, alias.evaluated_alias) for alias in aliases]
     names = ", ".join(f"{name} as {alias}" if alias else name for name, alias in named)
     module = "" if isinstance(statement, cst.Import) else f"from {dotted_name(statement.module)} "
@@ -107,7 +107,7 @@ def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.Impo
 
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
-    """Remove the imports that only code that was in the file ``before`` needed."""
+    """Remove the imports needed only by code no longer in the file; ``before`` is the old text."""
     gone = _find_used_names(PythonFile(before)) - _find_used_names(file)
     for statement in list_statements(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
@@ -118,7 +118,7 @@ def remove_unused_imports(file: ModuleFile, before: str) -> None:
 
 
 def _find_used_names(file: PythonFile) -> set[str]:
-    """Return the names that code uses, and the words of its strings, which may be annotations."""
+    """Return the names used by code, and the words in strings, because strings may be annotations."""
     imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
     used = {name.value for name in set(file.names()) - set(imports)}
     for text in file.find(cst.SimpleString):

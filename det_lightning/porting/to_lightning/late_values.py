@@ -1,4 +1,4 @@
-"""Values that a context has from the start, but a LightningModule only once it has a trainer."""
+"""Values known to a context from the start, but to a LightningModule only with a trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
 @dataclasses.dataclass(frozen=True)
 class LateValue:
-    """An expression that is valid during training, and what to use before."""
+    """An expression for use during training, and the replacement before training."""
 
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"
@@ -64,7 +64,7 @@ LATE_VALUES = {
 
 
 def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
-    """Replace the use of a value; in ``__init__``, where it is not known yet, by a property or with a comment."""
+    """Replace the use of a value; in ``__init__``, where the value is unknown, by a property or a comment."""
     file = trial.file
     value = LATE_VALUES[name]
     if not trial.runs_before_training(use):
@@ -87,7 +87,7 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
 
 
 def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None:
-    """Replace an expression by another one, which may need parentheses, or other quotes within an f-string."""
+    """Replace an expression, with parentheses if necessary, and with attributes for keys in an f-string."""
     if any(isinstance(outer, cst.FormattedString) for outer in trial.file.ancestors(use)):
         text = _KEY.sub(r".\1", text)
     is_joined = " " in text and isinstance(trial.file.parent(use), _OPERATIONS)
@@ -95,7 +95,7 @@ def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None
 
 
 def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
-    """Return the attribute that holds a value, if ``__init__`` always sets it to that and nothing else does."""
+    """Return the attribute that always and only holds a value from ``__init__`` on; empty if there is none."""
     statement = trial.file.parent(use)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not use:
         return ""

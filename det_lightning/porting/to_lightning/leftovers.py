@@ -1,4 +1,4 @@
-"""What is left of the context after everything else is rewritten."""
+"""Comments at remaining uses of the context, after all other rewriting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "op
 
 
 def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
-    """Put a comment at each use of a context in a file that is written, unless there is one."""
+    """Put a comment at each use of a context in a written file, unless there is a comment."""
     annotated = {
         re.sub(f"^{trial.definition.name.value}\\b", module_name, key)
         for key, parameter in _parameters(trial.file)
@@ -51,7 +51,7 @@ def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
 
 
 def _parameters(file: PythonFile) -> Iterator[tuple[str, cst.Param]]:
-    """Yield the parameters of all functions, and what they are called, with their function and its class."""
+    """Yield the parameters of all functions, each with a key of class, function and parameter name."""
     for function in file.find(cst.FunctionDef):
         outer = next((node for node in file.ancestors(function) if isinstance(node, cst.ClassDef)), None)
         name = f"{'' if outer is None else outer.name.value}.{function.name.value}"
@@ -67,7 +67,7 @@ def _mark(file: ModuleFile, node: cst.CSTNode) -> None:
 
 
 def _find_contexts(file: ModuleFile, name: str) -> set[cst.Param]:
-    """Return the parameters that are used like a context; for those called ``name``, common method names count too."""
+    """Return the parameters used like a context; for parameters called ``name``, common method names count too."""
     found: set[cst.Param] = set()
     for attribute in file.find(cst.Attribute):
         owner = attribute.value

@@ -1,4 +1,4 @@
-"""Members of a trial whose names Lightning needs for itself."""
+"""Renaming the members of a trial with names reserved by Lightning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESERVED = re.compile(
 
 
 def rename_members(trial: Trial, names: dict[str, str]) -> None:
-    """Rename the class of the trial and methods to ``names``, and members whose names Lightning needs."""
+    """Rename the class and methods of the trial by ``names``, and all members with names reserved by Lightning."""
     file = trial.file
     own = trial.list_assigned() | set(trial.methods)
     if _is_that_of_context(trial, "device"):
@@ -45,7 +45,7 @@ def rename_members(trial: Trial, names: dict[str, str]) -> None:
 
 
 def _is_that_of_context(trial: Trial, attribute: str) -> bool:
-    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can take its place."""
+    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can replace it."""
     values = [value for name, value in trial.assignments() if name == attribute]
     return bool(values) and all(
         isinstance(value, cst.Attribute) and value.attr.value == attribute and trial.is_context(value.value)
@@ -54,7 +54,7 @@ def _is_that_of_context(trial: Trial, attribute: str) -> bool:
 
 
 def drop_own_hparams(trial: Trial) -> None:
-    """Remove ``self.hparams = ...`` if it equals Lightning's ``hparams``; otherwise rename the attribute."""
+    """Remove ``self.hparams = ...`` if equal to Lightning's ``hparams``; otherwise rename the attribute."""
     statements = [
         node
         for node in trial.file.find(cst.Assign, cst.AnnAssign, within=trial.definition)

@@ -21,7 +21,7 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
 def rewrite_steps(trial: Trial) -> None:
-    """Write the steps of the module, and in them clipping, step and zeroing for ``context.step_optimizer``."""
+    """Write the steps of the module, with clipping, step and zeroing in place of ``context.step_optimizer``."""
     for call in trial.context_calls("step_optimizer"):
         statement = trial.file.parent(call)
         if isinstance(statement, cst.Expr):
@@ -53,7 +53,7 @@ def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
 
 
 def _optimizer_line(trial: Trial, optimizer: cst.BaseExpression | None, variable: str) -> str:
-    """Return what takes the optimizer from Lightning, which counts its steps."""
+    """Return a line that takes the optimizer from Lightning, because Lightning counts the steps."""
     name = "None" if optimizer is None else trial.file.render(optimizer)
     held = trial.optimizers
     position = held.index(name) if name in held else len(held)
@@ -90,7 +90,7 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
 
 
 def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
-    """Return whether a function has no variable with the name of the parameter of a lambda in it."""
+    """Return whether the function around a lambda has no variable with the name of the lambda's parameter."""
     function = file.function(clip)
     if function is None or name in parameter_names(function):
         return False
@@ -113,7 +113,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
 
 
 def _rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Write ``training_step``, which logs what ``train_batch`` returned."""
+    """Write ``training_step``, with logging in place of the values returned by ``train_batch``."""
     given = parameter_names(method)
     batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
     _rewrite_signature(file, method, "training_step", batch)
@@ -128,7 +128,7 @@ def _rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
-    """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
+    """Write ``validation_step``, with logging in place of the returned metrics, reduced in the same way."""
     names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
     reductions = _read_reductions(reducer)
@@ -168,7 +168,7 @@ def _rewrite_signature(file: ModuleFile, method: cst.FunctionDef, name: str, bat
 
 
 def _in_method(file: ModuleFile, method: cst.FunctionDef, kind: type[_Node]) -> list[_Node]:
-    """Return the nodes of a method, without those of the functions and classes that it defines."""
+    """Return the nodes of a method, without inner functions and classes."""
     inner = cst.FunctionDef | cst.Lambda | cst.ClassDef
     found = file.find(kind, within=method)
     return [node for node in found if next(out for out in file.ancestors(node) if isinstance(out, inner)) is method]
@@ -214,7 +214,7 @@ def _tell_kind(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpress
 def _find_values(
     file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression | None
 ) -> list[cst.BaseExpression]:
-    """Return an expression, or for the name of a variable what a method assigns to it."""
+    """Return an expression itself, or the values assigned to a variable within a method."""
     if not isinstance(value, cst.Name):
         return [] if value is None else [value]
     assigns = _in_method(file, method, cst.Assign)

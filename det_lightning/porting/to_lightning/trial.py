@@ -1,7 +1,7 @@
-"""What a trial is made of: its context, its methods, and what it wraps.
+"""The parts of a trial: context, methods, and wrapped models, optimizers and schedulers.
 
-What holds something that was wrapped is written as an item of a list: ``self.x`` itself, ``*self.x`` for what it holds,
-``*self.x.values()`` for what it holds by name.
+A holder is an item of a list with the wrapped object: ``self.x`` for an attribute, ``*self.x`` for an attribute with
+several objects, ``*self.x.values()`` for an attribute with objects by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Scheduler:
 
 
 class Trial:
-    """Finds in a trial what the context is called and what was wrapped with it."""
+    """Finds the names of the context and the holders of wrapped objects in a trial."""
 
     def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
         self.file = file
@@ -59,7 +59,7 @@ class Trial:
         self._find_schedulers()
 
     def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
-        """Yield the attributes of ``self`` that are assigned to, and their values."""
+        """Yield the assigned attributes of ``self``, and the values."""
         for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
             for target in list_targets(statement):
                 if (name := attribute_of_self(target)) and statement.value is not None:
@@ -74,7 +74,7 @@ class Trial:
         return [node for node in found if attribute_of_self(node) == attribute]
 
     def _find_contexts(self) -> None:
-        """Find what the context is assigned to, until that adds nothing more."""
+        """Find the variables and attributes with the context, also through other variables."""
         known = -1
         while (found := len(self._context_variables) + len(self.context_attributes)) > known:
             known = found
@@ -114,7 +114,7 @@ class Trial:
         return any(outer in self._called_by_init for outer in self.file.ancestors(node))
 
     def find_reached(self, name: str) -> set[cst.FunctionDef]:
-        """Return a method and the methods that it names, directly or not."""
+        """Return a method, and all methods named by it, directly or indirectly."""
         found: set[cst.FunctionDef] = set()
         waiting = [name]
         while waiting:
@@ -125,7 +125,7 @@ class Trial:
         return found
 
     def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
-        """Yield the calls of a method, and what holds their results; where the code does not say, give the advice."""
+        """Yield the calls of a method with the holders of the results; note the advice for calls without holders."""
         for call in self.context_calls(method):
             holders = _find_holders(self.file, call, list(self.assignments()))
             if not holders:
@@ -162,25 +162,25 @@ class Trial:
             self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
     def render_frequencies(self) -> None:
-        """Keep the rewritten frequencies of schedulers, before the calls that wrap the schedulers are removed."""
+        """Keep the rewritten frequencies of schedulers, before the wrapping calls are removed."""
         for scheduler in self.schedulers:
             if scheduler.frequency is not None:
                 scheduler.every = self.file.render(scheduler.frequency)
 
     def _is_local(self, value: cst.BaseExpression) -> bool:
-        """Return whether an expression names a variable of a function, which other methods do not have."""
+        """Return whether an expression names a variable of a function, unknown to other methods."""
         names = self.file.names(within=value)
         own = [name for name in names if not self.is_context(name) and name.value != "self"]
         return any(self.file.is_local(name) for name in own)
 
 
 def rename_holder(holder: str, names: dict[str, str]) -> str:
-    """Return a holder under its new name, if its attribute was renamed."""
+    """Return a holder under the new name of a renamed attribute."""
     return _ATTRIBUTE.sub(lambda found: names.get(found.group(), found.group()), holder)
 
 
 def _find_holders(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
-    """Return what holds the result of a call that wraps something; empty if the code does not say."""
+    """Return the holders of the result of a wrapping call; empty if the code does not say."""
     statement = file.statement(call)
     if isinstance(statement, cst.Return):  # of a method: what keeps its result
         function = file.function(call)
@@ -205,7 +205,7 @@ def _holders_in_expression(statement: cst.Expr, call: cst.Call, assignments: _As
 
 
 def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> list[str]:
-    """Return the attributes that a name stands for, or that it is assigned to."""
+    """Return the attributes a name stands for, or is assigned to."""
     known = dotted_name(value)
     if attribute_of_self(value):
         return [known]
@@ -241,7 +241,7 @@ def is_by_name(value: cst.BaseExpression) -> bool:
 
 
 def _is_result(value: cst.BaseExpression, call: cst.Call) -> bool:
-    """Return whether an expression has the value of a call in at least one case."""
+    """Return whether an expression has the value of a call in some case."""
     if isinstance(value, cst.IfExp):
         return _is_result(value.body, call) or _is_result(value.orelse, call)
     return value is call

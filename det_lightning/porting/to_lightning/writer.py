@@ -1,4 +1,4 @@
-"""A trial as a LightningModule: the file is kept, and what is specific to Determined is rewritten."""
+"""Writing a trial's file as a file with a LightningModule; only code specific to Determined changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HPARAM = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Todo:
-    """A comment that leaves something to the user."""
+    """A comment with work for the user."""
 
     line: int  # the line that it is about in the written file, from 1
     text: str
@@ -55,9 +55,9 @@ class WrittenModule:
     package: str = "pytorch_lightning"  # the one that Lightning is imported from
 
     def program(self, module: str) -> str:
-        """Return the source of a program that trains; ``module`` is the name to import the file by.
+        """Return the source of a training program; ``module`` is the name to import the file by.
 
-        What the file does not say is written as ``...``.
+        The program has ``...`` for values unknown to the file.
         """
         found = {name for match in _HPARAM.finditer(self.text) for name in match.groups() if name}
         names = [*self.arguments, *sorted(found - {"__getitem__"} - set(self.arguments))]
@@ -71,15 +71,22 @@ class WrittenModule:
 
 
 class NoTrialError(ValueError):
-    """The file holds no trial that can be written as a LightningModule; the message says why."""
+    """The file has no trial to be written as a LightningModule; the message says why."""
 
 
 def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lightning") -> WrittenModule:
     """Return the source of a trial, rewritten as a LightningModule.
 
-    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. ``aggregated_by``
-    names what sets an ``aggregation_frequency`` outside of the file; ``package`` is the one that the project imports
-    Lightning from. Raises NoTrialError, and libcst.ParserSyntaxError if it is not Python 3.
+    All other code of the file stays, except that calls of Determined's ``Trainer`` become comments.
+
+    Args:
+        text: the source of the trial's file.
+        aggregated_by: the place of an ``aggregation_frequency`` outside of the file, for comments.
+        package: the package from which the project imports Lightning.
+
+    Raises:
+        NoTrialError: there is no trial to rewrite.
+        libcst.ParserSyntaxError: the text is not Python 3.
     """
     file = ModuleFile(expand_blocks(port_python(text.replace("\r\n", "\n"))[0]))
     definition = _find_trial(file)
@@ -131,7 +138,7 @@ def _finish(trial: Trial, module_name: str) -> WrittenModule:
 
 
 def _find_todos(text: str, texts: list[str]) -> list[Todo]:
-    """Return the comments with ``texts``, and where they are in a written file."""
+    """Return the comments with ``texts``, and their lines in a written file."""
     found: list[Todo] = []
     waiting: list[str] = []
     comments = {f"# TODO: {todo}": todo for todo in texts}
@@ -145,7 +152,7 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
 
 
 def _mark_settings(trial: Trial, aggregated_by: str) -> None:
-    """Mark what a module does itself or differently: aggregation over batches, and the workers of its loader."""
+    """Mark differences of a module: aggregation over batches, and the workers of the loader."""
     by = aggregated_by or ("this file" if "aggregation_frequency" in trial.file.text else "")
     for call in trial.context_calls("step_optimizer") if by else ():
         advice = "divide the gradients by that number of batches, step and zero on every such batch only"
@@ -224,7 +231,7 @@ def _rewrite_methods(trial: Trial) -> None:
 
 
 def _comment_out_what_trains(file: ModuleFile, imports: Imports) -> set[str]:
-    """Turn statements that need Determined's trainer into comments; return the names that are used nevertheless."""
+    """Turn statements with Determined's trainer into comments; return the names still in use."""
     remaining: set[str] = set()
     gone: set[str] = set()
     for statement in list_statements(file.module):
