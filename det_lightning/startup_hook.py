@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 #: The name of the hook, next to the code.
 STARTUP_HOOK = "startup-hook.sh"
-#: A line with this comment was looked at, and is right as it is.
+#: A comment that accepts a line.
 ACCEPTED = re.compile(r"#\s*det-lightning:\s*ok\b")
 
-# Whatever is not one of these may install something.
+# Every other command counts as a possible installation.
 _HARMLESS = re.compile(
     r":|\[\[?|basename|break|cat|cd|chmod|continue|cp|date|declare|df|dirname|du|echo|exit|export|false|free|grep|head"
     r"|hostname|id|local|ls|ln|mkdir|mktemp|mv|nproc|nvidia-smi|printf|pwd|readlink|readonly|realpath|return|rm|set|shift"
@@ -39,7 +39,7 @@ class Install(NamedTuple):
 
     line: int
     tool: str
-    text: str  # the whole line, with those that it goes on in
+    text: str  # the whole line, with continuation lines
 
 
 def find_installs(script: str) -> list[Install]:
@@ -53,7 +53,7 @@ def find_installs(script: str) -> list[Install]:
 def find_all_installs(code: Path) -> Iterator[tuple[Path, Install]]:
     """Yield the possible installations in the hook of a directory, and in the scripts run by the hook."""
     scripts = [code / STARTUP_HOOK]
-    for script in scripts:  # which grows
+    for script in scripts:  # grows
         if script.is_file():
             reader = _Reader(script.read_text(encoding="utf-8", errors="replace"))
             yield from ((script, install) for install in reader.found)
@@ -66,14 +66,14 @@ class _Reader:
 
     def __init__(self, script: str, *, begins: bool = True) -> None:
         self.found: list[Install] = []
-        self.runs: list[Install] = []  # the scripts that are run
-        self._tools: list[str] = []  # those of the line that may install something
-        self._scripts: list[str] = []  # those of the line
+        self.runs: list[Install] = []  # the scripts to run
+        self._tools: list[str] = []  # possible installers in the line
+        self._scripts: list[str] = []  # scripts in the line
         self._open: list[tuple[str, bool]] = []  # brackets, and whether a command began before
         self._begins = begins  # a word is a command, rather than an argument
-        self._shell = ""  # a shell whose script is the next word
-        self._is_file = False  # the next word is what output goes to
-        self._is_joined = False  # the next word goes on where the last one ended
+        self._shell = ""  # a shell before its script
+        self._is_file = False  # the next word is the target of a redirection
+        self._is_joined = False  # the next word continues the last word
         self._has_moved = False  # names of scripts mean other files
         start = 0
         accepted = False
@@ -101,7 +101,7 @@ class _Reader:
         self._scripts = []
 
     def _end_command(self) -> None:
-        if self._shell:  # it reads commands from elsewhere
+        if self._shell:  # the shell reads commands from elsewhere
             self._tools.append(self._shell)
         self._begins = True
         self._shell = ""

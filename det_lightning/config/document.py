@@ -40,15 +40,15 @@ class SourceLines(dict[KeyPath, int | None]):
         return ConfigMistake(self.find(path), path_text(path), message)
 
 
-@dataclasses.dataclass(repr=False)  # it may hold secrets
+@dataclasses.dataclass(repr=False)  # secrets
 class Document:
     """The content of a configuration, with all findings from reading."""
 
-    data: Any  # dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read
+    data: Any  # dicts with string keys, lists, strings, finite numbers, booleans and None; None if unreadable
     name: str = "the configuration"  # in messages
     lines: SourceLines = dataclasses.field(default_factory=SourceLines)
     mistakes: list[ConfigMistake] = dataclasses.field(default_factory=list)
-    #: What was read differently than it is written.
+    #: Values read differently than written.
     notes: list[ConfigMistake] = dataclasses.field(default_factory=list)
-    #: Keys that no release knows, where these are left out.
+    #: Unknown keys, where unknown keys are left out.
     unknown: list[ConfigMistake] = dataclasses.field(default_factory=list)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from det_lightning.config.document import KeyPath, path_text
 from det_lightning.config.experiment import ExperimentConfig
 
-#: What happens to a field; ``warned`` means ignored, with a warning that something may be missing.
+#: The treatment of a field; ``warned`` means ignored, with a warning about a possible lack.
 Effect = Literal["used", "ignored", "warned", "refused"]
 
 
@@ -21,8 +21,8 @@ class FieldRule(NamedTuple):
 
     field: str  # dotted keys
     effect: Effect
-    note: str  # what the field does, or why it does nothing
-    # In a configuration passed to init, TrialModule or pytest --trial-config, if that differs.
+    note: str  # the effect of the field, or why there is none
+    # In a configuration passed to init, TrialModule or pytest --trial-config, if different.
     in_calls: Effect | None = None
 
 
@@ -141,10 +141,10 @@ _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 class FieldEffect:
     """The effect of a given field."""
 
-    line: int | None  # in the file; None if it came from elsewhere
-    path: str  # its keys, such as resources.shm_size
+    line: int | None  # in the file; None for a field from elsewhere
+    path: str  # the keys, such as resources.shm_size
     effect: Effect  # never "refused", because reading such a field fails
-    note: str  # what it does, or why it does nothing
+    note: str  # the effect of the field, or why there is none
 
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
@@ -206,7 +206,7 @@ def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     effect = rule.effect
     is_idle_profiling = path[0] == "profiling" and not config.profiling.enabled
     if effect == "warned" and (_has_default(config, path) or is_idle_profiling):
-        effect = "ignored"  # nothing was asked for that the experiment may lack
+        effect = "ignored"  # the experiment lacks nothing
     return FieldEffect(config.find_line(path), path_text(path), effect, rule.note)
 
 

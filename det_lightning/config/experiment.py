@@ -30,7 +30,7 @@ def _entrypoint(value: Any) -> Any:
     is_command = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
     if not is_command and not (isinstance(value, str) and value.strip()):
         raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {show_value(value)}")
-    # A block scalar of YAML ends with a line break, which Determined allows after a class.
+    # A block scalar of YAML ends with a line break, allowed by Determined after a class.
     return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
 
 
@@ -77,7 +77,7 @@ def _action(value: Any) -> Any:
 def _pattern(pattern: str) -> str:
     try:
         go_patterns.compile_pattern(pattern)
-    except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond its limits
+    except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond the limits
         raise ValueError(f"is not a regular expression that Python can read: {e}; got {show_value(pattern)}") from e
     return pattern
 

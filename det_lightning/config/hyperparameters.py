@@ -31,11 +31,11 @@ from det_lightning.config.section import (
     variants,
 )
 
-# All values that a grid takes from a range are held in memory.
+# All values of a grid are in memory.
 _MOST_VALUES = 1_000_000
 # A range of integers is drawn from with 63 bits.
 _WIDEST = 2**63
-# The exponent of e at which a float is infinite.
+# The exponent of e for the largest float.
 _LARGEST_EXPONENT = 709
 
 

@@ -12,7 +12,7 @@ from pydantic import PlainSerializer, PlainValidator
 from det_lightning.config.section import INTEGER_LIMIT, refuse, show_value, suggest
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-#: The units of a length, as keys of its mapping.
+#: The units of a length, as keys in a mapping.
 UNITS = ("batches", "epochs", "records")
 
 
@@ -21,7 +21,7 @@ class Length:
     """A length or a period of training."""
 
     units: int
-    unit: Literal["batches", "epochs", "records"] | None  # None for a bare number, which only a script can interpret
+    unit: Literal["batches", "epochs", "records"] | None  # None for a bare number, for scripts only
 
     def as_plain(self) -> dict[str, int] | int:
         """Return the length as written in a configuration."""

@@ -13,7 +13,7 @@ from det_lightning.config.section import show_value
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.
 _LENGTHS = ("max_steps", "target_trial_steps")
-# Fields of searchers that count in steps.
+# Fields of searchers in steps.
 _OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
 _RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
 # Log policies once had a ``policy`` in place of an ``action``; the last kind sent a webhook, and did nothing else.

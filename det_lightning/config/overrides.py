@@ -11,9 +11,9 @@ from det_lightning.config.section import show_value
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 
-# The user's own sections, in which null is a value, and epochs is a name like any other.
+# The user's own sections: null is a value there, and epochs an ordinary name.
 _FREE = ("hyperparameters", "data")
-# For these a mapping may be written in place of a list with one element.
+# A mapping here abbreviates a list with a single element.
 _LISTS = {("bind_mounts",)}
 _DEEPEST = 50
 
@@ -59,7 +59,7 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
     document = YamlDocument(text)
     mistakes.extend(ConfigMistake(None, name, mistake.message) for mistake in document.mistakes)
     for path in document.without_value:
-        if path:  # not the whole value, which may be empty
+        if path:  # the whole value may be empty
             advice = "write a space after the colon" if ":" in str(path[-1]) else "give it one, or null"
             mistakes.append(ConfigMistake(None, name, f"the key {show_value(path[-1])} has no value: {advice}"))
     return document.data

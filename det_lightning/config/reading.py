@@ -45,11 +45,11 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 class GivenConfig:
     """A configuration given to a call."""
 
-    #: Its values; fields that it does not set are not among the ``model_fields_set`` of a section.
+    #: The values; ``model_fields_set`` of a section has the given fields only.
     typed: ExperimentConfig
-    #: What the trial sees: a dict as it was given, a file with all defaults.
+    #: The trial's view: a dict as given, a file with all defaults.
     plain: dict[str, Any] = dataclasses.field(repr=False)
-    #: This section as it was given; its secrets may be masked.
+    #: The section as given, perhaps with masked secrets.
     checkpoint_storage: dict[str, Any] | None = dataclasses.field(repr=False)
 
 
@@ -66,7 +66,7 @@ def read_given(source: Source) -> GivenConfig:
         return GivenConfig(typed, source if isinstance(source, dict) else dict(source), section)
     plain = typed.as_dict()
     if "experiment_seed" not in typed.reproducibility.model_fields_set:
-        # The default is the time, which differs between the processes of a run.
+        # The default is the time, different in each process of a run.
         plain["reproducibility"]["experiment_seed"] = 0
     plain["checkpoint_storage"].update(section or {})
     return GivenConfig(typed, plain, section)
@@ -145,7 +145,7 @@ def _validate(document: Document, *, partial: bool, forgiving: bool) -> Experime
             for error in unknown:
                 _leave_out(document, error["loc"], error["msg"])
             return _validate(document, partial=partial, forgiving=forgiving)
-        # Values that could not be read from the text are null by now, and already reported.
+        # Unreadable values are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
         mistakes = [document.lines.mistake(error["loc"], error["msg"]) for error in found]
         document.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]

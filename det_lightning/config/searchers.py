@@ -13,7 +13,7 @@ from det_lightning.config.section import Count, Integer, Positive, Section, read
 
 # Each rung is a list of metrics.
 _MOST_RUNGS = 1000
-# The exponent of e up to which the powers of a divisor are floats, with some to spare.
+# The exponent of e for the largest power of a divisor, with a margin.
 _LARGEST_EXPONENT = 700
 
 _Divisor = Annotated[float, Field(gt=1)]
@@ -163,7 +163,7 @@ SEARCHERS: dict[str, type[SearcherConfig]] = variants(
     "name", SingleSearcher, RandomSearcher, GridSearcher, AdaptiveAshaSearcher, AsyncHalvingSearcher
 )
 
-#: Searches that are not supported, and what to write in their place.
+#: Unsupported searches, and the advice.
 REFUSED_SEARCHERS = {
     "adaptive": "write name: adaptive_asha, and max_trials (how many trials to try) in place of budget and "
     "train_stragglers; metric, max_length, mode, divisor, max_rungs and bracket_rungs stay",

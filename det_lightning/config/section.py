@@ -29,9 +29,9 @@ _OURS: _Kind = "configuration"
 #: The type of pydantic's errors about unknown keys.
 UNKNOWN_KEY: _Kind = "unknown_key"
 _MOST_LISTED_NAMES = 12
-# In a message, the value that was given and what it was compared with, or a quoted one.
+# In a message, the given value after the limit, or a quoted value.
 _VALUES = re.compile(r"(?:, [^,;]*)?; got .*| '.*'", re.DOTALL)
-# By pydantic's error type, what was expected; formatted with the context of the error.
+# The expectations by pydantic's error type, formatted with the context of the error.
 _EXPECTED = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
@@ -108,9 +108,9 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: For what may be anything that JSON can hold, of which Determined's master knew no types.
+#: For values of any type known to JSON, unchecked by Determined's master.
 UNTYPED = AfterValidator(as_passed_on)
-#: Larger integers do not fit into those of Determined's master.
+#: Larger integers overflow in Determined's master.
 INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".
 Integer = Annotated[int, BeforeValidator(_integral), Field(ge=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]

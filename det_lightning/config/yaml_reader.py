@@ -61,7 +61,7 @@ class YamlDocument(Document):
         super().__init__(None, name)
         self._open: list[Node] = []
         self._values = 0
-        self.without_value: list[KeyPath] = []  # the keys after which nothing is written
+        self.without_value: list[KeyPath] = []  # keys with nothing after the colon
         self._yaml = _make_parser()
         self._yaml.Composer = _BoundedComposer
         if len(text) > MOST_CHARACTERS:
@@ -75,7 +75,7 @@ class YamlDocument(Document):
         except MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
-            if mark is not None and _has_secret(text, mark.line):  # of which a part may be taken for a name
+            if mark is not None and _has_secret(text, mark.line):  # a part may look like a name
                 problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
         except (YAMLError, AssertionError) as e:  # an AssertionError for a %YAML directive with an unknown version

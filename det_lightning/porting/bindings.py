@@ -15,10 +15,10 @@ class Binding:
     """A name given to a part of Determined by an import statement."""
 
     name: str  # in the file
-    path: str  # what it stands for, as a dotted name of Determined
+    path: str  # the imported part, as a dotted name of Determined
     imported: str  # the same, but determined.pytorch where ``import determined.pytorch`` binds ``determined``
     statement: cst.Import | cst.ImportFrom
-    alias: cst.ImportAlias  # the part of the statement that binds the name
+    alias: cst.ImportAlias  # the binding part of the statement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,8 +26,8 @@ class Reference:
     """A use of a binding."""
 
     node: cst.Name
-    attributes: list[cst.Attribute]  # for ``a`` in ``a.b.c`` those of ``b`` and ``c``
-    binding: Binding  # one of them if there are several
+    attributes: list[cst.Attribute]  # for ``a`` in ``a.b.c`` the attributes ``b`` and ``c``
+    binding: Binding  # any of several bindings
     certain: bool  # the name cannot stand for anything else
 
     @property

@@ -101,7 +101,7 @@ def _find_training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.Fu
     """Return ``train_batch``, and all methods called by it, directly or indirectly."""
     methods = {f"self.{method.name.value}": method for method in list_methods(trial)}
     found = [methods[name] for name in ("self.train_batch",) if name in methods]
-    for method in found:  # which grows
+    for method in found:  # grows
         called = [
             dotted_name(call.func)
             for call in file.find(cst.Call, within=method.body)
@@ -165,7 +165,7 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
         if last_name(call.func) == "from_deepspeed":
-            # One of several ways to start is not missed by those who take another one.
+            # A script with several ways to start can take another.
             around = [outer for outer in file.ancestors(call) if isinstance(outer, cst.If | cst.IfExp)]
             is_choice = any(
                 "__name__" not in file.source(outer.test) and (outer.orelse or file.find(cst.Return, within=outer))
@@ -201,7 +201,7 @@ def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:
 
 def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     variable = re.escape(name)
-    text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # it fails here
+    text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # an assertion fails here
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
         reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"

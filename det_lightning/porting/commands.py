@@ -7,9 +7,9 @@ import re
 from det_lightning.porting.counterparts import counterpart, missing
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
-# Before a module in a command line, also on the line after it, or in a list of quoted words.
+# Before a module in a command line, perhaps on the next line, or in a list of quoted words.
 _MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
-# The quote is that before the module's name.
+# The inner group is the quote before the module's name.
 _LAUNCH = re.compile(rf"({_MODULE_OPTION}([\"']?))determined\.launch\.(\w+)(?![\w.])")
 _RUN_INSIDE = re.compile(
     rf"{_MODULE_OPTION}[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
@@ -19,12 +19,12 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-# Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
+# Determined's variables of a task, as set by `det-lightning run` or, like DET_CHIEF_IP, by the launcher.
 _SET_HERE = {
     "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
     "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
 }  # fmt: skip
-# What a project may set for Determined's own tools, or under names of its own for them, which has no effect here.
+# Variables for Determined's own tools, without effect here.
 _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
     "DET_PASSWORD", "DET_SESSION_TOKEN", "DET_USER", "DET_USERNAME", "DET_USER_TOKEN",
@@ -96,7 +96,7 @@ def find_trial_class(words: list[str]) -> str | None:
     return (launched and launched.group(1)) or (inside and inside.group(2)) or None
 
 
-#: What to do about a command that has a launcher run a trial class.
+#: Advice for a command in which a launcher runs a trial class.
 RUN_AN_EXPERIMENT = (
     "name the class as the entrypoint of an experiment configuration, and start det-lightning run CONFIG; or write a "
     "script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here"

@@ -14,13 +14,13 @@ import det_lightning
 from det_lightning import parts_of_determined
 from det_lightning.porting.findings import Finding, Need, Severity
 
-#: Uses of the Core API without a name of Determined: a module that gets its context as an argument need not import any.
+#: Uses of the Core API without any import: a module may get the context as an argument.
 CORE_CONTEXT = re.compile(r"\bcore_context\.(?:checkpoint|preempt|searcher|train)\.")
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
 
-# Private modules, and modules of older releases, by the public module that has their names.
+# The public modules for private modules and for modules of older releases.
 _MOVED = {
     "determined._core": "determined.core",
     "determined._execution": "determined",
@@ -40,7 +40,7 @@ _RENAMED = {
     "determined.pytorch._SimpleReducer": "determined.pytorch._reducer._SimpleReducer",
     "determined.pytorch._TrainBoundaryType": "determined.pytorch._trainer_utils._TrainBoundaryType",
 }
-# Modules that share names with det_lightning, but are something else.
+# Modules with names of det_lightning but another purpose.
 _BLOCKED = (
     "determined.cli",
     "determined.common",
@@ -149,11 +149,11 @@ def _is_below(path: str, prefix: str) -> bool:
 def _candidates(path: str) -> list[str]:
     """Return where to look for ``path``, in Determined's names."""
     found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_below(path, module)]
-    # det_lightning has some private modules of the same names; a public name is the better one.
+    # det_lightning has some private modules of the same names; public names come first.
     found.append(path)
     parts = path.split(".")
     if path.startswith(f"{_PYTORCH}."):
-        # All public names of its modules are names of the package too.
+        # The package has all public names of the modules.
         found += [".".join([_PYTORCH, *parts[skipped:]]) for skipped in (3, 4) if len(parts) > skipped]
     return found
 
@@ -162,7 +162,7 @@ def _exists(path: str) -> bool:
     module, *rest = path.split(".")
     for name in rest:
         if _find_file(f"{module}.{name}") is None:
-            return name in _read_names(module)  # what follows are attributes of its value
+            return name in _read_names(module)  # attributes follow
         module = f"{module}.{name}"
     return True
 

@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
-# No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
+# No redirection like 2>&1; ${{ }} is an expression of GitHub Actions.
 _WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
 _PROGRAM = r"(?:[^\s;&|<>#`()@!\"'\\]{0,200}/bin/)?det"
@@ -14,7 +14,7 @@ _PROGRAM = r"(?:[^\s;&|<>#`()@!\"'\\]{0,200}/bin/)?det"
 _BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
 _COMMAND = re.compile(rf"{_BEFORE}(?P<command>{_PROGRAM}(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)
-# What reads the output of a command: what it is passed on to, or what is before it.
+# Readers of a command's output: programs after a pipe, and substitutions around the command.
 _READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
 _IN_COMMENT = re.compile(r"(?:^|\s)#")
 _READ_IN = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
@@ -32,7 +32,7 @@ _GROUPS = {
         "",
     ),
 }  # fmt: skip
-# The groups that are a command by themselves, and the commands of the others, without which "det model" is plain text.
+# Groups that are commands, and the commands of other groups: without a command, "det model" is plain text.
 _ALONE = {"preview-search", "version"}
 _COMMANDS = {
     "activate", "add", "add-user", "agg", "aggregated", "alloc", "allocations", "archive", "assign-role", "auth-token",
@@ -48,12 +48,12 @@ _COMMANDS = {
     "update", "update-batch", "wait", "whoami",
 }  # fmt: skip
 _GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
-# Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
+# Flags of `det experiment create` without meaning for experiments in the foreground and outside of projects.
 _DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
 _TEST_FLAGS = ("--local", "--test")
 _DROPPED_OPTIONS = ("--project_id", "--project-id")
 
-# What to do about commands that cannot be translated, mostly because they name an experiment by its number.
+# Advice for untranslatable commands; most name an experiment by number.
 _KEEP = "remove it, or keep it for as long as there is a master"
 _INSTEAD = {
     "det-lightning run CONFIG DIR": ("experiment create",),
@@ -86,7 +86,7 @@ def is_det(word: str) -> bool:
 def is_det_command(words: list[str]) -> bool:
     """Return whether words, beginning with ``det``, name a command of Determined."""
     group, command = [*_without_global_options(words), "", ""][:2]
-    # What is put in while the project runs may be any command, at least of the groups that are no ordinary words.
+    # A variable may stand for any command, at least after a group that is no ordinary word.
     is_put_in = command.startswith(("{", "$")) and bool(_GROUPS.get(group))
     return group in _ALONE or (group in _GROUPS and (command in _COMMANDS or is_put_in))
 

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 
-# By its name, or by a variable as in a Makefile.
+# By name, or by a variable as in a Makefile.
 _INTERPRETER = r"(?:\bpython[\d.]*(?![\w.-])|\$[({]?\w*PYTHON3?\b[)}]?)[\"']?"
 # Lengths are limited because a search begins again at each of these words. In a list of quoted words too.
 _GAP = r"(?:[\"', \t]|\\\r?\n)+"
@@ -28,7 +28,7 @@ _PARTS = re.compile(
     r"|\\\"(?P<escaped>[^\"\\\n]*)\\\")",
     re.MULTILINE | re.DOTALL,
 )
-# What the shell or make puts in, which is a name while the code is ported.
+# Expansions by the shell or by make; names replace these during porting.
 _EXPANSION = re.compile(r"\$\$?(?:\w+|\{\{[^}\n]{0,200}\}\}|\{[^{}\n]*\}|\([^()\n]*\))")
 EXPANDED = "_expanded_by_the_shell_"
 _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)

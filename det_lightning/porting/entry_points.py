@@ -43,15 +43,15 @@ class Reason:
 class EntryPoint:
     """A configuration, script or notebook that users start."""
 
-    port: FilePort  # its file
-    project: pathlib.Path  # the directory that its code is in
+    port: FilePort  # the file
+    project: pathlib.Path  # the directory of the code
     outcome: Outcome
-    command: str  # what starts it on det_lightning; empty for what is opened, such as a notebook
-    reasons: list[Reason]  # why it does not run yet
-    to_check: int  # how many findings there are in its files to look at
-    files: list[FilePort]  # what it is made of, its own file included
-    tried: bool = False  # it was started for a few batches
-    error: str = ""  # how that failed
+    command: str  # starts the entry point on det_lightning; empty for notebooks
+    reasons: list[Reason]  # the obstacles to running
+    to_check: int  # the number of findings to look at, in all files
+    files: list[FilePort]  # all files of the entry point, including ``port``
+    tried: bool = False  # whether started for a few batches
+    error: str = ""  # the error after a failed try
 
     @property
     def state(self) -> str:
@@ -85,7 +85,7 @@ class EntryPoint:
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
     """Return the entry points of a project, sorted by directory."""
-    # What a configuration starts, and what a script imports, is not an entry point itself.
+    # Files started by a configuration or imported by a script are no entry points.
     within = {
         reached.path
         for port in graph.ports.values()

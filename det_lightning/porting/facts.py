@@ -25,7 +25,7 @@ _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|(`@!\"']{0,200}/bin/)?det|d
 _FOR_TYPES = re.compile(r"(?:\w+\.)*TYPE_CHECKING")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
-# The package may be imported as such, and used as det.pytorch.
+# The package may be imported as a whole, and used as det.pytorch.
 _APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\bimport\b[^\n]*\bcore\b")}
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
@@ -34,7 +34,7 @@ class Kind(str, enum.Enum):
     """The part of a file in a project."""
 
     configuration = "configuration"  #: of an experiment
-    script = "script"  #: Python that does something when it is run
+    script = "script"  #: Python to be run
     commands = "commands"  #: for a shell or for make
     notebook = "notebook"
     other = "other"
@@ -45,25 +45,25 @@ class Facts:
     """The links from a file to other files of a project."""
 
     kind: Kind = Kind.other
-    imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
-    in_programs: tuple[str, ...] = ()  # of the imports, those that only Python within commands names
-    starts: tuple[str, ...] = ()  # files that commands in it name
-    uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
-    apis: frozenset[str] = frozenset()  # of Determined, or of ours, that it uses, or is passed parts of: pytorch, core
-    imports_determined: bool = False  # under that name, once it is ported
-    has_entrypoint: bool = False  # a configuration says what to run
-    executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
-    modules: tuple[str, ...] = ()  # of the imports, those that commands in it run as scripts
-    classes: tuple[str, ...] = ()  # that commands in it name, as module:Class
-    names: tuple[str, ...] = ()  # that a module of Python binds; with * if that is not known
-    sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
+    imports: tuple[str, ...] = ()  # dotted names of modules; a name after dots is relative
+    in_programs: tuple[str, ...] = ()  # imports only in Python within commands
+    starts: tuple[str, ...] = ()  # files named in commands
+    uses_determined: bool = False  # imports or starts a part of Determined or det_lightning
+    apis: frozenset[str] = frozenset()  # the used APIs of Determined or det_lightning: pytorch, core
+    imports_determined: bool = False  # under the name determined, after porting
+    has_entrypoint: bool = False  # a configuration has an entrypoint
+    executes: str = ""  # the file executed directly by a configuration's command
+    modules: tuple[str, ...] = ()  # imports run as scripts by commands
+    classes: tuple[str, ...] = ()  # module:Class as named in commands
+    names: tuple[str, ...] = ()  # names bound by a module of Python; * for unknown names
+    sets: tuple[str, ...] = ()  # variables set by a configuration for trials
 
 
 def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
     """Return the facts in Python source."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            warnings.simplefilter("ignore")  # for example about escapes
             tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Facts()
@@ -101,7 +101,7 @@ def _find_imports(tree: ast.Module) -> Iterator[str]:
 def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes of a module without code for type checkers."""
     left: list[ast.AST] = [tree]
-    for node in left:  # which grows
+    for node in left:  # grows
         yield node
         if isinstance(node, ast.If) and _FOR_TYPES.fullmatch(ast.unparse(node.test)):
             left += node.orelse

@@ -52,7 +52,7 @@ class FileGraph:
         """Return the directory to run a configuration with, or None if the project lacks the code."""
         for name in port.facts.imports:
             if found := self._module(port, name):
-                # From pkg/module.py to what pkg is in.
+                # From pkg/module.py to the directory of pkg.
                 return _normal(found.path).parents[name.count(".") + (found.path.name == "__init__.py")]
         for name in port.facts.starts:
             if found := self._file(port, name):
@@ -62,7 +62,7 @@ class FileGraph:
     def _walk(self, port: FilePort, *, started: bool) -> list[FilePort]:
         reached: dict[pathlib.Path, FilePort] = {}
         left = [port]
-        for file in left:  # which grows
+        for file in left:  # grows
             for found in [*self._imported[file.path], *(self._started[file.path] if started else [])]:
                 if found.path not in reached and found is not port:
                     reached[found.path] = found
@@ -98,8 +98,8 @@ class FileGraph:
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], FilePort | None]) -> FilePort | None:
         """Return the first match in the directory of a file and the directories above.
 
-        For a file of another kind than Python, the directories right below are searched last. Only a match in exactly one
-        of these directories counts.
+        For a file of another kind than Python, the directories right below are searched last, and a match counts only
+        if exactly one of these directories has it.
         """
         directory = _normal(port.path.parent)
         found = next(filter(None, map(find, [directory, *directory.parents])), None)
@@ -112,4 +112,4 @@ class FileGraph:
 
 def _normal(path: pathlib.Path) -> pathlib.Path:
     """Return an absolute path without dots; links are not followed."""
-    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow them)
+    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)

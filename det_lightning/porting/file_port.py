@@ -27,7 +27,7 @@ from det_lightning.porting.facts import (
 from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
 from det_lightning.porting.libraries import Libraries, note_pins
 
-#: Directories with what a service for continuous integration runs.
+#: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
 
 _BOM = "\ufeff"
@@ -37,8 +37,8 @@ _MOST_BYTES_OF_SETTINGS = 2**20
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _FactsOf = Callable[[str], Facts]
-# By the name of a file, the first that fits: what ports its text, and what reads facts from it, if it may start others.
-# The first is imported when it is needed, since each needs a library of its own.
+# By pattern of a file's name, the first match counts: the function to port the text, and the reader of facts, if any.
+# The function is imported late, because each module needs a library of its own.
 _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyw?": ("python_files.port_python", read_python_facts),
     r"(?is).+\.pyi": ("python_files.port_python", None),
@@ -55,7 +55,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     ),
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
-_CODE = ("gone_names", "python_files", "notebooks")  # their functions take the libraries of the project
+_CODE = ("gone_names", "python_files", "notebooks")  # with the libraries of the project as an argument
 _UNKNOWN = Libraries()
 
 
@@ -124,13 +124,13 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
     encoding = _detect_encoding(path, content)
     try:
         text = content.decode(encoding)
-        # Some of Python's codecs write different text than they read, such as text without line breaks.
+        # Some of Python's codecs write other text than read, for example without line breaks.
         is_readable = text.encode(encoding, "replace") == content and "line\n".encode(encoding) == b"line\n"
     except (UnicodeError, LookupError):
         is_readable = False
     if not is_readable:
         return FilePort(path, "", "", _note_unreadable(content.decode("latin-1"), f"it is not encoded as {encoding}"))
-    if "\0" in text:  # it is not text, and may be a large file without content
+    if "\0" in text:  # not text, perhaps a large file without content
         return FilePort(path, "", "", [], encoding)
     kind = import_port(path)
     if kind is None:
@@ -141,7 +141,7 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
     try:
         ported, findings = port(body, libraries)
         if ported != body:
-            port(ported, libraries)  # what was written must be readable
+            port(ported, libraries)  # the new text must be readable
     except Exception as e:
         reason = _explain_error(e)
         if reason is None:
@@ -164,7 +164,7 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
 
 def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
     """Port the options of programs in a file, then everything else, and check the pinned releases."""
-    from det_lightning.porting.gone_names import port_options  # which needs libcst
+    from det_lightning.porting.gone_names import port_options  # needs libcst
 
     renamed, findings = port_options(text, libraries)
     ported, others = port(renamed)

@@ -24,7 +24,7 @@ from det_lightning.porting.python_syntax import (
     read_string,
 )
 
-#: The package whose options are renamed in every file of a project.
+#: The options of this package are renamed in every file of a project.
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
@@ -63,7 +63,7 @@ class _GoneNames:
         self._libraries = libraries
         self._guards = Guards(file)
         self._noted: set[cst.Attribute] = set()
-        self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
+        self._known: set[int] = set()  # the positions of names in the table, to skip ruff's findings there
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
@@ -104,9 +104,7 @@ class _GoneNames:
         bound = use.binding.path.count(".") + 1
         for row, found in _find_gone(path, rows):
             end = found.group().count(".") + 1
-            if end <= bound or (
-                row.still_exists and self._is_type(use.expression)
-            ):  # the import is gone, or it is here
+            if end <= bound or (row.still_exists and self._is_type(use.expression)):  # noted at the import, or a type
                 continue
             self._known.add(self._file.span(use.node)[0])
             if row.replacement:

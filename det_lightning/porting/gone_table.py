@@ -26,10 +26,10 @@ class GoneName:
     advice: str
     severity: Severity
     path: re.Pattern[str]
-    word: re.Pattern[str]  # the last part of the path, or the keyword: what a text that uses the name has in it
-    given: str  # the attribute or argument that is gone, as written in the table; empty if the name itself is gone
-    keyword: str  # with this argument a method is gone; empty for a method that is gone with any
-    before: int  # how many arguments precede it where it is given by position; 0 if it never is
+    word: re.Pattern[str]  # the last part of the path, or the keyword; present in every text with the name
+    given: str  # the removed attribute or argument as in the table; empty for a removed name
+    keyword: str  # only calls of the method with this argument fail; empty for all calls
+    before: int  # the number of arguments before, for an argument by position; else 0
 
     @property
     def package(self) -> str:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from det_lightning.porting.python_syntax import PythonFile
 
-# Where code asks; hasattr and getattr do so for the names that they mention.
+# The checks; hasattr and getattr check for the mentioned names only.
 _ASKS = re.compile(
     r"(?P<any>__version__|version_info|\bVersion\(|TYPE_CHECKING|ImportError|AttributeError|ModuleNotFoundError)"
     r"|(?P<gpu>cuda|gpu)|hasattr|getattr",

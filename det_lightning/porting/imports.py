@@ -103,7 +103,7 @@ class ImportRewriter:
                 if name != binding.alias.evaluated_name:
                     self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
 
-    # Names that are missing, and not needed by what a trial's file is imported for
+    # Missing names, unnecessary for the importers of a trial's file
 
     def _uses(self, binding: Binding) -> list[Reference]:
         return [use for use in self.bindings.references if use.binding is binding]
@@ -136,7 +136,7 @@ class ImportRewriter:
         """Return whether a file can lose a name: a file with a trial, or a file without other missing names."""
         if self.bindings.uses_trial_api():
             return True
-        # Nobody imports from a script what it does not use itself.
+        # Nobody imports unused names from a script.
         is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
         is_taken = not is_script and not {binding.name, "*"}.isdisjoint(self._taken)
         needed = [use.path for use in self.bindings.references]
@@ -181,7 +181,7 @@ class ImportRewriter:
         shares_line = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) > 1
         start, _ = self.file.span(statement)
         separator = self.file.edits.newline() + self.file.edits.indentation(start)
-        # A line by itself may be part of a command, which another line would break.
+        # A line by itself may be part of a command, where a second line would be an error.
         if shares_line or isinstance(parent, cst.SimpleStatementSuite) or "\n" not in self.file.edits.text:
             separator = "; "
         written = []
@@ -210,7 +210,7 @@ class ImportRewriter:
         if name != use.node.value:
             self.file.replace(use.node, name)
         if new != [attribute.attr.value for attribute in replaced]:
-            # What is left of a deeper path may be nothing, and the rest begins with a dot of its own.
+            # The rest of a deeper path may be empty, and begins with a dot.
             _, start = self.file.span(use.node)
             _, end = self.file.span([use.node, *replaced][-1])
             self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in new))
@@ -248,7 +248,7 @@ class ImportRewriter:
         ours = counterpart(path)
         name = binding.name
         if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
-            # A statement that stays may import the path, and bind determined.
+            # A staying statement may import the path, and bind determined.
             bound = [one.imported for one in self.bindings.found if one.alias.asname is None]
             left = [module for module in bound if counterpart(module) is None]
             if ours is None and any(f"{module}.".startswith(f"{missing_prefix(path)}.") for module in left):
@@ -284,6 +284,6 @@ class ImportRewriter:
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
         need = Need.script if self._script_around(node) else Need.file
-        if path.endswith("__"):  # such as __file__: it runs here once this is gone
+        if path.endswith("__"):  # for example __file__: without this line the file runs here
             need = Need.nothing
         self.file.findings.append(missing(path, self.file.line(node), need))

@@ -18,7 +18,7 @@ from det_lightning.porting.findings import Finding, Premise, Severity, line_at
 _PIN = re.compile(
     r"(?<![\w./-])([A-Za-z][\w.-]*)(?:\[[\w, -]*\])?[ \t]*\(?((?:[<>=!~]=?=?[ \t]*\d[\w.*]*[ \t]*,?[ \t]*)+)"
 )
-# No release at all, and one that is newer than all.
+# Older and newer than all releases.
 _ANY = (Version("0"), Version("99999"))
 
 
@@ -30,13 +30,13 @@ class Libraries:
     """
 
     pins: dict[str, str] = dataclasses.field(default_factory=dict)  # by the names of distributions
-    imported: frozenset[str] = frozenset()  # the top-level modules that Python files import from elsewhere
-    shadowed: frozenset[str] = frozenset()  # those that they import from the project, and never from elsewhere
+    imported: frozenset[str] = frozenset()  # top-level modules from outside of the project
+    shadowed: frozenset[str] = frozenset()  # top-level modules from inside of the project only
     takes_options: bool = False  # something is given the options of transformers
-    own: frozenset[str] = frozenset()  # such options that Python files read themselves, or know by both names
+    own: frozenset[str] = frozenset()  # options read by Python files, or known by both names
     defined: frozenset[str] = frozenset()  # the functions and methods of the project
-    trainers: frozenset[str] = frozenset()  # classes of the project that take what a Trainer of transformers takes
-    taken: frozenset[str] = frozenset({"*"})  # the names that files import from modules of the project; * for any
+    trainers: frozenset[str] = frozenset()  # classes of the project with a Trainer's arguments
+    taken: frozenset[str] = frozenset({"*"})  # names imported from modules of the project; * for any
 
     def lack(self, library: str, release: str) -> bool:
         """Return whether the project runs with ``release`` of a library or a later release."""
@@ -47,7 +47,7 @@ class Libraries:
         if (installed := _find_installed(name)) is not None:
             return installed >= gone
         ours = _read_required().get(name, SpecifierSet())
-        # A pin that det_lightning itself does not allow must change, and so says nothing.
+        # A pin outside of det_lightning's own requirements must change anyway, and does not count.
         for allowed in (ours & _specifiers(self.pins.get(name, "")), ours):
             if found := _releases(allowed, gone):
                 return max(found) >= gone
@@ -107,6 +107,6 @@ def _read_required() -> dict[str, SpecifierSet]:
     """Return the requirements of det_lightning, with all extras."""
     try:
         lines = importlib.metadata.requires("det-lightning") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a clone that is not installed
+    except importlib.metadata.PackageNotFoundError:  # run from a clone without installation
         lines = []
     return {normalize(one.name): one.specifier for one in map(Requirement, lines)}

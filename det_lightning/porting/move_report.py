@@ -22,7 +22,7 @@ FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
 # Comparing as many equal lines takes seconds.
 _MANY_LINES = 2000
-# By the outcome of an entry point: as the report of a conversion marks that of a check, and what is shown.
+# The marks for the outcomes of entry points, as in the report of a conversion.
 _MARKS = {"moves": "passed", "waits": "skipped", "stays": "failed"}
 
 
@@ -33,16 +33,16 @@ class Check:
     trial: str
     name: str  # of the check
     outcome: str  # passed, failed, error or skipped
-    message: str  # why it did not pass, in one line
+    message: str  # the reason for a failure, in one line
 
 
 @dataclasses.dataclass(frozen=True)
 class MovedProject:
     """A section of the report."""
 
-    name: str  # the directory of the project; empty for files that belong to none
+    name: str  # the directory of the project; empty for files outside of all projects
     entry_points: list[EntryPoint]
-    files: list[FilePort]  # those that change or have findings
+    files: list[FilePort]  # changed files, and files with findings
 
     @property
     def changed(self) -> list[tuple[FilePort, int]]:

@@ -16,13 +16,13 @@ from det_lightning.porting.shell_files import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
 _HIDE = "pass  #:::"
-# A command with the lines that a backslash joins to it, whose output a variable may get; or a question.
+# A command, with lines joined by backslashes and perhaps a variable for the output; or a question.
 _MAGIC = re.compile(
     r"^([ \t]*)((?:\w[\w.,\[\]\"' \t]*=[ \t]*)?[%!](?:[^\n]*\\\n)*[^\n]*|\?[^\n]*|[\w.*]+\?{1,2}[ \t]*)$", re.MULTILINE
 )
 _HIDDEN = re.compile(rf"^([ \t]*){_HIDE}([^\n]*(?:(?<=\\)\n[ \t]*{_HIDE}[^\n]*)*)$", re.MULTILINE)
 _NEXT_HIDDEN = re.compile(rf"\n[ \t]*{_HIDE}")
-# What the first line of a cell says about the others.
+# The magic in the first line decides for the whole cell.
 _OF_CELL = re.compile(r"\s*%%(\S*)")
 _PYTHON = ("capture", "memit", "mprun", "prun", "time", "timeit")
 _UNKNOWN = Libraries()
@@ -39,7 +39,7 @@ def _dump(notebook: dict[str, Any], line_break: str, **options: Any) -> str:
 
 
 _Dump = Callable[[dict[str, Any]], str]
-# Jupyter, Colab, Kaggle and editors each have their own way to write notebooks.
+# Jupyter, Colab, Kaggle and editors write notebooks differently.
 _INDENTED: list[tuple[int | str | None, tuple[str, str]]] = [(indent, (",", ": ")) for indent in (1, 2, 4, 3, "\t", 0)]
 _INDENTS = [*_INDENTED, (None, (", ", ": ")), (None, (",", ":"))]
 _LAYOUTS: list[_Dump] = [
@@ -83,7 +83,7 @@ def _read(text: str) -> tuple[dict[str, Any], _Dump]:
         raise NotebookError("not a notebook of version 4")
     body = text[: len(text) - len(_ending(text))]
     for dump in _LAYOUTS:
-        # Most are told apart by their first characters, and notebooks may be large.
+        # The first characters rule out most layouts, and notebooks may be large.
         if dump({"": 0})[:2] == body[:2] and dump(notebook) == body:
             return notebook, dump
     raise NotebookError("not laid out as any program does, so that it could not be written back as it was")
@@ -127,11 +127,11 @@ def _ending(text: str) -> str:
     return text[len(text.rstrip("\r\n")) :]
 
 
-# Lines that are not Python, in a comment while the program is ported
+# Lines other than Python, hidden in comments during porting
 
 
 def _hide(source: str) -> str:
-    source = source.rstrip("\n")  # else a backslash at the end would join a line that is not there
+    source = source.rstrip("\n")  # a backslash at the end would join the next cell
     if _find_magic(source) in _SHELL:
         return _HIDE + source.replace("\n", f"\n{_HIDE}")
     return _MAGIC.sub(lambda found: found[1] + _HIDE + found[2].replace("\n", f"\n{found[1]}{_HIDE}"), source)

@@ -20,7 +20,7 @@ from det_lightning.porting.python_syntax import (
 )
 
 _RENAMED = {
-    # The interface of several models, before it was public, and in its first releases.
+    # The interface of several models, while private and in the first releases.
     "LRScheduler": "wrap_lr_scheduler",
     "Model": "wrap_model",
     "Optimizer": "wrap_optimizer",
@@ -30,7 +30,7 @@ _RENAMED = {
     "_backward": "backward",
     "_step_optimizer": "step_optimizer",
     "_to_device": "to_device",
-    # Ranks, before they had their own part of the context.
+    # Ranks, before context.distributed.
     "get_local_rank": "distributed.get_local_rank",
     "get_rank": "distributed.get_rank",
     "get_size": "distributed.get_size",
@@ -40,7 +40,7 @@ _RENAMED = {
     "_epoch_len": "position.epoch_len",
     "_should_communicate_and_update": "is_update_batch",
 }
-# det_lightning's context has it too: setting it is how use_amp() gets a scaler with other arguments.
+# det_lightning's context has this name too, for a scaler with other arguments after use_amp().
 _KEPT = {"_scaler"}
 _GONE = {
     "_hvd_config": "ask context.distributed.get_size() > 1",
@@ -48,7 +48,7 @@ _GONE = {
     "hvd_config": "use context.distributed",
 }
 _SEVERAL = "distributed.get_size() > 1"
-# What trials read of the context's inner objects, and what to read of the context instead.
+# Reads of the context's inner objects, and the public replacements.
 _READS = {
     "_hvd_config.use": _SEVERAL,
     "distributed._hvd_config.use": _SEVERAL,
@@ -66,7 +66,7 @@ _NEW_HOOKS = {
     "on_validation_step_start": "on_validation_start",
 }
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
-# What trials in examples did themselves, and is done for them: setting the mode that a method runs in.
+# Needless calls in old examples: the mode is set before the method runs.
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
@@ -244,7 +244,7 @@ _GONE_FROM_CORE = {
     "_report_checkpoint": _STORE,
     "_storage_manager": _STORE,
 }
-# What report_metrics() was called, and the number of batches in it and in the reports of the first releases.
+# Older names of report_metrics() and of the number of batches.
 _OLD_REPORT = "_report_trial_metrics"
 _TOTAL = "total_batches"
 _OLD_COUNT = "latest_batch"

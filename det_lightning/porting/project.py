@@ -23,10 +23,10 @@ from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
-# What virtual environments have, each kind one of them.
+# Every kind of virtual environment has one of these files.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "bin/activate", "Scripts/activate", "conda-meta")
-# What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
-# in them belong to what was trained.
+# The files of a checkpoint of any release, or of an experiment of det-lightning run: copies of code in such directories
+# belong to finished trainings.
 _RECORDS = (
     ("metadata.json", "state_dict.pth"),
     ("load_data.json", "state_dict.pth"),
@@ -68,7 +68,7 @@ def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
             file = pathlib.Path(directory, name)
             if not is_portable(file) or not file.is_file():
                 continue
-            # What a link to another file of the project names is found itself.
+            # The target of a link inside of the project is found anyway.
             if not file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
                 yield file
 
@@ -88,8 +88,8 @@ def is_skipped(directory: pathlib.Path) -> bool:
 class ProjectPort:
     """The ported files and the entry points below some paths."""
 
-    files: list[FilePort]  # those that change or have findings
-    entry_points: list[EntryPoint]  # what can be started there
+    files: list[FilePort]  # changed files, and files with findings
+    entry_points: list[EntryPoint]  # everything to start there
 
 
 def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
@@ -124,7 +124,7 @@ def _port(pool: ReaderPool, path: pathlib.Path, libraries: Libraries) -> FilePor
         return port
     if path.is_symlink():
         return port.refuse_writing(f"it is a link to {path.resolve()}", "name that file itself")
-    # The administrator may write to any file, even one that is write-protected.
+    # An administrator may write even to write-protected files.
     if not path.stat().st_mode & stat.S_IWUSR or not os.access(path, os.W_OK):
         return port.refuse_writing("it is read-only", "make it writable first")
     return port

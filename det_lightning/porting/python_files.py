@@ -15,7 +15,7 @@ from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
-# Without one of these there is nothing to find, and parsing takes its time.
+# Other files have nothing to port, and parsing takes time.
 _WORTH_PARSING = re.compile(
     r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info|"
     r"DET_|\bdet\b(?=[\s\"'])|core_context\."
@@ -54,7 +54,7 @@ def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[F
     if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])
-    # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
+    # A script for the Core API has no context: the script sets up devices and processes, here as on Determined.
     if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
         note_devices(file, Premise.nothing if uses_trials else Premise.in_trial)
     return file.edits.result(), file.findings

@@ -18,11 +18,11 @@ Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
-# A line with nothing but a backslash, which libcst loses where a statement begins with it.
+# A line with nothing but a backslash; libcst loses such a line at the beginning of a statement.
 _JOINED = re.compile(r"^[ \t]*\\\r?$", re.MULTILINE)
-# Where syntax holds a name that is not one of a variable.
+# The places in syntax for names other than variables.
 _LABELS: dict[type, str] = {cst.Attribute: "attr", cst.Arg: "keyword", cst.Param: "name"}
-# Trials of other frameworks, which train differently.
+# Trials of other frameworks, with another training loop.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
@@ -52,7 +52,7 @@ class _Walk(cst.CSTVisitor):
 def _parse(code: str) -> cst.Module:
     module = cst.parse_module(code)
     joined = _JOINED.search(code)
-    if joined is not None and module.code != code:  # its positions are those in another text
+    if joined is not None and module.code != code:  # libcst's positions are wrong
         line = code.count("\n", 0, joined.start()) + 1
         message = "a statement begins with a backslash"
         raise cst.ParserSyntaxError(message, lines=code.splitlines(), raw_line=line, raw_column=0)
@@ -234,7 +234,7 @@ def list_methods(definition: cst.ClassDef) -> list[cst.FunctionDef]:
 def find_lineage(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
     """Return a class, and its direct and indirect bases among ``classes``."""
     found = [definition]
-    for one in found:  # which grows
+    for one in found:  # grows
         found += [base for base in classes if base.name.value in base_names(one) and base not in found]
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from det_lightning.porting.file_port import FilePort, import_port, port_file
 from det_lightning.porting.libraries import Libraries
 
-# A fork runs no code of the project, as an interpreter that starts in its directory might.
+# A fork runs no code of the project; a new interpreter in the project's directory might.
 _CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 _UNKNOWN = Libraries()
 _Result = TypeVar("_Result")
@@ -40,7 +40,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
         self._pool: ProcessPoolExecutor | None = None
-        self._used_s = 0.0  # by the process, up to its last file
+        self._used_s = 0.0  # processor time up to the last file
 
     def port(self, path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
         """Port one file. Raises PortingFailed like :meth:`call`."""
@@ -88,7 +88,7 @@ def _begin(memory_bytes: int) -> None:
     here = pathlib.Path.cwd()
     sys.path[:] = [entry for entry in sys.path if entry and pathlib.Path(entry).resolve() != here]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    with contextlib.suppress(ImportError, ValueError, OSError):  # only Unix has such limits, and not each all of them
+    with contextlib.suppress(ImportError, ValueError, OSError):  # limits exist on Unix only, and not everywhere
         import resource
 
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
@@ -102,13 +102,13 @@ def _call(
     """Return the result of a function or the text of an error, and the processor time used by this process so far."""
     try:
         os.chdir(directory)
-        import_port(path)  # which takes its time, too
+        import_port(path)  # outside of the time limit
         _limit_time(cpu_s)
         try:
             return function(path, *arguments), time.process_time()
         finally:
             _limit_time(0)
-    except Exception as e:  # whatever a file does to its reader, the others must still be ported
+    except Exception as e:  # a failure of one file must not stop the others
         return f"{type(e).__name__}: {e}", time.process_time()
 
 

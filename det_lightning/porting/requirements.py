@@ -16,7 +16,7 @@ _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
     r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"
 )
-# Not in a list of quoted words, which have commas between them.
+# Not in a list of quoted words, separated by commas.
 _QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPEC}\1")
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
 _OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
@@ -26,7 +26,7 @@ _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
 _REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
 _INSTALLED_USELESS = re.compile(rf"(?<![\w./-]){_GONE}")
-# A release or the repository of Determined; what else is at a URL may be somebody's own version.
+# A release or the repository of Determined; any other URL may have somebody's own version.
 _RELEASE = (
     r"(?:(?:[^\s\"';]*/)?determined-\d[^\s\"';#]*\.(?:whl|zip|tar\.gz)(?:#[^\s\"';]*)?"
     r"|[^\s\"';]+/determined-ai/determined(?:\.git)?(?:[@#][^\s\"';]*)?)"
@@ -101,7 +101,7 @@ def install_both(old: str, new: str) -> str | None:
     for index in changed:
         found = _OUR_WORD.match(ours[index])
         if _NAME not in ours[index]:
-            words[index] = ours[index]  # such as Python code in the same line
+            words[index] = ours[index]  # for example Python code in the same line
         elif found is None or words[index - 1].endswith(","):
             return None
         else:
@@ -173,7 +173,7 @@ class _ConfigReader:
         self._section = ""
         self._key = ""
         self._line = 0
-        self._depth = 0  # of brackets that are open
+        self._depth = 0  # of open brackets
 
     def port(self, line: str) -> str:
         self._line += 1

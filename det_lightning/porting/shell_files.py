@@ -15,7 +15,7 @@ from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.startup_hook import find_installs
 
-#: What to do about a hook that may install something.
+#: Advice for a hook with a possible installation.
 INSTALL_ONCE = (
     "install packages once, in a virtual environment of the project, and remove such lines, or end them with "
     "`# det-lightning: ok`, or start with --hook run, or --hook skip: pip may replace torch itself by another release"
@@ -38,7 +38,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     def port_part(part: str, line: int) -> str:
         ported, launched = port_commands(part, line)
         ported, left = port_det_commands(ported, line)
-        # What commands of det name is gone with them.
+        # Variables in translated commands of det are gone.
         variables = [found for found in note_variables(part, line) if found.reason.partition(":")[0] in ported]
         findings.extend([*launched, *left, *useless_installs(part, line), *variables])
         return port_installs(ported)

@@ -15,7 +15,7 @@ from det_lightning.porting.file_port import OF_CI, FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import install_both, is_install
 
-# Not an image, whose Python may be too old for det_lightning.
+# Not images: the Python there may be too old for det_lightning.
 _INSTALL_BOTH = (Kind.commands, Kind.notebook)
 _LOGICAL_LINE = re.compile(r"(?:[^\r\n]*\\\r?\n)*[^\r\n]*(?:\r\n|\r|\n|\Z)")
 # A requirement, as opposed to a command of the same name.
@@ -34,7 +34,7 @@ def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
     graph = FileGraph(ports)
     found = list(graph.ports.values())
     why = _reasons_to_stay(graph)
-    # Whatever keeps the requirement of Determined in the directories above it, and what needs det_lightning there.
+    # The needs of Determined, and the files in need of det_lightning; both count for all directories above.
     needs = [need for port in found for need in find_needs(port, Need.file, Need.script)]
     ours = [port.path for port in found if port.facts.uses_determined and port.path not in why]
     return [_keep(port, graph, why, needs, ours) for port in found]
@@ -50,11 +50,11 @@ def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
             needs = find_needs_around(graph, port)
         if needs:
             why[port.path] = needs[0]
-    # What a configuration starts on Determined is made for it.
+    # Files started by a configuration on Determined are written for Determined.
     for port in [port for port in found if port.path in why and port.is_configuration]:
         for started in [*graph.find_started(port), *graph.find_named(port).values()]:
             why.setdefault(started.path, why[port.path])
-    # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
+    # Determined's classes cannot train our trials, and Determined's master gets no reports of our Core API.
     for port in [port for port in found if port.path in why]:
         for imported in graph.find_imports(port):
             if imported.facts.apis & port.facts.apis:
@@ -77,7 +77,7 @@ def _keep(
     is_python = port.path.suffix == ".py"
     before = _lines(port.before, port.facts.kind)
     after = _lines(port.after, port.facts.kind)
-    # A notebook is restored as a whole where it stays, or where ours and theirs would meet in one program.
+    # A staying notebook is restored as a whole, and so is a notebook with both packages in one program.
     own = find_needs(port, Need.file, Need.script) if is_notebook else []
     is_mixed = is_notebook and (own or port.facts.apis or len(before) != len(after))
     reasons = [*own, *(why[file.path] for file in (port, *staying.values()) if file.path in why)]
@@ -96,7 +96,7 @@ def _keep(
         return _keep_by_line(port, before, after, list(staying), needed, needs_ours)
     if needed is None or is_notebook or _is_code(port):
         return port
-    # Lines were removed, such as a source of Determined's package.
+    # Lines were removed, for example a source of Determined's package.
     left = [*port.findings, _to_require(needed, 0)] if needs_ours else port.findings
     return dataclasses.replace(port, after=port.before, findings=sorted(left))
 
@@ -114,7 +114,7 @@ def _keep_by_line(
     line = 1
     for old, new in zip(before, after, strict=True):
         starts_staying = _starts(old, staying, port.facts.in_programs)
-        # Where det_lightning is not installed, or not by these lines, a program stays with what installs Determined.
+        # Unless these lines install det_lightning, a program stays together with the installation of Determined.
         stays = starts_staying or (needed and not has_both and bool(find_programs(old)))
         both = install_both(old, new) if needed and has_both else None
         if old == new or starts_staying or not _OURS.search(new) or (is_code and not is_install(old)):
@@ -122,7 +122,7 @@ def _keep_by_line(
         elif both is not None and not _OURS.search(old):
             lines.append(both)
         else:
-            # Of a notebook the lines of the code are counted, not those of the file.
+            # Lines of a notebook count over the code, not over the file.
             shown = 0 if port.facts.kind is Kind.notebook else line
             is_there = new.strip() in stripped or not (needed is None or needs_ours)
             required, found = _requirement(old, new, is_there, needed, shown)
@@ -154,12 +154,12 @@ def _drop_checks(port: FilePort) -> FilePort:
 
 def _lines(text: str, kind: Kind) -> list[str]:
     """Return the lines of a text. Lines joined by a backslash, and all lines of a Python program, count as one line."""
-    programs = [] if kind is Kind.notebook else find_programs(text)  # a command of a notebook is one line there
+    programs = [] if kind is Kind.notebook else find_programs(text)  # a notebook has each command on a line
     lines = []
     start = 0
     for found in _LOGICAL_LINE.finditer(text):
         end = found.end()
-        while programs and programs[0][1] < end:  # a here-document ends before the line that ends it
+        while programs and programs[0][1] < end:  # a here-document ends before the line with its mark
             programs.pop(0)
         if start < end and not (programs and programs[0][0] <= end):
             lines.append(text[start:end])

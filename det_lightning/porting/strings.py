@@ -136,7 +136,7 @@ def note_python_variables(file: PythonFile) -> None:
             file.findings += commands.note_variables(value, file.line(node))
 
 
-# Commands of det that Python starts
+# Commands of det started by Python
 
 
 def rewrite_started_commands(file: PythonFile) -> None:

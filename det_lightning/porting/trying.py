@@ -17,12 +17,12 @@ from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.project import ProjectPort, is_skipped
 
-#: The environment variable that lets ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
+#: With this environment variable, ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
 _VARIABLE = "DET_LIGHTNING_TRY"
-# Not from the directory of the project, whose modules may have the names of others.
+# Without the directory of the project: modules there may shadow others.
 _CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
 _TIMEOUT_S = 300.0
-# How long a process that is asked to end may take.
+# The time for a process to end after SIGTERM.
 _GRACE_S = 30.0
 _MOST_BYTES = 2 * 1024**3
 

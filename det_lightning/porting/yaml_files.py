@@ -27,7 +27,7 @@ from det_lightning.porting.shell_files import port_shell
 _OF_CLUSTER = re.compile(r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/")
 _OF_HELM = re.compile(r"\{\{[^}\n]*\.(?:Values|Release|Chart|Capabilities)\b|\{\{-?\s*(?:include|template|define)\s+\"")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
-# An experiment, or the jobs of a service for continuous integration, which may name a cluster.
+# An experiment, or jobs for continuous integration: either may name a cluster.
 _FOR_A_CLUSTER = re.compile(r"^(?:searcher|hyperparameters|jobs|on|stages|steps)[ \t]*:", re.MULTILINE)
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
@@ -116,14 +116,14 @@ class _YamlPort:
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
-            # In the ported text, because some launchers are replaced with one that has other options.
+            # In the ported text, because the new launcher may have other options.
             trial = _class_that_run_trains(self.edits.result())
             if trial is not None and entrypoint is not None:
-                # In an entrypoint, a launcher that runs a class is fine.
+                # In an entrypoint, a launcher may run a class.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
                 self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
                 finding = package_finding(trial.partition(":")[0], _line(entrypoint))
-                if finding is not None and finding.severity is Severity.problem:  # it is not covered
+                if finding is not None and finding.severity is Severity.problem:  # not covered
                     self.findings.append(finding)
         precision = _entries(entries.get("optimizations")).get("mixed_precision")
         if precision is not None and precision.value != "O0":

@@ -13,14 +13,14 @@ from det_lightning.porting.to_lightning.trial import Trial
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
-# Methods that are rewritten elsewhere.
+# Methods rewritten elsewhere.
 _ELSEWHERE = (*_UNWRAPPED, "step_optimizer", "wrap_reducer")
-# Methods that return a setting, which becomes a hyperparameter.
+# Methods returning a setting, to be a hyperparameter.
 _SETTINGS = {
     "get_data_config": ("data", 'pass the section "data" of the experiment configuration as data={...}'),
     "get_trial_seed": ("trial_seed", "pass the seed as trial_seed=..., and to pl.seed_everything() too"),
 }
-# Statements that are not needed, and what replaces them.
+# Needless statements, and the replacements.
 _DROPPED = {
     "use_amp": 'pass precision="16-mixed" to pl.Trainer, which replaces use_amp()',
     "disable_auto_to_device": "override transfer_batch_to_device() to leave batches where they are",
@@ -39,7 +39,7 @@ def rewrite_context(trial: Trial) -> None:
     """Rewrite the uses of a trial's context; a use without replacement gets a comment."""
     file = trial.file
     found = file.find(cst.Name, cst.Attribute, within=trial.definition)
-    # Reversed, so that the arguments of a call come before the call.
+    # Reversed: the arguments of a call come before the call.
     for node in reversed([node for node in found if trial.is_context(node) and _is_read(file, node)]):
         _rewrite_use(trial, node)
     trial.render_frequencies()
@@ -61,7 +61,7 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
     attribute = file.parent(context)
     if not isinstance(attribute, cst.Attribute):
         call = file.parent(attribute)
-        is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # which is rewritten
+        is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # rewritten elsewhere
         if not is_passed_to_base and not _remove_assignment(trial, context):
             file.todo(context, "a LightningModule has no context; pass what is needed from it")
         return

@@ -20,7 +20,7 @@ _FIND_OPTIMIZER = [
     "        found for found in (held if isinstance(held, list) else [held]) if found.optimizer is optimizer",
     "    )",
 ]
-# Lightning creates an iterator per epoch; Determined created one, and drew once from torch's random state for it.
+# Lightning creates an iterator per epoch; Determined created one, with a single draw from torch's random state.
 _ONE_DRAW = [
     "def on_train_epoch_end(self):",
     "    # The iterator of the next epoch draws from this, so that torch's random state stays as it is.",
@@ -28,7 +28,7 @@ _ONE_DRAW = [
     "    self.trainer.train_dataloader.generator = generator",
 ]
 _KEPT_GRADIENTS = ["def on_validation_model_zero_grad(self):", "    pass  # gradients outlive a validation"]
-# The loader is the one batch of another loader, which draws nothing from torch's random state.
+# The loader is the only batch of another loader, without a draw from torch's random state.
 _FULL_DATASET = [
     [
         "def val_dataloader(self):",
@@ -126,7 +126,7 @@ def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
         methods += _FULL_DATASET
     methods += reducing
     if trial.models:
-        # Lightning leaves modules as they are; Determined put wrapped models into training mode.
+        # Lightning keeps the mode of modules; Determined put wrapped models into training mode.
         lines = [line for holder in trial.models for line in _lines_for_each(holder, "model", "train()")]
         methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in lines)])
     if not trial.calls_context("disable_dataset_reproducibility_checks"):
@@ -171,7 +171,7 @@ def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
 # A trial's callbacks, rewritten as Lightning callbacks
 
 
-# By hook: Lightning's, and where the values of its parameters come from.
+# By Determined's hook: Lightning's hook, and the values for the parameters.
 _HOOKS: dict[str, tuple[str, list[str]]] = {
     "on_training_start": ("on_train_start", []),
     "on_training_epoch_start": ("on_train_epoch_start", ["trainer.current_epoch"]),

@@ -13,7 +13,7 @@ from det_lightning.porting.to_lightning.module_file import ModuleFile, list_stat
 _LOADER = "determined.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
 _ANY = "from typing import Any"
-# What to do about names that have no counterpart, by their last part.
+# Advice for names without a counterpart, by the last part.
 _ADVICE = {
     "InvalidHP": "raise an error that your search takes for a failed run, instead of InvalidHP",
     "TorchWriter": "self.logger.experiment of a TensorBoardLogger replaces TorchWriter().writer",

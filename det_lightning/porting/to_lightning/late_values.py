@@ -12,7 +12,7 @@ from det_lightning.porting.to_lightning.module_file import attribute_of_self, li
 from det_lightning.porting.to_lightning.trial import Trial
 
 _KEY = re.compile(r'\["(\w+)"\]')
-# What binds its parts more tightly than what may replace one of them.
+# Operations that bind their parts more tightly than a replacement.
 _OPERATIONS = (
     cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.ComparisonTarget, cst.Subscript,
     cst.Call,
@@ -27,7 +27,7 @@ class LateValue:
 
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"
-    without_trainer: str = ""  # what to write there; by default the same
+    without_trainer: str = ""  # the replacement before training; empty for the same text
 
 
 _RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
@@ -107,7 +107,7 @@ def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
 
 def _is_changed(trial: Trial, attribute: cst.Attribute) -> bool:
     outer = trial.file.parent(attribute)
-    if isinstance(outer, cst.Element):  # perhaps of several that are assigned to
+    if isinstance(outer, cst.Element):  # perhaps of several targets
         several, around, *_ = trial.file.ancestors(outer)
         return isinstance(around, cst.AssignTarget | cst.For | cst.CompFor) and around.target is several
     is_bound = isinstance(outer, cst.AssignTarget | cst.Del | cst.NamedExpr | cst.AsName)

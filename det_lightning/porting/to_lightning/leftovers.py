@@ -12,7 +12,7 @@ from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute
 from det_lightning.porting.to_lightning.trial import Trial
 
 _ADVICE = "a LightningModule has no context; pass what is needed from it"
-# Methods of a context whose names nothing else has.
+# Methods of a context with unmistakable names.
 _OF_CONTEXT = {
     "autocast_forward_pass", "configure_apex_amp", "current_train_batch", "current_train_epoch",
     "disable_auto_to_device", "disable_dataset_reproducibility_checks", "get_data_config", "get_experiment_config",

@@ -15,7 +15,7 @@ class ModuleFile(PythonFile):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        self.todos: list[str] = []  # the texts of comments that leave something to the user
+        self.todos: list[str] = []  # the texts of comments with work for the user
         self._removed: set[Statement] = set()
         self._noted: set[tuple[int, str]] = set()
 

@@ -15,7 +15,7 @@ _NO_NUMBERS = (cst.List, cst.ListComp, cst.Tuple, cst.SimpleString, cst.Formatte
 _RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
-# Longer values get their own line.
+# Longer values get a line.
 _SHORT = 30
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 

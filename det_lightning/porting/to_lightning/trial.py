@@ -31,7 +31,7 @@ class Scheduler:
     holder: str  # see _find_holders()
     mode: str  # empty if the code does not say
     frequency: cst.BaseExpression | None
-    every: str = "1"  # the frequency, as it is written
+    every: str = "1"  # the frequency as written
 
 
 class Trial:
@@ -44,13 +44,15 @@ class Trial:
         init = self.methods.get("__init__")
         parameters = [] if init is None else list_parameters(init)
         self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
-        self.context_attributes: set[str] = set()  # of self, that are assigned the context
-        self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}  # where those get their value that hold it
+        self.context_attributes: set[str] = set()  # attributes of self with the context
+        self._context_variables: set[cst.CSTNode] = {
+            *parameters[1:2]
+        }  # the parameters and assignments of variables with the context
         self._find_contexts()
         self._called_by_init = self.find_reached("__init__")
-        self.properties: dict[str, str] = {}  # expressions, by the names that replace attributes
-        self.finds_optimizers = False  # a step looks up Lightning's optimizer for that of the trial
-        # What holds them; see _find_holders().
+        self.properties: dict[str, str] = {}  # expressions by the names of properties
+        self.finds_optimizers = False  # a step looks up Lightning's optimizer for the trial's
+        # The holders; see _find_holders().
         self.models: list[str] = []
         self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
@@ -182,7 +184,7 @@ def rename_holder(holder: str, names: dict[str, str]) -> str:
 def _find_holders(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
     """Return the holders of the result of a wrapping call; empty if the code does not say."""
     statement = file.statement(call)
-    if isinstance(statement, cst.Return):  # of a method: what keeps its result
+    if isinstance(statement, cst.Return):  # of a method: find the holders of its result
         function = file.function(call)
         name = "" if function is None else function.name.value
         calls = [(holder, value) for holder, value in assignments if isinstance(value, cst.Call)]

@@ -39,7 +39,7 @@ _HPARAM = re.compile(
 class Todo:
     """A comment with work for the user."""
 
-    line: int  # the line that it is about in the written file, from 1
+    line: int  # the line below the comment in the written file, from 1
     text: str
 
 
@@ -51,8 +51,8 @@ class WrittenModule:
     name: str  # of the class
     todos: list[Todo]
     trainer_arguments: list[str]
-    arguments: list[str]  # names of the class's own that have no default
-    package: str = "pytorch_lightning"  # the one that Lightning is imported from
+    arguments: list[str]  # the class's own arguments without a default
+    package: str = "pytorch_lightning"  # the package to import Lightning from
 
     def program(self, module: str) -> str:
         """Return the source of a training program; ``module`` is the name to import the file by.
@@ -96,7 +96,7 @@ def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lig
     for derived in _find_classes(file, definition.name.value):
         file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
     loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
-    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
+    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is written anew
         del loaders["build_validation_data_loader"]
     rename_members(trial, {**loaders, definition.name.value: module_name})
     file.replace(definition.name, module_name)
