@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from det_lightning.config import go_patterns
 from det_lightning.config.document import KeyPath, SourceLines
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
 from det_lightning.config.hyperparameters import Hyperparameters
@@ -20,6 +19,8 @@ from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask
 
+# Python would read these otherwise, as a set of characters.
+_NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
 _LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
 _LAUNCHER = re.compile(r"\bdet(?:ermined|_lightning)\.launch\.")
@@ -74,9 +75,16 @@ def _action(value: Any) -> Any:
     return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
 
 
+def compile_log_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a pattern for Go, compiled by Python; raise an ``re.error`` for syntax unknown to Python."""
+    if (found := _NAMED_CLASS.search(pattern)) is not None:
+        raise re.error(f"{found[0]} is Go's: write the characters, such as A-Za-z for [:alpha:]")
+    return re.compile(pattern)
+
+
 def _pattern(pattern: str) -> str:
     try:
-        go_patterns.compile_pattern(pattern)
+        compile_log_pattern(pattern)
     except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond the limits
         raise ValueError(f"is not a regular expression that Python can read: {e}; got {show_value(pattern)}") from e
     return pattern

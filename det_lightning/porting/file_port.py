@@ -25,7 +25,7 @@ from det_lightning.porting.facts import (
     read_yaml_facts,
 )
 from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
-from det_lightning.porting.libraries import Libraries, note_pins
+from det_lightning.porting.libraries import UNKNOWN, Libraries, note_pins
 
 #: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
@@ -56,7 +56,6 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
 _CODE = ("gone_names", "python_files", "notebooks")  # with the libraries of the project as an argument
-_UNKNOWN = Libraries()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +108,7 @@ def is_portable(path: pathlib.Path) -> bool:
     return _find_kind(path) is not None
 
 
-def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
+def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
     """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so.
 
     ``libraries`` are the libraries of the project.

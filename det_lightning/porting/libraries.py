@@ -54,6 +54,10 @@ class Libraries:
         return True
 
 
+#: The libraries of an unknown project.
+UNKNOWN = Libraries()
+
+
 def find_pins(text: str) -> Iterator[re.Match[str]]:
     """Yield the requirements in a file, except in comments."""
     for found in _PIN.finditer(text):

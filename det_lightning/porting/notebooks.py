@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.porting.findings import Finding, Severity, line_at
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
@@ -25,7 +25,6 @@ _NEXT_HIDDEN = re.compile(rf"\n[ \t]*{_HIDE}")
 # The magic in the first line decides for the whole cell.
 _OF_CELL = re.compile(r"\s*%%(\S*)")
 _PYTHON = ("capture", "memit", "mprun", "prun", "time", "timeit")
-_UNKNOWN = Libraries()
 _SHELL = ("!", "bash", "script", "sh", "sx", "system")
 
 
@@ -48,7 +47,7 @@ _LAYOUTS: list[_Dump] = [
 ]
 
 
-def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
+def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
     """Return a notebook with the code cells ported, and findings; lines count over the code of all cells."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)

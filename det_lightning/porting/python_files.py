@@ -10,7 +10,7 @@ from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missin
 from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.gone_names import may_have_gone_names, port_gone_names
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
@@ -21,10 +21,8 @@ _WORTH_PARSING = re.compile(
     r"DET_|\bdet\b(?=[\s\"'])|core_context\."
 )
 
-_UNKNOWN = Libraries()
 
-
-def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
+def port_python(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
     """Return Python source ported to det_lightning and to today's libraries, and findings for the rest."""
     has_gone_names = may_have_gone_names(text, libraries)
     if not has_gone_names and not _WORTH_PARSING.search(text):

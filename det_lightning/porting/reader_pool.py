@@ -16,11 +16,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from det_lightning.porting.file_port import FilePort, import_port, port_file
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 
 # A fork runs no code of the project; a new interpreter in the project's directory might.
 _CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-_UNKNOWN = Libraries()
 _Result = TypeVar("_Result")
 
 
@@ -42,7 +41,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._pool: ProcessPoolExecutor | None = None
         self._used_s = 0.0  # processor time up to the last file
 
-    def port(self, path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
+    def port(self, path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
         """Port one file. Raises PortingFailed like :meth:`call`."""
         return dataclasses.replace(self.call(port_file, path, libraries), path=path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
 
 import det_lightning
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
@@ -20,8 +19,8 @@ _IN_LINE = re.compile(
 _QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPEC}\1")
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
 _OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
-_INSTALLERS = ("pip", "pip3", "pipenv", "poetry", "uv")
-_INSTALLER = rf"\b(?:{'|'.join(_INSTALLERS)})\b[\"',\s]+(?:install|add)\b"
+# With options before the command, also in a list of quoted words.
+_INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+))*[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
 _REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
@@ -112,11 +111,6 @@ def install_both(old: str, new: str) -> str | None:
 def is_install(text: str) -> bool:
     """Return whether commands, or words in a list, install packages."""
     return re.search(_INSTALLER, text) is not None
-
-
-def installs(words: Collection[str | None]) -> bool:
-    """Return whether the words of a command install packages."""
-    return not {"install", "add"}.isdisjoint(words) and not set(_INSTALLERS).isdisjoint(words)
 
 
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:

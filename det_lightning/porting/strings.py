@@ -24,7 +24,7 @@ from det_lightning.porting.python_syntax import (
     read_string,
     rename_in_code,
 )
-from det_lightning.porting.requirements import installs, port_installs, port_requirement
+from det_lightning.porting.requirements import is_install, port_installs, port_requirement
 
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
@@ -195,7 +195,7 @@ def _reads_output(file: PythonFile) -> bool:
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     """Rewrite a command given as words; an expression stands for one word."""
     values = [read_string(node) for node in nodes]
-    if installs(values):
+    if is_install(" ".join(value or "" for value in values)):
         for node, value in zip(nodes, values, strict=True):
             if value is not None and (required := port_requirement(value)) is not None:
                 _put(file, node, required)
