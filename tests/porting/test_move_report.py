@@ -49,7 +49,7 @@ def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_the_page_says_what_was_done_and_what_is_left_in_each_project(projects: Path) -> None:
+def test_the_page_lists_done_and_left(projects: Path) -> None:
     assert "Wrote move.html." in port(".", "--write", "--report", "move.html", "--checks", "checks.xml").stderr
     page = Path("move.html").read_text()
     words = " ".join(Words(page).found)
@@ -77,7 +77,7 @@ def test_as_markdown_it_says_the_same(projects: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_without_checks_says_how_they_are_made(projects: Path) -> None:
+def test_a_page_explains_checks(projects: Path) -> None:
     port("classic", "--report", "move.md")
     assert "`pytest --trial MODULE:CLASS --junitxml checks.xml`" in Path("move.md").read_text()
 
@@ -91,14 +91,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize("encoding", ["foo", "utf-7"])
-def test_checks_in_an_encoding_that_cannot_be_read_are_named(encoding: str, projects: Path) -> None:
+def test_unreadable_checks_are_named(encoding: str, projects: Path) -> None:
     Path("checks.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
     said = port("classic", "--report", "move.md", "--checks", "checks.xml", ends_with=2).stderr
     assert "checks.xml is not a file that pytest --junitxml writes" in said
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_options_are_found_before_anything_is_written(options: list[str], message: str, projects: Path) -> None:
+def test_wrong_options_write_nothing(options: list[str], message: str, projects: Path) -> None:
     assert message in port("classic", *([] if "--to" in options else ["--write"]), *options, ends_with=2).stderr
     assert not Path("move.md").exists()
     assert "determined" in Path("classic/data.py").read_text()
