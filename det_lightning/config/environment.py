@@ -28,7 +28,7 @@ def _absolute(path: str) -> str:
 
 def _below_the_code(path: str) -> str:
     if PurePosixPath(path) == PurePosixPath("."):
-        raise ValueError("must not be the directory of the code itself; name a directory in it")
+        raise ValueError("must not be the directory of the code itself; name a directory below")
     return path
 
 

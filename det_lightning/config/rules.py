@@ -47,9 +47,7 @@ def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mis
     elif config.searcher.metric is None:
         yield ("searcher", "metric"), "is missing: write the name of the validation metric to search by"
     if config.searcher.source_trial_id is not None:
-        message = (
-            "names a trial of Determined's master, which is not known here: write the id or the path of its newest"
-        )
+        message = "names a trial of Determined's master, unknown here: write the id or the path of the trial's newest"
         yield ("searcher", "source_trial_id"), f"{message} checkpoint as source_checkpoint_uuid"
 
 

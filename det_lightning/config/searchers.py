@@ -98,11 +98,11 @@ class HalvingSearcher(SearcherConfig):
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
-            yield "stop_once", "has no effect: a trial that was stopped never goes on"
+            yield "stop_once", "has no effect: a stopped trial never goes on"
         if self.max_time is not None and self.max_length is not None:
             same_unit = self.max_length.unit in (None, self.time_metric)
             if not same_unit or self.max_length.units != self.max_time:
-                yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
+                yield "max_length", "differs from max_time, which compares trials: a trial may end earlier"
 
     @property
     def full_time(self) -> int:

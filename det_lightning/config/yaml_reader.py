@@ -81,9 +81,7 @@ class YamlDocument(Document):
         except (YAMLError, AssertionError) as e:  # an AssertionError for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
-            message = (
-                f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a file of their own"
-            )
+            message = f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a separate file"
             self.mistakes.append(ConfigMistake(None, "", message))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
@@ -93,7 +91,7 @@ class YamlDocument(Document):
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if any(node is parent for parent in self._open):
-            return self._wrong(node, path, "an alias must not stand for what it is a part of")
+            return self._wrong(node, path, "an alias must not stand for a value around it")
         self._open.append(node)
         try:
             if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":

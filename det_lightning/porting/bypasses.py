@@ -20,7 +20,7 @@ from det_lightning.porting.python_syntax import (
 )
 
 _LOADER = (
-    "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
+    "torch's DataLoader is refused: such a loader neither shards nor resumes",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
 )
 _APEX = (
@@ -28,8 +28,8 @@ _APEX = (
     "context.experimental.use_amp()"
 )
 _CLUSTER = (
-    "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
-    'configuration; latest_checkpoint="last" resumes from the newest one'
+    "start the script with det-lightning run CONFIG; for any other start, take hparams from your own "
+    'configuration; latest_checkpoint="last" resumes from the newest checkpoint'
 )
 _DEEPSPEED = (
     "from_deepspeed() needs Determined's launcher of DeepSpeed",
@@ -184,10 +184,10 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
     has_length = any(given.star or given.keyword is None or is_keyword(given, "max_length") for given in call.args)
     if method == "fit" and not has_length:
         advice = (
-            "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
+            "start the script with det-lightning run CONFIG; for any other start, pass "
             "max_length=Batch(...) or Epoch(...)"
         )
-        reason = "fit() without max_length, which the searcher of an experiment provides"
+        reason = "fit() without max_length: only the searcher of an experiment provides a length"
         file.note(call, Severity.check, reason, advice, Premise.by_hand)
     elif method not in read_methods("_trainer.py", "Trainer"):
         reason = f"Trainer has no method {method}(), neither here nor in Determined"

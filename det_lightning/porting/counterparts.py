@@ -80,7 +80,7 @@ _PACKAGES = {
     "attrdict": (
         Severity.check,
         "attrdict does not import on Python 3.10 or later",
-        "pip install attrdict3, which has a module of that name, or write a small class",
+        "pip install attrdict3, which also installs the module attrdict, or write a small class",
     ),
     "pedl": (
         Severity.problem,

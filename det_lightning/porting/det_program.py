@@ -69,7 +69,7 @@ _INSTEAD = {
     "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
     "det-lightning checkpoint export STORAGE": ("experiment download", "trial download", "checkpoint download"),
     "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
-    "remove it: det-lightning run returns when its experiment is over": ("experiment wait",),
+    "remove it: det-lightning run returns at the end of the experiment": ("experiment wait",),
     "tensorboard --logdir experiments": ("tensorboard start",),
 }  # fmt: skip
 
@@ -138,8 +138,8 @@ def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.f
 
 def prints_something_else(words: list[str], line: int) -> Finding:
     """Return the finding for a translated command with a reader of its output."""
-    reason = f"{_short(words)}: its output is read, and that of the command in its place is another one"
-    advice = "det-lightning experiment ls --json lists experiments; det-lightning run returns when its one is over"
+    reason = f"{_short(words)}: the output is read, and the new command prints something else"
+    advice = "det-lightning experiment ls --json lists experiments, and det-lightning run returns at the end of one"
     return Finding(line, Severity.check, reason, advice, premise=Premise.changed)
 
 
@@ -156,7 +156,7 @@ def _without_global_options(words: list[str]) -> list[str]:
 
 def _run(words: list[str]) -> list[str]:
     if any(word.strip("\"'") in ("$@", "$*", "${@}", "${*}") for word in words):
-        raise NoCounterpart("det-lightning run CONFIG DIR, by hand: whoever calls this may pass options that it lacks")
+        raise NoCounterpart("det-lightning run CONFIG DIR, by hand: callers may pass options unknown to det-lightning")
     given: list[str] = []
     options: list[str] = []
     rest = iter(words)
@@ -168,7 +168,7 @@ def _run(words: list[str]) -> list[str]:
             if not equals:
                 next(rest, "")
         elif name in _TEST_FLAGS:
-            raise NoCounterpart("pytest --trial MODULE:CLASS --trial-config CONFIG, which tries a trial out")
+            raise NoCounterpart("pytest --trial MODULE:CLASS --trial-config CONFIG, to try the trial")
         elif word.startswith("-") and word not in _DROPPED_FLAGS:
             raise NoCounterpart(f"det-lightning run CONFIG DIR, which has no option {name}")
         elif not word.startswith("-"):

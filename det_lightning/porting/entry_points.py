@@ -140,7 +140,7 @@ def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.
         yield port.path, f"there is no class {name} in {_shorten(module.path)}", "correct its entrypoint"
     script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
-        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
+        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program to run it with"
         yield script.path, "it is not executable", advice
     for hook in [file for file in graph.find_started(port) if file.path.name == STARTUP_HOOK]:
         for script in graph.find_reached(hook)[1:]:

@@ -202,7 +202,7 @@ class ImportRewriter:
         if spelled is None:
             return
         if self._decides_by_version(use):
-            advice = "keep only what is for Determined 0.38.1, whose interface det_lightning has"
+            advice = "keep only the code for Determined 0.38.1: det_lightning has the same interface"
             reason = "a check of Determined's version, which is now det_lightning's"
             self.file.note(use.node, Severity.check, reason, advice)
         name, new, kept = spelled
@@ -268,7 +268,7 @@ class ImportRewriter:
         is_movable = self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
-            self.file.note(binding.alias, Severity.note, reason, "remove it together with the annotations that name it")
+            self.file.note(binding.alias, Severity.note, reason, "remove the import, together with the annotations")
             return
         if not uses and is_movable:
             reason = f"{binding.path} is imported and not used; the import is removed"

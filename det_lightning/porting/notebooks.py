@@ -85,7 +85,7 @@ def _read(text: str) -> tuple[dict[str, Any], _Dump]:
         # The first characters rule out most layouts, and notebooks may be large.
         if dump({"": 0})[:2] == body[:2] and dump(notebook) == body:
             return notebook, dump
-    raise NotebookError("not laid out as any program does, so that it could not be written back as it was")
+    raise NotebookError("an unknown layout, which could not be reproduced")
 
 
 def _are_cells(cells: Any) -> bool:
@@ -115,7 +115,7 @@ def _find_magic(source: str) -> str | None:
 
 def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
     magics = {_find_magic(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
-    advice = "port what it contains by hand, or keep it in a file of its own"
+    advice = "port the cell by hand, or keep the code in a separate file"
     return [
         Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
         for magic in magics - {None, *_PYTHON, *_SHELL}

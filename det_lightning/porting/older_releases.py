@@ -214,7 +214,7 @@ def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
         return
     passed = _find_passed_models(file, method)
     if len(passed) < sum(name.value == "model" for name in file.names(within=method.body)):
-        reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
+        reason = f"{method.name.value}() takes a model, but a trial that wraps models is passed none"
         advice = "remove the parameter, and use the attribute that holds the wrapped model"
         file.note(method, Severity.problem, reason, advice)
         return

@@ -62,8 +62,8 @@ def _port_code(code: str) -> tuple[str, list[Finding]]:
 def _not_read(code: str) -> list[Finding]:
     if "determined" not in code:
         return []
-    reason = "not ported: Python that is put together by the shell"
-    return [Finding(1, Severity.problem, reason, "port it by hand, or keep it in a file of its own", Need.file)]
+    reason = "not ported: Python put together by the shell"
+    return [Finding(1, Severity.problem, reason, "port the code by hand, or keep it in a separate file", Need.file)]
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:

@@ -44,8 +44,8 @@ _Strings = cst.SimpleString | cst.FormattedString
 _READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
 _IMPORTED = re.compile(r"(?:\b|\\n)(?:import|from)\s+determined\b")
 _PROGRAM = (
-    "Python that imports determined, in a string that starts it",
-    "port it by hand, or keep it in a file of its own",
+    "a string with Python that imports determined",
+    "port the code by hand, or keep it in a separate file",
 )
 _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 

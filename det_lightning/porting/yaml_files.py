@@ -40,7 +40,7 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
     """
     code = _COMMENT.sub("", text)
     if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
-        reason = "this file is for a Determined cluster, not for code that trains on one"
+        reason = "a file for a Determined cluster, not for training code"
         note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
         return text, [note] if re.search("determined|DET_", text) else []
     port = _YamlPort(text)
@@ -161,7 +161,7 @@ def _findings_of_run(text: str) -> list[Finding]:
         advice = field.note.rstrip(".")
         if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check
-            advice = "install what the code needs of the image before the run, in a virtual environment of the project"
+            advice = "before the run, install the needed packages of the image in a virtual environment"
         # The porting tool has advice of its own for mixed_precision.
         if severity is not None and field.path != "optimizations.mixed_precision":
             reason = f"{field.path} has no effect under det-lightning run"

@@ -97,7 +97,7 @@ def test_merged_values_keep_lines() -> None:
         ("a: !!int x", 1, "a", "not of the type"),
         ("? [1]\n: 2", 1, "", "a key must be a string"),
         ("~: 2", 1, "", "a key must be a string"),
-        ("a: 1\nb: &x [*x]", 2, "b[0]", "an alias must not stand for what it is a part of"),
+        ("a: 1\nb: &x [*x]", 2, "b[0]", "an alias must not stand for a value around it"),
         ("a: {<<: 3}", 1, "a", "<< takes a mapping"),
         ("a: b: c", 1, "", "mapping values are not allowed here"),
         ("a: 1\n\tb: 2", 2, "", "not YAML"),

@@ -101,7 +101,7 @@ def test_findings_have_lines_of_the_script(tmp_path: Path) -> None:
     assert not port.changed
     assert [f"{found.line}: {found.reason}" for found in port.findings] == [
         "5: determined.experimental.client: it talks to a Determined master",
-        "8: not ported: Python that is put together by the shell",
+        "8: not ported: Python put together by the shell",
         "9: determined.__file__: there is no counterpart",
     ]
 

@@ -371,7 +371,7 @@ def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, lin
 
 def test_unusual_layouts_stay(tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
-    assert "not laid out as any program does" in problems_of(port)[0]
+    assert "an unknown layout" in problems_of(port)[0]
 
 
 @pytest.mark.parametrize("cells", ["determined", None, ["determined"], [{"cell_type": "code", "source": [5]}], [{}, 7]])
@@ -616,12 +616,12 @@ def test_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -
         ("a.sh", "det e create c.yaml model.py\n", "1: det e create", "the directory of the code"),
         ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
         ("a.sh", "det user login admin\n", "1: det user login", "as long as there is a master"),
-        ("a.sh", "det e wait 3\n", "1: det e wait", "remove it: det-lightning run returns when"),
+        ("a.sh", "det e wait 3\n", "1: det e wait", "remove it: det-lightning run returns at"),
         ("a.sh", "det e download 3 -o x\n", "1: det e download", "det-lightning checkpoint export STORAGE"),
         ("a.sh", "det e create --local --test c.yaml .\n", "1: det e create", "pytest --trial MODULE:CLASS"),
         ("a.py", "run(['det', 'e', 'create', c, d, '--test'])\n", "1: det e create", "pytest --trial MODULE:CLASS"),
         ("a.sh", "det cp describe\n", "1: det cp describe", "as long as there is a master"),
-        ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options that it lacks"),
+        ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options unknown"),
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
@@ -651,7 +651,7 @@ def test_readers_of_output_are_found(name: str, text: str, tmp_path: Path) -> No
     assert port.changed
     (found,) = port.findings
     assert found.severity is Severity.check
-    assert found.reason.startswith("det e create: its output is read, ")
+    assert found.reason.startswith("det e create: the output is read, ")
 
 
 def test_magic_cells_are_ported(tmp_path: Path) -> None:

@@ -442,7 +442,7 @@ def test_bypasses_are_checks(text: str, reason: str) -> None:
     ],
 )
 def test_programs_in_strings_are_named(start: str) -> None:
-    assert findings_of(f"import os\n{start}\n") == ["2: Python that imports determined, in a string that starts it"]
+    assert findings_of(f"import os\n{start}\n") == ["2: a string with Python that imports determined"]
 
 
 def test_called_methods_are_checked_too() -> None:
@@ -523,11 +523,11 @@ def test_later_imports_of_loaders_count() -> None:
 def test_loaders_of_torch_are_problems() -> None:
     loader = "def build_training_data_loader(self): return torch.utils.data.DataLoader(x)"
     before = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial):\n    "
-    assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is returned")
+    assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is refused")
     renamed = (
         "from torch.utils.data import DataLoader as Loader\n" + before + loader.replace("torch.utils.data.Data", "")
     )
-    assert findings_of(renamed)[0].startswith("4: torch's DataLoader is returned")
+    assert findings_of(renamed)[0].startswith("4: torch's DataLoader is refused")
     disabled = "\n    def f(self): context.experimental.disable_dataset_reproducibility_checks()\n"
     assert findings_of(before + loader + disabled) == []
 
@@ -549,7 +549,7 @@ with pytorch.init() as context:
         (trial("context.env.experiment_config.scheduling_unit()"), "8: context.env is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
-            "9: train_batch() takes a model, which is not passed",
+            "9: train_batch() takes a model, but a trial that wraps",
         ),
     ],
 )

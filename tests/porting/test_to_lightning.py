@@ -113,7 +113,7 @@ def test_late_values_become_properties(name: str, given: str, late: str) -> None
 def test_unloggable_metrics_get_comments(train: str, todos: int) -> None:
     written, found = written_trial(train=train)
     assert found == todos
-    assert written.count("# TODO: Lightning logs numbers only: take one of these, or leave them out\n") == todos
+    assert written.count("# TODO: Lightning logs numbers only: choose one number, or leave the metric out\n") == todos
 
 
 def test_get_hparam_may_have_an_alias() -> None:

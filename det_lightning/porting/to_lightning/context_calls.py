@@ -63,7 +63,7 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
         call = file.parent(attribute)
         is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # rewritten elsewhere
         if not is_passed_to_base and not _remove_assignment(trial, context):
-            file.todo(context, "a LightningModule has no context; pass what is needed from it")
+            file.todo(context, "a LightningModule has no context; pass the needed values")
         return
     part = attribute.attr.value
     inner = file.parent(attribute)

@@ -61,7 +61,7 @@ class CollectedValues:
 
 
 '''
-_OF_ONE_PROCESS = "these are of one process; use torchmetrics for several, and in training steps"
+_OF_ONE_PROCESS = "these values are of one process; use torchmetrics for several processes, and in training steps"
 
 
 class _Reducer(NamedTuple):
@@ -97,7 +97,7 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
     holder = trial.file.render_attribute(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
     for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
     if not for_validation:
-        trial.file.todo(call, "reset this reducer in training, and log what it reduces to")
+        trial.file.todo(call, "reset this reducer in training, and log the reduced value")
     is_function = isinstance(reducer, cst.Lambda) or last_name(reducer) in functions
     if reducer is None or not holder or not (is_function or isinstance(reducer, cst.Call)):
         trial.file.todo(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
@@ -215,7 +215,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
     if name == "on_train_epoch_end":
         file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
     if name == "on_validation_end" and not all(isinstance(file.parent(use), cst.Subscript) for use in uses):
-        file.todo(method, "metrics holds those of training too, by the names that they are logged with")
+        file.todo(method, "metrics also has the metrics of training, by the logged names")
     stage = ", stage" if name == "teardown" else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
     used = {use.value for use in uses}

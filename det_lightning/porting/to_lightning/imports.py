@@ -15,7 +15,7 @@ _TORCH_LOADER = "torch.utils.data.DataLoader"
 _ANY = "from typing import Any"
 # Advice for names without a counterpart, by the last part.
 _ADVICE = {
-    "InvalidHP": "raise an error that your search takes for a failed run, instead of InvalidHP",
+    "InvalidHP": "instead of InvalidHP, raise an error that your search counts as a failed run",
     "TorchWriter": "self.logger.experiment of a TensorBoardLogger replaces TorchWriter().writer",
     "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
 }

@@ -30,7 +30,7 @@ class LateValue:
     without_trainer: str = ""  # the replacement before training; empty for the same text
 
 
-_RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
+_RANK = "0 in every process here, before there is a trainer; move all that depends on the rank to setup(), or later"
 LATE_VALUES = {
     "rank": LateValue("self.global_rank", _RANK),
     "local_rank": LateValue("self.local_rank", _RANK),
@@ -49,7 +49,7 @@ LATE_VALUES = {
     ),
     "device": LateValue(
         "self.device",
-        "the CPU here, when there is no trainer yet; keep tensors with register_buffer(), which moves them",
+        "the CPU here, before there is a trainer; keep tensors with register_buffer(), to be moved",
     ),
     "get_tensorboard_writer": LateValue("self.logger.experiment"),
     "get_tensorboard_path": LateValue("pathlib.Path(self.logger.log_dir)"),

@@ -11,7 +11,7 @@ from det_lightning.porting.python_syntax import PythonFile, dotted_name, list_me
 from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
-_ADVICE = "a LightningModule has no context; pass what is needed from it"
+_ADVICE = "a LightningModule has no context; pass the needed values"
 # Methods of a context with unmistakable names.
 _OF_CONTEXT = {
     "autocast_forward_pass", "configure_apex_amp", "current_train_batch", "current_train_epoch",

@@ -34,7 +34,7 @@ def rewrite_steps(trial: Trial) -> None:
         _rewrite_evaluate_batch(trial.file, trial.methods["evaluate_batch"], reducer)
     for name, step in (("train_batch", "training_step"), ("evaluate_batch", "validation_step")):
         for use in trial.find_uses(name):
-            trial.file.todo(use, f"{step}() logs what {name}() returned; move what both need to a method of its own")
+            trial.file.todo(use, f"{step}() logs what {name}() returned; move the common part to another method")
 
 
 def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
@@ -181,7 +181,7 @@ def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Ret
             value = element.value
             is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_LISTS
             if is_list or isinstance(value, _NO_NUMBERS):
-                file.todo(value, "Lightning logs numbers only: take one of these, or leave them out")
+                file.todo(value, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 

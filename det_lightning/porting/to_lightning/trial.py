@@ -135,7 +135,7 @@ class Trial:
             yield call, holders
 
     def _find_models(self) -> None:
-        advice = "keep this model in an attribute: Lightning saves, moves and counts no other ones"
+        advice = "keep this model in an attribute: Lightning saves, moves and counts no other models"
         for call, holders in self._find_wrapped("wrap_model", advice):
             outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
             is_in_module = any(last_name(node.func) in _MODULES for node in outer)

@@ -94,7 +94,7 @@ def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lig
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
     for derived in _find_classes(file, definition.name.value):
-        file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
+        file.todo(derived, "this class must override members of a LightningModule instead of members of a trial")
     loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
     if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is written anew
         del loaders["build_validation_data_loader"]
@@ -125,7 +125,7 @@ def _finish(trial: Trial, module_name: str) -> WrittenModule:
         file = ModuleFile(written)
     except cst.ParserSyntaxError as e:
         line = [*written.splitlines(), ""][e.raw_line - 1].strip()
-        raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
+        raise NoTrialError(f"its form cannot be rewritten, near: {line}") from e
     mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
     text = sort_imports(file.edits.result())
