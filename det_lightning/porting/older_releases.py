@@ -244,9 +244,7 @@ _GONE_FROM_CORE = {
     "_report_checkpoint": _STORE,
     "_storage_manager": _STORE,
 }
-# Older names of report_metrics() and of the number of batches.
-_OLD_REPORT = "_report_trial_metrics"
-_TOTAL = "total_batches"
+# The number of batches in reports of the first releases, and today.
 _OLD_COUNT = "latest_batch"
 _COUNT = "steps_completed"
 _REPORTS = ("report_training_metrics", "report_validation_metrics")
@@ -270,11 +268,11 @@ def rewrite_core_api(file: PythonFile) -> None:
 def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
     """Rewrite a report of a group of metrics, unless the report has metrics of each batch."""
     call = file.parent(method)
-    if method.attr.value != _OLD_REPORT or not isinstance(call, cst.Call) or len(call.args) != 3:
+    if method.attr.value != "_report_trial_metrics" or not isinstance(call, cst.Call) or len(call.args) != 3:
         return False
     file.replace(method.attr, "report_metrics")
     for argument in call.args:
-        if argument.keyword is not None and argument.keyword.value == _TOTAL:
+        if argument.keyword is not None and argument.keyword.value == "total_batches":
             file.replace(argument.keyword, _COUNT)
     return True
 

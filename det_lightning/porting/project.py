@@ -55,25 +55,25 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
             f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, JSON, "
             "shell scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
-    return list(dict.fromkeys(file for path in given for file in _files_below(path)))
+    return list(dict.fromkeys(file for path in given for file in walk_files(path) if _is_own_file(file, path)))
 
 
-def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def walk_files(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a file itself, or the files below a directory, without installed, built and recorded files."""
     if path.is_file():
         yield path
-        return
     for directory, names, files in os.walk(path):
-        names[:] = sorted(name for name in names if not is_skipped(pathlib.Path(directory, name)))
-        for name in sorted(files):
-            file = pathlib.Path(directory, name)
-            if not is_portable(file) or not file.is_file():
-                continue
-            # The target of a link inside of the project is found anyway.
-            if not file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
-                yield file
+        names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
+        yield from (file for name in sorted(files) if (file := pathlib.Path(directory, name)).is_file())
 
 
-def is_skipped(directory: pathlib.Path) -> bool:
+def _is_own_file(file: pathlib.Path, given: pathlib.Path) -> bool:
+    """Return whether to port a file below a given path: the target of a link inside of the project is found anyway."""
+    is_inner_link = file.is_symlink() and file.resolve().is_relative_to(given.resolve())
+    return file == given or (is_portable(file) and not is_inner_link)
+
+
+def _is_skipped(directory: pathlib.Path) -> bool:
     """Return whether a directory holds no code of a project: hidden, installed, built, or recorded by a run."""
     name = directory.name
     hidden = name.startswith(".") and name not in OF_CI

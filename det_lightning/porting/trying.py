@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from det_lightning.escaping import escape
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.facts import Kind
-from det_lightning.porting.project import ProjectPort, is_skipped
+from det_lightning.porting.project import ProjectPort, walk_files
 
 #: With this environment variable, ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
 _VARIABLE = "DET_LIGHTNING_TRY"
@@ -53,7 +53,7 @@ class _Copy:
         self._has_here = is_here
         self.experiments = directory / "experiments"
         size = 0
-        for file in (file for path in found for file in _files_below(path)):
+        for file in (file for path in found for file in walk_files(path)):
             size += file.stat().st_size
             if size > _MOST_BYTES:
                 raise ValueError(f"--try copies at most {_MOST_BYTES / 1024**3:g} GiB, and the project is larger.")
@@ -68,14 +68,6 @@ class _Copy:
     def find_directory(self, entry: EntryPoint) -> pathlib.Path:
         """Return the directory to start an entry point in."""
         return self.locate(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
-
-
-def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    if path.is_file():
-        yield path
-    for directory, names, files in os.walk(path):
-        names[:] = [name for name in names if not is_skipped(pathlib.Path(directory, name))]
-        yield from (file for name in files if (file := pathlib.Path(directory, name)).is_file())
 
 
 def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
