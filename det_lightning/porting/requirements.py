@@ -20,7 +20,7 @@ _QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPE
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
 _OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
 # With options before the command, also in a list of quoted words.
-_INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+))*[\"',\s]+(?:install|add)\b"
+_INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+)){0,4}[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
 _REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
