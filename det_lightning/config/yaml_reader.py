@@ -39,9 +39,10 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 _MOST_VALUES = 25_000
 
 
-def _make_parser() -> YAML:
+def _make_parser(composer: type[Composer] = Composer) -> YAML:
     """Return a parser for a single text: directives in the text may change the parser's version of YAML."""
     parser = YAML(typ="safe", pure=True)
+    parser.Composer = composer  # before the next line, which makes one
     parser.composer.warn_double_anchors = False  # YAML allows double anchors, and the warning would show the text
     return parser
 
@@ -62,8 +63,7 @@ class YamlDocument(Document):
         self._open: list[Node] = []
         self._values = 0
         self.without_value: list[KeyPath] = []  # keys with nothing after the colon
-        self._yaml = _make_parser()
-        self._yaml.Composer = _BoundedComposer
+        self._yaml = _make_parser(_BoundedComposer)
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
             return
